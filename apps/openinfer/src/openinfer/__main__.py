@@ -1,0 +1,7 @@
+"""`python -m openinfer`."""
+
+import sys
+
+from openinfer._cli import main
+
+sys.exit(main())

@@ -1,0 +1,147 @@
+"""The `openinfer` command: serve, chat, complete, doctor, and what installed packages add."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
+
+from openinfer._flags import FlagFormatter, add_flags
+from openinfer_contract import OpenInferError
+
+_OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit status: 0; 1 and one sentence on stderr if it failed; 2 for usage."""
+    parser = _parser()
+    namespace, extra = _parse(parser, list(sys.argv[1:] if arguments is None else arguments))
+    if extra and not getattr(namespace, "takes_extra", False):
+        parser.error(f"unrecognised arguments: {' '.join(extra)}")
+    try:
+        return int(namespace.run(namespace, extra))
+    except OpenInferError as error:
+        print(f"openinfer: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parse(
+    parser: argparse.ArgumentParser, arguments: list[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parses what the table knows; the rest is left for the model's own line.
+
+    The positional argument comes first, or alone among what is left: anywhere else it could be
+    the value of a flag that only the line knows. Commands of other packages have their own.
+    """
+    is_ours = bool(arguments) and arguments[0] in _OUR_COMMANDS
+    has_positional = is_ours and len(arguments) > 1 and not arguments[1].startswith("-")
+    positional = arguments.pop(1) if has_positional else None
+    namespace, extra = parser.parse_known_args(arguments)
+    if is_ours and positional is None and len(extra) == 1 and not extra[0].startswith("-"):
+        positional = extra.pop()
+    namespace.positional = positional
+    return namespace, extra
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openinfer", description="An LLM inference engine made of packages."
+    )
+    parser.add_argument("--version", action="version", version=f"openinfer {version('openinfer')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_chat(commands)
+    _add_complete(commands)
+    _add_doctor(commands)
+    for point in entry_points(group="openinfer.commands"):
+        point.load()(commands)
+    return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over OpenAI-compatible HTTP",
+        description="Serves a model over OpenAI-compatible HTTP. Without MODEL: the built-in one.",
+        usage="openinfer serve [MODEL] [flags]",
+        allow_abbrev=False,
+        formatter_class=FlagFormatter,
+    )
+    parser.add_argument("--config", help="YAML file of flags; the command line wins over it")
+    add_flags(parser, ("server", "engine", "frontend"))
+    parser.set_defaults(run=_serve, takes_extra=True)
+
+
+def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="Talks to a server (--url), or to a model loaded into this process.",
+        usage="openinfer chat [MODEL] [flags]",
+        allow_abbrev=False,
+        formatter_class=FlagFormatter,
+    )
+    _add_client_flags(parser)
+    parser.add_argument("--system", help="system message of the conversation")
+    parser.set_defaults(run=_chat, takes_extra=True)
+
+
+def _add_complete(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "complete",
+        help="continue a text",
+        description="Continues PROMPT (or standard input) by a server or a model loaded here.",
+        usage="openinfer complete [PROMPT] [flags]",
+        allow_abbrev=False,
+        formatter_class=FlagFormatter,
+    )
+    _add_client_flags(parser)
+    parser.set_defaults(run=_complete, takes_extra=True)
+
+
+def _add_client_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="server to talk to, such as http://127.0.0.1:8000")
+    parser.add_argument("--max-tokens", type=int, default=None, help="output tokens at most")
+    parser.add_argument("--temperature", type=float, default=None, help="0 is deterministic")
+    parser.add_argument("--top-p", type=float, default=None, help="nucleus to sample from")
+    add_flags(parser, ("engine",))
+    for flag in ("--model", "--revision", "--download-dir", "--model-line"):
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what this machine has, and what would be used",
+        description="Lists the machine, the installed parts, and which kernels would be used.",
+        usage="openinfer doctor [MODEL]",
+    )
+    parser.set_defaults(run=_doctor, takes_extra=False)
+
+
+# The commands are imported when they run: `openinfer --help` loads none of them.
+
+
+def _serve(namespace: argparse.Namespace, extra: list[str]) -> int:
+    from openinfer._serve import serve
+
+    return serve(namespace, extra)
+
+
+def _chat(namespace: argparse.Namespace, extra: list[str]) -> int:
+    from openinfer._chat import chat
+
+    return chat(namespace, extra)
+
+
+def _complete(namespace: argparse.Namespace, extra: list[str]) -> int:
+    from openinfer._chat import complete
+
+    return complete(namespace, extra)
+
+
+def _doctor(namespace: argparse.Namespace, extra: list[str]) -> int:
+    from openinfer._doctor import doctor
+
+    return doctor(namespace.positional)

@@ -1,0 +1,93 @@
+"""`openinfer doctor`: the machine, the installed parts, and what would be used and why."""
+
+import os
+import platform
+from collections.abc import Iterable
+from importlib.metadata import distributions, entry_points, version
+
+from openinfer._resolve import DEFAULT_MODEL, installed_checkpoints, resolve_model
+from openinfer_contract import OpenInferError
+from openinfer_engine import Refusal, installed_lines, read_config
+
+_GROUPS = (
+    ("openinfer.models", "model lines"),
+    ("openinfer.checkpoints", "checkpoints"),
+    ("openinfer.schedulers", "scheduling policies"),
+    ("openinfer.commands", "commands"),
+)
+
+
+def doctor(model: str | None) -> int:
+    """Prints the report; 1 if something would keep the model from being served."""
+    _section("machine", _machine())
+    _section("installed", _installed())
+    is_served, lines = _model(model)
+    _section(f"model {model or DEFAULT_MODEL}", lines)
+    for device in _devices():
+        _section(f"kernels on {device}", _kernels(device))
+    return 0 if is_served else 1
+
+
+def _section(title: str, lines: Iterable[str]) -> None:
+    print(f"{title}\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def _machine() -> Iterable[str]:
+    import torch
+
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    yield f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    yield f"{os.cpu_count()} CPUs, {pages * page_bytes / 2**30:.1f} GiB of memory"
+    yield f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    if not torch.cuda.is_available():
+        yield "no CUDA device can be used"
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        memory = device.total_memory / 2**30
+        yield f"cuda:{index} {device.name}, sm_{device.major}{device.minor}, {memory:.0f} GiB"
+
+
+def _installed() -> Iterable[str]:
+    names = {d.metadata["Name"] for d in distributions()}
+    yield ", ".join(f"{n} {version(n)}" for n in sorted(names) if n.startswith("openinfer"))
+    for group, title in _GROUPS:
+        found = ", ".join(sorted(point.name for point in entry_points(group=group))) or "none"
+        yield f"{title}: {found}"
+
+
+def _model(model: str | None) -> tuple[bool, list[str]]:
+    if model is None and DEFAULT_MODEL not in installed_checkpoints():
+        return False, ["the built-in model is not installed: pip install openinfer-tiny"]
+    try:
+        resolved = resolve_model(model)
+        config = read_config(resolved.path)
+    except OpenInferError as error:
+        return False, [str(error)]
+    lines, num_claims = [], 0
+    for name, line in installed_lines().items():
+        answer = line.probe(config)
+        if isinstance(answer, Refusal):
+            lines.append(f"{name}: no, {answer.reason}")
+        else:
+            num_claims += 1
+            lines.append(f"{name}: serves it ({answer.architecture})")
+    if num_claims > 1:
+        lines.append("choose one with --model-line")
+    return num_claims > 0, lines or ["no model line is installed: pip install openinfer-qwen3"]
+
+
+def _devices() -> list[str]:
+    import torch
+
+    return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+
+
+def _kernels(device: str) -> Iterable[str]:
+    from openinfer_kernels import describe
+
+    for report in describe(device):
+        others = [name for name in report.available if name != report.backend]
+        why = [f"{name}: {reason}" for name, reason in report.unavailable.items()]
+        beside = f"; also {', '.join(others)}" if others else ""
+        without = f"; not {'; '.join(why)}" if why else ""
+        yield f"{report.op:16} {report.backend}{beside}{without}"

@@ -1,0 +1,326 @@
+"""The flags of `serve`, `LLM` and friends as one table, in vLLM's spelling with SGLang's beside it.
+
+What is not in the table is the business of `_line_options`.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from openinfer.errors import UsageError
+from openinfer_engine import EngineOptions
+
+Scope = Literal["engine", "frontend", "server"]
+Kind = Literal["str", "int", "float", "count", "switch", "list", "dtype"]
+
+_SUFFIXES = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "K": 1024,
+    "M": 1024**2,
+    "G": 1024**3,
+    "T": 1024**4,
+}
+_COUNT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgKMGT]?)")
+_MOST = 2**63 - 1
+_DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option and every spelling of it."""
+
+    dest: str
+    names: tuple[str, ...]
+    kind: Kind
+    scope: Scope
+    help: str
+    off: tuple[str, ...] = ()
+    """Spellings that switch a "switch" off."""
+    choices: tuple[str, ...] = ()
+
+
+FLAGS: tuple[Flag, ...] = (
+    # the model
+    Flag("model", ("--model", "--model-path"), "str", "server", "folder, installed name or hub id"),
+    Flag("revision", ("--revision",), "str", "server", "branch, tag or commit on the hub"),
+    Flag("download_dir", ("--download-dir",), "str", "server", "hub cache to use"),
+    Flag("model_line", ("--model-line",), "str", "server", "which installed line serves the model"),
+    # the engine
+    Flag("device", ("--device",), "str", "engine", "where to run", choices=("auto", "cpu", "cuda")),
+    Flag("dtype", ("--dtype",), "dtype", "engine", "auto, bfloat16, float16 or float32"),
+    Flag(
+        "max_model_len",
+        ("--max-model-len", "--context-length"),
+        "count",
+        "engine",
+        "prompt and output tokens of one request at most; 32k and 32K are understood",
+    ),
+    Flag(
+        "max_num_seqs",
+        ("--max-num-seqs", "--max-running-requests"),
+        "count",
+        "engine",
+        "requests running at once",
+    ),
+    Flag(
+        "max_num_batched_tokens",
+        ("--max-num-batched-tokens", "--chunked-prefill-size"),
+        "count",
+        "engine",
+        "tokens forwarded in one step",
+    ),
+    Flag("block_size", ("--block-size", "--page-size"), "int", "engine", "tokens of a cache block"),
+    Flag(
+        "kv_cache_bytes",
+        ("--kv-cache-memory-bytes",),
+        "count",
+        "engine",
+        "memory of the KV cache; 4G is understood",
+    ),
+    Flag(
+        "gpu_memory_utilization",
+        ("--gpu-memory-utilization", "--mem-fraction-static"),
+        "float",
+        "engine",
+        "share of the GPU's memory to use",
+    ),
+    Flag(
+        "enable_prefix_caching",
+        ("--enable-prefix-caching",),
+        "switch",
+        "engine",
+        "reuse the cache of shared prompt prefixes (on unless switched off)",
+        off=("--no-enable-prefix-caching", "--disable-radix-cache"),
+    ),
+    Flag(
+        "scheduling_policy",
+        ("--scheduling-policy", "--schedule-policy"),
+        "str",
+        "engine",
+        "an installed policy: fcfs, priority, ...",
+    ),
+    Flag(
+        "max_queued_requests",
+        ("--max-num-queued-reqs", "--max-queued-requests"),
+        "count",
+        "engine",
+        "requests waiting at most; beyond it 503",
+    ),
+    Flag(
+        "max_queued_tokens",
+        ("--max-num-queued-tokens",),
+        "count",
+        "engine",
+        "prompt tokens waiting at most; beyond it 503",
+    ),
+    Flag(
+        "tensor_parallel_size",
+        ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+        "int",
+        "engine",
+        "GPUs to split the model over",
+    ),
+    Flag("num_threads", ("--num-threads",), "int", "engine", "CPU threads of a forward pass"),
+    Flag("seed", ("--seed",), "int", "engine", "makes unseeded requests reproducible"),
+    Flag(
+        "load_format",
+        ("--load-format",),
+        "str",
+        "engine",
+        "dummy draws random weights",
+        choices=("auto", "safetensors", "dummy"),
+    ),
+    # the front end
+    Flag(
+        "served_model_names",
+        ("--served-model-name",),
+        "list",
+        "frontend",
+        "names in the API; the first one is reported",
+    ),
+    Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
+    Flag(
+        "generation_config",
+        ("--generation-config",),
+        "str",
+        "frontend",
+        "auto: sampling defaults from the checkpoint; vllm: neutral ones",
+        choices=("auto", "vllm"),
+    ),
+    # the server
+    Flag("host", ("--host",), "str", "server", "address to bind, 127.0.0.1 unless told"),
+    Flag("port", ("--port",), "int", "server", "port to bind, 8000 unless told"),
+    Flag(
+        "api_server_count",
+        ("--api-server-count",),
+        "int",
+        "server",
+        "front-end processes that share the port",
+    ),
+    Flag(
+        "engine_address",
+        ("--engine-address",),
+        "str",
+        "server",
+        "unix:PATH or tcp:HOST:PORT on which the engine also listens",
+    ),
+    Flag(
+        "log_level",
+        ("--log-level", "--uvicorn-log-level"),
+        "str",
+        "server",
+        "how much the server says",
+        choices=("debug", "info", "warning", "error"),
+    ),
+)
+
+
+def add_flags(parser: argparse.ArgumentParser, scopes: Iterable[Scope]) -> None:
+    """Adds the table's flags of these scopes; only those the user sets reach the namespace."""
+    wanted = set(scopes)
+    for flag in FLAGS:
+        if flag.scope not in wanted:
+            continue
+        common: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS}
+        if flag.kind == "switch":
+            parser.add_argument(
+                *flag.names, action="store_const", const=True, help=flag.help, **common
+            )
+            parser.add_argument(
+                *flag.off, action="store_const", const=False, help="the opposite", **common
+            )
+            continue
+        parser.add_argument(
+            *flag.names,
+            nargs="+" if flag.kind == "list" else None,
+            type=_argument_type(flag.kind),
+            choices=flag.choices or None,
+            metavar=flag.dest.upper() if not flag.choices else None,
+            help=flag.help + _default(flag),
+            **common,
+        )
+
+
+class FlagFormatter(argparse.HelpFormatter):
+    """Names a value once, behind all spellings of its flag."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+def _default(flag: Flag) -> str:
+    """What the help says of an engine option that is not given."""
+    value = getattr(EngineOptions(), flag.dest, None)
+    return "" if value is None else f" ({value})"
+
+
+def parse_count(text: str) -> int:
+    """`4096`, `32k` (decimal) or `32K` (binary) as an integer.
+
+    Raises:
+        ValueError: for anything else, zero and negative numbers included.
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no count such as 4096, 32k (32,000) or 32K (32,768)")
+    value = Decimal(match[1]) * _SUFFIXES[match[2]]
+    if value != int(value):
+        raise ValueError(f"{text!r} is no whole number")
+    return _check_range(int(value), 1)
+
+
+def parse_int(text: str) -> int:
+    """An integer that a message between processes can carry.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+    return _check_range(value, -_MOST - 1)
+
+
+def _check_range(value: int, least: int) -> int:
+    if not least <= value <= _MOST:
+        raise ValueError(f"must be between {least} and {_MOST}")
+    return value
+
+
+def parse_float(text: str) -> float:
+    """A number.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def parse_dtype(text: str) -> str:
+    """A dtype under one of its names.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    name = _DTYPES.get(text, text)
+    if name not in ("auto", "bfloat16", "float16", "float32"):
+        raise ValueError(f"{text!r} is none of auto, bfloat16, float16 and float32")
+    return name
+
+
+_CONVERTERS: Mapping[Kind, Any] = {
+    "str": str,
+    "int": parse_int,
+    "float": parse_float,
+    "count": parse_count,
+    "list": str,
+    "dtype": parse_dtype,
+}
+
+
+def _argument_type(kind: Kind) -> Callable[[str], Any]:
+    """A converter whose reasons argparse repeats."""
+
+    def convert(text: str) -> Any:
+        try:
+            return _CONVERTERS[kind](text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def convert_option(flag: Flag, value: Any, where: str) -> Any:
+    """A value that did not come from the command line, as the flag wants it.
+
+    Raises:
+        UsageError: naming `where`.
+    """
+    if flag.kind == "switch":
+        if not isinstance(value, bool):
+            raise UsageError(f"{where} must be true or false")
+        return value
+    if flag.kind == "list":
+        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    if isinstance(value, list | dict | bool):
+        raise UsageError(f"{where} must be one value, not {value!r}")
+    try:
+        converted = _CONVERTERS[flag.kind](str(value))
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
+    if flag.choices and converted not in flag.choices:
+        raise UsageError(f"{where} must be one of {', '.join(flag.choices)}")
+    return converted

@@ -1,0 +1,304 @@
+"""Front processes: what each of them is told, and the further ones beside the first.
+
+    python -m openinfer._front        (started by `FrontProcesses`; its spec comes on stdin)
+
+A further front process ends when its stdin does.
+"""
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Literal
+
+import msgspec
+
+from openinfer_contract import EngineDead, EngineHandle, OpenInferError
+from openinfer_engine import EngineSupervisor, RemoteEngine
+from openinfer_frontend import (
+    EngineState,
+    FrontendConfig,
+    create_app,
+    new_event_loop,
+    serve,
+)
+from openinfer_text import GenerationDefaults, TextModel
+
+_RECONNECT_S = 0.2
+_RESTART_S = 1.0
+_STOP_S = 35.0
+_SETTLED_S = 10.0
+_MAX_RESTARTS = 3
+_CHILD = ("-m", "openinfer._front")
+
+_logger = logging.getLogger("openinfer")
+
+
+class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a front process needs to know. Crosses the process boundary as JSON."""
+
+    model_path: str
+    served_model_names: tuple[str, ...]
+    generation_config: Literal["auto", "vllm"]
+    chat_template: str | None
+    """Jinja source, not a path."""
+    version: str
+    defaults: GenerationDefaults | None = None
+    """Sampling defaults in place of the checkpoint's own."""
+
+    def config(self) -> FrontendConfig:
+        """The front end's settings."""
+        return FrontendConfig(
+            served_model_names=self.served_model_names,
+            version=self.version,
+            generation_config=self.generation_config,
+        )
+
+    def load_text(self) -> TextModel:
+        """The checkpoint's tokenizer and template."""
+        text = TextModel.from_folder(self.model_path, chat_template=self.chat_template)
+        if self.defaults is not None:
+            text.generation = self.defaults
+        return text
+
+
+class SupervisedEngine:
+    """The front end's view of a supervised engine: an `EngineProvider`."""
+
+    def __init__(self, supervisor: EngineSupervisor) -> None:
+        self._supervisor = supervisor
+
+    @property
+    def state(self) -> EngineState:
+        """Whether the engine can answer now."""
+        state = self._supervisor.state
+        return "dead" if state == "closed" else state
+
+    def handle(self) -> EngineHandle:
+        """The engine of this moment.
+
+        Raises:
+            EngineDead: there is none.
+        """
+        if self._supervisor.state != "ready":
+            raise EngineDead(self._supervisor.reason)
+        return self._supervisor
+
+
+class ReconnectingEngine:
+    """An `EngineProvider` over an engine that somebody else supervises."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._engine: RemoteEngine | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """Whether the engine can answer now."""
+        return "restarting" if self._engine is None else "ready"
+
+    def handle(self) -> EngineHandle:
+        """The engine of this moment.
+
+        Raises:
+            EngineDead: the connection to it is lost.
+        """
+        if self._engine is None:
+            raise EngineDead("the engine is restarting")
+        return self._engine
+
+    async def connect(self) -> None:
+        """Connects once.
+
+        Raises:
+            EngineDead: nobody answers.
+            ContractVersionError: the engine speaks another version.
+        """
+        self._engine = await RemoteEngine.connect(self._address)
+
+    async def keep(self) -> None:
+        """Reconnects for ever; to be cancelled.
+
+        Raises:
+            ContractVersionError: the engine came back in another version: only a front process of
+                that version can go on.
+        """
+        while True:
+            if self._engine is not None:
+                reason = await self._engine.wait_dead()
+                self._engine = None
+                _logger.warning("the connection to the engine is lost: %s", reason)
+            await asyncio.sleep(_RECONNECT_S)
+            with suppress(EngineDead):
+                await self.connect()
+
+
+def freeze_heap() -> None:
+    """Moves what a ready front process holds out of the garbage collector's sight.
+
+    Modules, validators, templates and the tokenizer's tables are 50,000 objects and more that live
+    as long as the process; a full collection that walks them stops every stream for 7 ms or longer.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+class _ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    front: FrontSpec
+    address: str
+    fd: int
+
+
+class FrontProcesses:
+    """Further front processes on the same listening socket; a dead one is replaced.
+
+    Belongs to one event loop. One that ends several times in a row as soon as it has started is
+    given up: the others serve on.
+    """
+
+    def __init__(self, spec: FrontSpec, sock: socket.socket, address: str, count: int) -> None:
+        """Prepares.
+
+        Args:
+            spec: what they serve.
+            sock: bound; inherited by each, closed by its owner.
+            address: of the engine.
+            count: how many.
+        """
+        child = _ChildSpec(front=spec, address=address, fd=sock.fileno())
+        self._spec = msgspec.json.encode(child)
+        self._fd = sock.fileno()
+        self._count = count
+        self._draining = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._processes: set[asyncio.subprocess.Process] = set()
+
+    async def start(self) -> None:
+        """Starts them; they accept once they are connected to the engine."""
+        processes = await asyncio.gather(*(self._spawn() for _ in range(self._count)))
+        self._keepers = [asyncio.create_task(self._keep(process)) for process in processes]
+
+    def drain(self) -> None:
+        """Lets them end what they answer, then themselves; none is replaced any more."""
+        self._draining.set()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def kill(self) -> None:
+        """Ends them at once."""
+        self._draining.set()
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    async def stop(self) -> None:
+        """Lets them drain, then kills what is left."""
+        self.drain()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await asyncio.shield(asyncio.gather(*self._keepers))
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+        await asyncio.gather(*self._keepers)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *_CHILD,
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(self._fd,),
+            # Ctrl-C on a terminal is for the first process alone; its end is theirs.
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(self._spec + b"\n")
+        self._processes.add(process)
+        if self._draining.is_set():
+            process.stdin.close()
+        return process
+
+    async def _keep(self, process: asyncio.subprocess.Process) -> None:
+        num_short_lives = 0
+        while True:
+            begun = time.monotonic()
+            status = await process.wait()
+            self._processes.discard(process)
+            is_short = time.monotonic() - begun < _SETTLED_S
+            num_short_lives = num_short_lives + 1 if is_short else 0
+            if num_short_lives > _MAX_RESTARTS and not self._draining.is_set():
+                _logger.error("a front process ended with status %d again; it is given up", status)
+                return
+            restarted = await self._restart(status)
+            if restarted is None:
+                return
+            process = restarted
+
+    async def _restart(self, status: int) -> asyncio.subprocess.Process | None:
+        """Another process in place of one that has ended, None once they drain."""
+        # A signal to all processes reaches some of them before it makes the first one drain.
+        while not await self._drains_within(_RESTART_S):
+            _logger.error("a front process ended with status %d; starting another", status)
+            try:
+                return await self._spawn()
+            except OSError as error:
+                _logger.error("no front process can be started: %s", error)
+        return None
+
+    async def _drains_within(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._draining.wait()
+        except TimeoutError:
+            return False
+
+
+async def _run_child(line: bytes) -> None:
+    spec = msgspec.json.decode(line, type=_ChildSpec)
+    provider = ReconnectingEngine(spec.address)
+    with suppress(EngineDead):
+        await provider.connect()
+    stop = asyncio.Event()
+    keeper = asyncio.create_task(provider.keep())
+    keeper.add_done_callback(lambda _: stop.set())
+    loop = asyncio.get_running_loop()
+
+    def on_end_of_input() -> None:
+        # The end of a file stays readable: a reader that is kept would spin while it drains.
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+    loop.add_reader(sys.stdin.fileno(), on_end_of_input)
+    text = await asyncio.to_thread(spec.front.load_text)
+    app = create_app(provider, text, spec.front.config())
+    try:
+        with socket.socket(fileno=spec.fd) as sock:
+            await serve(app, [sock], stop=stop, on_ready=freeze_heap)
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+        keeper.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeper
+
+
+def main() -> int:
+    """Runs one further front process. Exit status: 0; 1 and one sentence on stderr if it failed."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_run_child(line))
+    except OpenInferError as error:
+        _logger.error("a front process ends: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""From what a user asks for to a launch spec: resolve, detect the line, consume or reject."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openinfer._line_options import check_line_options, engine_options, parse_line_options
+from openinfer._resolve import ResolvedModel, resolve_model
+from openinfer.errors import UsageError
+from openinfer_engine import LaunchSpec, ModelLine, ServePlan, detect_line, read_config
+from openinfer_scheduler import load_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model that can be launched: nothing is loaded yet."""
+
+    model: ResolvedModel
+    line: ModelLine
+    spec: LaunchSpec
+    plan: ServePlan
+
+
+def prepare(
+    model: str | os.PathLike[str] | None,
+    values: Mapping[str, Any],
+    *,
+    line_values: Mapping[str, Any] | None = None,
+    line_arguments: Sequence[str] = (),
+) -> Prepared:
+    """Resolves a model and turns options into a launch spec.
+
+    Args:
+        model: folder, installed name or hub id; None for the built-in model.
+        values: options by `FLAGS` destination; those of other scopes are passed over.
+        line_values: options that the table does not know, by name: the model line's own.
+        line_arguments: the same, as command-line arguments.
+
+    Raises:
+        OpenInferError: a sentence that says what to do.
+    """
+    resolved = resolve_model(
+        model, revision=values.get("revision"), download_dir=values.get("download_dir")
+    )
+    line = detect_line(read_config(resolved.path), name=values.get("model_line"))
+    own = check_line_options(line_values or {}, line.options, line.name)
+    own |= parse_line_options(line_arguments, line.options, line.name)
+    engine = engine_options(values)
+    load_policy(engine.scheduling_policy)  # an unknown name is refused before anything is loaded
+    spec = LaunchSpec(
+        model_path=str(resolved.path),
+        model_line=line.name,
+        engine=engine,
+        line_options=own,
+    )
+    return Prepared(model=resolved, line=line, spec=spec, plan=line.plan(spec))
+
+
+def read_template(path: str | None) -> str | None:
+    """The Jinja source in a file, or None without one.
+
+    Raises:
+        UsageError: the file is unreadable.
+    """
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"chat template {path}: {error}") from error

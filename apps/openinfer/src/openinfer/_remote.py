@@ -1,0 +1,133 @@
+"""A small streaming client for any OpenAI-compatible server, on the standard library alone."""
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from openinfer.errors import RemoteServerError
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class RemoteModel:
+    """The model behind a server's URL.
+
+    Leaving a stream early closes its connection, which makes the server abort the request.
+    """
+
+    def __init__(self, url: str, model: str | None = None) -> None:
+        """Asks the server which model it has, unless one is named.
+
+        Raises:
+            RemoteServerError: nobody answers at the URL, or it is no such server.
+        """
+        advice = f"--url {url}: give something like http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError as error:
+            raise RemoteServerError(advice) from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RemoteServerError(advice)
+        self._url = url
+        self._is_tls = parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self.name = model or self._first_model()
+
+    def stream_chat(
+        self, messages: list[dict[str, Any]], options: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """The answer to a conversation, piece by piece."""
+        body = {"model": self.name, "messages": messages, "stream": True, **options}
+        for choice in self._events("/v1/chat/completions", body):
+            yield choice.get("delta", {}).get("content") or ""
+
+    def stream_completion(self, prompt: str, options: Mapping[str, Any]) -> Iterator[str]:
+        """The continuation of a text, piece by piece."""
+        body = {"model": self.name, "prompt": prompt, "stream": True, **options}
+        for choice in self._events("/v1/completions", body):
+            yield choice.get("text") or ""
+
+    def close(self) -> None:
+        """Nothing is held between requests."""
+
+    def _first_model(self) -> str:
+        with self._answer("GET", "/v1/models", None) as response:
+            try:
+                return str(json.loads(response.read())["data"][0]["id"])
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise RemoteServerError(f"{self._url} lists no models") from error
+
+    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        with self._answer("POST", path, json.dumps(body).encode()) as response:
+            for raw in response:
+                line = raw.strip()
+                if not line.startswith(b"data:"):
+                    continue
+                payload = line[5:].strip()
+                if payload == b"[DONE]":
+                    return
+                try:
+                    message = json.loads(payload)
+                    error = message.get("error")
+                    choices = message.get("choices", [])[:1]
+                except (ValueError, AttributeError, TypeError) as cause:
+                    reason = f"{self._url} sent an event that is not understood"
+                    raise RemoteServerError(reason) from cause
+                if error:
+                    raise RemoteServerError(_message_of(error) or "the server failed")
+                yield from choices
+        raise RemoteServerError(f"{self._url} ended its answer too early")
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A response of status 200; it and its connection are closed at the end."""
+        connection = self._connect()
+        with closing(connection):
+            try:
+                with self._send(connection, method, path, body) as response:
+                    yield response
+            except (OSError, http.client.HTTPException) as error:
+                raise RemoteServerError(f"the connection to {self._url} broke: {error}") from error
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise RemoteServerError(f"nobody answers at {self._url}: {error}") from error
+        connection.sock.settimeout(None)
+        return connection
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        connection.request(method, self._base + path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            with response:
+                reason = _reason(response)
+            raise RemoteServerError(f"{self._url} answered {response.status}: {reason}")
+        return response
+
+
+def _reason(response: http.client.HTTPResponse) -> str:
+    content = response.read(4096)
+    try:
+        message = _message_of(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = None
+    return message or content.decode(errors="replace")[:200]
+
+
+def _message_of(error: Any) -> str | None:
+    """The message of an error object, or an error that is only a message."""
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else None

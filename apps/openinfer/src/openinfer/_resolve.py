@@ -1,0 +1,121 @@
+"""From what a user calls a model to a folder on this machine."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from openinfer.errors import ModelNotFound
+
+DEFAULT_MODEL = "tiny"
+_CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A checkpoint folder and the name it is served under unless told otherwise."""
+
+    path: Path
+    name: str
+
+
+def installed_checkpoints() -> Mapping[str, Path]:
+    """Checkpoints that installed packages bring, by name (entry points `openinfer.checkpoints`)."""
+    return {
+        point.name: Path(point.load().path())
+        for point in entry_points(group="openinfer.checkpoints")
+    }
+
+
+def resolve_model(
+    name: str | os.PathLike[str] | None,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> ResolvedModel:
+    """Finds a model: folder, installed checkpoint, hub cache, hub (unless HF_HUB_OFFLINE is set).
+
+    Args:
+        name: a path, an installed name or a hub id; None for the built-in model.
+        revision: branch, tag or commit on the hub.
+        download_dir: hub cache to look in and download to.
+
+    Raises:
+        ModelNotFound: with everything that was tried.
+    """
+    name = DEFAULT_MODEL if name is None else os.fspath(name)
+    if not name:
+        raise ModelNotFound(name, "the name is empty; leave it out for the built-in model")
+    # These two report what pathlib would raise (no such user, no access, a name too long) as no.
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        if not os.path.isfile(os.path.join(folder, "config.json")):
+            raise ModelNotFound(name, "the folder has no config.json that can be read")
+        path = Path(folder).resolve()
+        return ResolvedModel(path, path.name)
+    checkpoints = installed_checkpoints()
+    if name in checkpoints:
+        return ResolvedModel(checkpoints[name], name)
+    if not _looks_like_hub_id(name):
+        installed = ", ".join(sorted(checkpoints)) or "none"
+        raise ModelNotFound(
+            name, f"neither a folder nor an installed checkpoint (installed: {installed})"
+        )
+    return ResolvedModel(_from_hub(name, revision, download_dir), name)
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 2 and all(parts) and not name.startswith((".", "/", "~"))
+
+
+def _from_hub(name: str, revision: str | None, download_dir: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def snapshot(*, is_local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=_CHECKPOINT_FILES,
+                local_files_only=is_local,
+            )
+        )
+
+    try:
+        cached = snapshot(is_local=True)
+        if _is_complete(cached):
+            return cached
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        pass
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        raise ModelNotFound(name, "not in the hub cache, and HF_HUB_OFFLINE forbids downloading")
+    try:
+        return snapshot(is_local=False)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "no")
+        raise ModelNotFound(
+            name, f"the hub answered {status}; check the id, and HF_TOKEN if access is restricted"
+        ) from error
+    except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(
+            name, "not in the hub cache, and the hub cannot be reached; give a folder instead"
+        ) from error
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether an earlier download got to its end: every file of the weights is there."""
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all((folder / name).is_file() for name in names)

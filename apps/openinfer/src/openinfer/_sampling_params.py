@@ -1,0 +1,93 @@
+"""What a user of `LLM` asks for, and how it becomes the contract's terms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openinfer_contract import GenerateRequest, LogprobOptions, StopRules
+from openinfer_text import GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to generate. None leaves a choice to the checkpoint's generation_config.json."""
+
+    n: int = 1
+    """Samples of each prompt."""
+    max_tokens: int | None = 16
+    """Output tokens at most; None: as many as the context has room for."""
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    """0 and -1 switch it off."""
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """The samples of a prompt draw from seed, seed + 1, ..."""
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Logprobs of each output token and of this many of the most likely ones."""
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError("n must be at least 1")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def lower(
+        self,
+        request_id: str,
+        prompt_token_ids: bytes,
+        *,
+        sample: int,
+        max_model_len: int,
+        defaults: GenerationDefaults,
+        eos_token_ids: Sequence[int] = (),
+    ) -> GenerateRequest:
+        """One sample of one prompt as the engine takes it; output is clamped to the room left.
+
+        Args:
+            request_id: names it.
+            prompt_token_ids: u32 column.
+            sample: which one of the prompt's samples.
+            max_model_len: prompt and output tokens at most.
+            defaults: what None stands for.
+            eos_token_ids: ids that end a sequence besides those the engine knows.
+        """
+        room = max(1, max_model_len - (len(prompt_token_ids) >> 2))
+        extra = () if self.ignore_eos else eos_token_ids
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            stop=StopRules(
+                max_tokens=room if self.max_tokens is None else min(self.max_tokens, room),
+                min_tokens=self.min_tokens,
+                stop_token_ids=tuple(dict.fromkeys((*self.stop_token_ids, *extra))),
+                ignore_eos=self.ignore_eos,
+            ),
+            sampling=defaults.sampling(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                seed=self.seed,
+                sample=sample,
+                logit_bias=self.logit_bias,
+                allowed_token_ids=self.allowed_token_ids,
+            ),
+            logprobs=None if self.logprobs is None else LogprobOptions(num_top=self.logprobs),
+        )

@@ -1,0 +1,185 @@
+import argparse
+
+import pytest
+
+from openinfer import UsageError
+from openinfer._flags import FLAGS, add_flags, convert_option, parse_count, parse_dtype
+
+_SCOPES = ("engine", "frontend", "server")
+_TEXTS = {
+    "str": ("some", "some"),
+    "int": ("3", 3),
+    "float": ("0.5", 0.5),
+    "count": ("2K", 2048),
+    "list": ("one", ["one"]),
+    "dtype": ("bf16", "bfloat16"),
+}
+_SPELLINGS = [
+    pytest.param(flag, name, id=name) for flag in FLAGS for name in flag.names if not flag.off
+]
+_SWITCHES = [
+    pytest.param(flag, name, name in flag.names, id=name)
+    for flag in FLAGS
+    for name in (*flag.names, *flag.off)
+    if flag.off
+]
+
+
+def _parse(*arguments, scopes=_SCOPES):
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_flags(parser, scopes)
+    namespace, unknown = parser.parse_known_args(arguments)
+    return vars(namespace), unknown
+
+
+@pytest.mark.parametrize(("flag", "name"), _SPELLINGS)
+def test_every_spelling_sets_its_destination(flag, name):
+    text, value = _TEXTS[flag.kind]
+    if flag.choices:
+        text = value = flag.choices[-1]
+    assert _parse(name, text) == ({flag.dest: value}, [])
+    if name.startswith("--") and flag.kind != "list":
+        assert _parse(f"{name}={text}") == ({flag.dest: value}, [])
+
+
+@pytest.mark.parametrize(("flag", "name", "value"), _SWITCHES)
+def test_every_switch_goes_on_and_off(flag, name, value):
+    assert _parse(name) == ({flag.dest: value}, [])
+
+
+def test_only_what_is_set_reaches_the_namespace():
+    assert _parse() == ({}, [])
+
+
+def test_spellings_and_destinations_are_unique():
+    names = [name for flag in FLAGS for name in (*flag.names, *flag.off)]
+    assert len(set(names)) == len(names)
+    assert len({flag.dest for flag in FLAGS}) == len(FLAGS)
+
+
+def test_a_list_takes_several():
+    assert _parse("--served-model-name", "a", "b", "--port", "1")[0] == {
+        "served_model_names": ["a", "b"],
+        "port": 1,
+    }
+
+
+def test_scopes_keep_flags_apart():
+    assert _parse("--port", "1", scopes=("engine",)) == ({}, ["--port", "1"])
+
+
+def test_no_abbreviation_is_guessed():
+    assert _parse("--max-model", "3") == ({}, ["--max-model", "3"])
+
+
+@pytest.mark.parametrize("name", ["-pp", "-dp", "-q"])
+def test_short_flags_of_others_are_not_taken_for_ours(name):
+    assert _parse(name, "2") == ({}, [name, "2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("--max-model-len", "1x", "no count such as"),
+        ("--dtype", "fp8", "none of auto"),
+        ("--block-size", "many", "no whole number"),
+        ("--seed", str(2**70), "must be between"),
+        ("--gpu-memory-utilization", "all", "no number"),
+        ("--device", "tpu", "choose from"),
+    ],
+)
+def test_a_value_that_does_not_convert_says_why(name, text, reason):
+    with pytest.raises(argparse.ArgumentError) as caught:
+        _parse(name, text)
+    assert name in str(caught.value)
+    assert reason in str(caught.value)
+    assert "parse_" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        ("1m", 10**6),
+        ("1M", 2**20),
+        ("4g", 4 * 10**9),
+        ("4G", 4 * 2**30),
+        ("1T", 2**40),
+        ("1.5k", 1500),
+        ("0.5K", 512),
+        ("2.3k", 2300),
+    ],
+)
+def test_counts(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "k", "0", "-1", "1.5", "0.1", "1.00001k", "4GB", "4 G", "1e3", "1e400.", "1_000"),
+        *("nan", "inf", "t", "1kk", "9" * 30, "8388608T", "٣"),
+    ],
+)
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match=r"number|count|between"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("auto", "auto"),
+        ("bfloat16", "bfloat16"),
+        ("bf16", "bfloat16"),
+        ("half", "float16"),
+        ("fp16", "float16"),
+        ("float16", "float16"),
+        ("float", "float32"),
+        ("float32", "float32"),
+    ],
+)
+def test_dtypes(text, dtype):
+    assert parse_dtype(text) == dtype
+
+
+def _flag(dest):
+    return next(flag for flag in FLAGS if flag.dest == dest)
+
+
+@pytest.mark.parametrize(
+    ("dest", "value", "converted"),
+    [
+        ("max_model_len", 4096, 4096),
+        ("max_model_len", "4k", 4000),
+        ("gpu_memory_utilization", 0.5, 0.5),
+        ("enable_prefix_caching", False, False),
+        ("served_model_names", "one", ["one"]),
+        ("served_model_names", ["one", 2], ["one", "2"]),
+        ("device", "cpu", "cpu"),
+        ("dtype", "half", "float16"),
+    ],
+)
+def test_values_that_are_no_arguments_convert_too(dest, value, converted):
+    assert convert_option(_flag(dest), value, "here") == converted
+
+
+@pytest.mark.parametrize(
+    ("dest", "value"),
+    [
+        ("max_model_len", 0),
+        ("max_model_len", True),
+        ("block_size", 1.5),
+        ("enable_prefix_caching", "yes"),
+        ("enable_prefix_caching", 1),
+        ("device", "tpu"),
+        ("model", ["a", "b"]),
+        ("dtype", "int8"),
+    ],
+)
+def test_values_that_do_not_convert_name_their_place(dest, value):
+    with pytest.raises(UsageError, match=r"^here"):
+        convert_option(_flag(dest), value, "here")

@@ -1,0 +1,94 @@
+from typing import Literal
+
+import msgspec
+import pytest
+
+from openinfer import UsageError
+from openinfer._flags import FLAGS
+from openinfer._line_options import (
+    _KNOWN_ELSEWHERE,
+    check_line_options,
+    engine_options,
+    parse_line_options,
+)
+from openinfer_engine import EngineOptions
+
+
+class _Options(msgspec.Struct, frozen=True, kw_only=True):
+    mode: Literal["fast", "slow"] = "fast"
+    num_experts: int = 8
+    is_fused: bool = True
+
+
+def _parse(*arguments):
+    return parse_line_options(arguments, _Options, "a-line")
+
+
+def test_options_of_the_line_convert():
+    assert _parse() == {}
+    assert _parse("--num-experts", "4", "--mode=slow") == {"num_experts": 4, "mode": "slow"}
+
+
+@pytest.mark.parametrize(("argument", "value"), [("--is-fused", True), ("--no-is-fused", False)])
+def test_a_bool_is_a_switch(argument, value):
+    assert _parse(argument) == {"is_fused": value}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--num-experts", "many"), ("a-line", "num_experts")),
+        (("--mode", "odd"), ("a-line", "mode")),
+        (("--num-experts",), ("--num-experts", "expected one argument")),
+        (("--is-fused", "stray"), ("unexpected argument", "stray")),
+        (("--num-expert", "4"), ("--num-expert ", "did you mean --num-experts")),
+        (("--max-modle-len", "4"), ("--max-modle-len", "did you mean --max-model-len")),
+        (("--max-modle-len=4",), ("--max-modle-len ", "a-line")),
+        (("--xyzzy",), ("--xyzzy", "see openinfer serve --help")),
+        (("--port", "3"), ("--port has no effect on this command",)),
+    ],
+)
+def test_what_nobody_consumes_is_refused(arguments, words):
+    with pytest.raises(UsageError) as caught:
+        _parse(*arguments)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("name", sorted(_KNOWN_ELSEWHERE))
+def test_flags_of_other_servers_are_refused_by_name(name):
+    with pytest.raises(UsageError, match="not available in this version") as caught:
+        _parse(name, "value")
+    assert str(caught.value).startswith(f"{name} ")
+
+
+def test_no_flag_is_both_ours_and_elsewhere():
+    assert not _KNOWN_ELSEWHERE.intersection(
+        name for flag in FLAGS for name in (*flag.names, *flag.off)
+    )
+
+
+def test_a_line_may_own_a_name_that_others_have():
+    class Own(msgspec.Struct, frozen=True, kw_only=True):
+        quantization: str = ""
+
+    assert parse_line_options(("--quantization", "fp8"), Own, "x") == {"quantization": "fp8"}
+
+
+def test_values_by_name_are_checked_alike():
+    assert check_line_options({"num_experts": 2}, _Options, "a-line") == {"num_experts": 2}
+    with pytest.raises(UsageError, match=r"--num-exparts .*did you mean --num-experts"):
+        check_line_options({"num_exparts": 2}, _Options, "a-line")
+
+
+def test_every_engine_flag_is_an_engine_option():
+    fields = {field.name for field in msgspec.structs.fields(EngineOptions)}
+    assert fields == {flag.dest for flag in FLAGS if flag.scope == "engine"}
+
+
+def test_engine_options_pass_the_others_over():
+    assert engine_options({"port": 1, "block_size": 8}) == EngineOptions(block_size=8)
+
+
+def test_an_engine_option_of_the_wrong_type_is_named():
+    with pytest.raises(UsageError, match=r"engine option: .*block_size"):
+        engine_options({"block_size": "many"})

@@ -1,0 +1,103 @@
+import pytest
+
+from openinfer import SamplingParams
+from openinfer_contract import LogprobOptions, Sampling, StopRules, pack_ids
+from openinfer_text import GenerationDefaults
+
+_DEFAULTS = GenerationDefaults(
+    temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1
+)
+
+
+def _lower(params, *, num_prompt_tokens=3, sample=0, defaults=None, eos=()):
+    return params.lower(
+        "r",
+        pack_ids(range(1, num_prompt_tokens + 1)),
+        sample=sample,
+        max_model_len=10,
+        defaults=defaults or GenerationDefaults(),
+        eos_token_ids=eos,
+    )
+
+
+def test_the_neutral_request():
+    request = _lower(SamplingParams())
+    assert request.sampling == Sampling()
+    assert request.stop == StopRules(max_tokens=7)
+    assert request.logprobs is None
+    assert request.prompt_token_ids == pack_ids([1, 2, 3])
+
+
+def test_the_checkpoint_fills_in_what_was_left_out():
+    assert _lower(SamplingParams(), defaults=_DEFAULTS).sampling == Sampling(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1
+    )
+
+
+def test_what_was_given_wins_zero_included():
+    params = SamplingParams(temperature=0.0, top_k=5, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    assert _lower(params, defaults=_DEFAULTS).sampling == Sampling(temperature=0.0, top_k=5)
+
+
+@pytest.mark.parametrize("off", [0, -1])
+def test_top_k_can_be_switched_off(off):
+    assert _lower(SamplingParams(top_k=off), defaults=_DEFAULTS).sampling.top_k is None
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "num_prompt_tokens", "lowered"),
+    [(5, 3, 5), (100, 3, 7), (None, 3, 7), (None, 10, 1), (None, 12, 1), (4, 12, 1)],
+)
+def test_output_is_clamped_to_the_room_left(max_tokens, num_prompt_tokens, lowered):
+    params = SamplingParams(max_tokens=max_tokens)
+    assert _lower(params, num_prompt_tokens=num_prompt_tokens).stop.max_tokens == lowered
+
+
+def test_samples_draw_from_seeds_that_follow_each_other():
+    params = SamplingParams(seed=2**64 - 1, n=2)
+    assert _lower(params).sampling.seed == 2**64 - 1
+    assert _lower(params, sample=1).sampling.seed == 0
+    assert _lower(SamplingParams(), sample=1).sampling.seed is None
+
+
+def test_everything_else_is_carried_over():
+    request = _lower(
+        SamplingParams(
+            min_tokens=2,
+            stop_token_ids=[7, 8, 7],
+            ignore_eos=True,
+            logprobs=3,
+            presence_penalty=0.1,
+            frequency_penalty=0.2,
+            logit_bias={5: 1.5},
+            allowed_token_ids=[5, 6],
+        ),
+        eos=(9,),
+    )
+    assert request.stop == StopRules(
+        max_tokens=7, min_tokens=2, stop_token_ids=(7, 8), ignore_eos=True
+    )
+    assert request.logprobs == LogprobOptions(num_top=3)
+    assert request.sampling == Sampling(
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias=((5, 1.5),),
+        allowed_token_ids=pack_ids([5, 6]),
+    )
+
+
+def test_eos_ids_the_engine_does_not_know_become_stops():
+    request = _lower(SamplingParams(stop_token_ids=[7]), eos=(9, 7))
+    assert request.stop.stop_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("stop", "stops"), [((), ()), ("x", ("x",)), (["x", "y"], ("x", "y")), ("", ("",))]
+)
+def test_stop_strings(stop, stops):
+    assert SamplingParams(stop=stop).stops == stops
+
+
+def test_n_must_be_positive():
+    with pytest.raises(ValueError, match="n must be"):
+        SamplingParams(n=0)

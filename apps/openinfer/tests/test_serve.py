@@ -1,0 +1,65 @@
+import gc
+
+import pytest
+
+from openinfer import UsageError
+from openinfer._cli import _parse, _parser
+from openinfer._front import freeze_heap
+from openinfer._serve import _settings
+
+
+def _settle(*arguments):
+    namespace, _ = _parse(_parser(), ["serve", *arguments])
+    return _settings(namespace)
+
+
+def test_defaults():
+    assert _settle() == (
+        {"host": "127.0.0.1", "port": 8000, "log_level": "info", "api_server_count": 1},
+        {},
+    )
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nhost: ::1\nmodel: a\nmax-num-seqs:\nown-option: 3\n")
+    values, own = _settle("b", "--config", str(file), "--port", "2")
+    assert (values["port"], values["host"], values["model"]) == (2, "::1", "b")
+    assert "max_num_seqs" not in values
+    assert own == {"own_option": 3}
+
+
+@pytest.mark.parametrize("arguments", [("a",), ("--model", "a"), ("a", "--model-path", "a")])
+def test_the_model_has_several_spellings(arguments):
+    assert _settle(*arguments)[0]["model"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a", "--model", "b"), "two models are given: a and --model b"),
+        (("--api-server-count", "0"), "--api-server-count"),
+        (("--port", "65536"), "--port must be between"),
+        (("--port", "-1"), "--port must be between"),
+        (("--served-model-name", "a", ""), "--served-model-name must not be empty"),
+        (("--host", ""), "--host must not be empty"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        _settle(*arguments)
+
+
+def test_only_flags_reach_the_values():
+    values, _ = _settle("a", "--config", "/dev/null")
+    assert not {"run", "command", "takes_extra", "config", "positional"} & values.keys()
+
+
+def test_a_ready_front_process_leaves_the_collector_little_to_walk():
+    before = gc.get_freeze_count()
+    freeze_heap()
+    try:
+        assert gc.get_freeze_count() > before + 10_000
+        assert len(gc.get_objects()) < 1_000
+    finally:
+        gc.unfreeze()

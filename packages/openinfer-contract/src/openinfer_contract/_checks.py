@@ -1,0 +1,144 @@
+"""One place that says whether a request can be honoured: whole, or rejected with the field.
+
+The front end asks before it tokenises, the engine asks again at intake; both get the same words.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from openinfer_contract._columns import unpack_ids
+from openinfer_contract._events import Rejected
+from openinfer_contract._info import EngineInfo
+from openinfer_contract._request import GenerateRequest, Sampling
+
+Uses = Callable[[GenerateRequest], bool]
+
+FEATURES: Mapping[str, Uses] = {
+    "sampling.seed": lambda r: r.sampling.seed is not None,
+    "sampling.repetition_penalty": lambda r: r.sampling.repetition_penalty != 1.0,
+    "sampling.presence_penalty": lambda r: r.sampling.presence_penalty != 0.0,
+    "sampling.frequency_penalty": lambda r: r.sampling.frequency_penalty != 0.0,
+    "sampling.logit_bias": lambda r: bool(r.sampling.logit_bias),
+    "sampling.allowed_token_ids": lambda r: r.sampling.allowed_token_ids is not None,
+    "sampling.bad_words": lambda r: bool(r.sampling.bad_words),
+    "stop.min_tokens": lambda r: r.stop.min_tokens > 0,
+    "logprobs": lambda r: r.logprobs is not None,
+    "logprobs.token_ids": lambda r: r.logprobs is not None and bool(r.logprobs.token_ids),
+    "logprobs.mode": lambda r: r.logprobs is not None and r.logprobs.mode == "processed",
+    "prompt_logprobs": lambda r: r.prompt_logprobs is not None,
+    "grammar": lambda r: r.grammar is not None,
+    "adapter": lambda r: r.adapter is not None,
+    "cache.hint": lambda r: bool(r.cache.hint),
+    "deadline": lambda r: r.deadline is not None,
+    "dp_rank": lambda r: r.dp_rank is not None,
+    "speculate": lambda r: r.speculate is True,
+    "want": lambda r: bool(r.want),
+    "kv_transfer": lambda r: r.kv_transfer is not None,
+}
+"""Optional features and the requests that use them. An engine lists the ones it honours in
+`EngineInfo.honoured`; everything else of a request is honoured by every engine."""
+
+_FLOAT_BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
+    ("temperature", 0.0, 100.0, True),
+    ("top_p", 0.0, 1.0, False),
+    ("min_p", 0.0, 1.0, True),
+    ("repetition_penalty", 0.0, 100.0, False),
+    ("presence_penalty", -2.0, 2.0, True),
+    ("frequency_penalty", -2.0, 2.0, True),
+)
+_MAX_SEED = 2**64 - 1
+
+
+def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
+    """Why `info`'s engine cannot honour `request`, or None if it can.
+
+    Costs microseconds and does not look at the token ids.
+    """
+    return next(_problems(request, info), None)
+
+
+def check_sampling(sampling: Sampling) -> Rejected | None:
+    """Why these values make no sense for any engine, or None if they do."""
+    return next(_sampling_problems(sampling), None)
+
+
+def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
+    if not request.request_id:
+        yield _invalid("request_id", "must not be empty")
+    if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
+        yield _invalid("prompt_token_ids", "must be a u32 column of at least one id")
+    yield from _sampling_problems(request.sampling)
+    yield from _stop_problems(request, info)
+    yield from _length_problems(request, info)
+    for name in ("logprobs", "prompt_logprobs"):
+        options = getattr(request, name)
+        if options is not None and not 0 <= options.num_top <= info.limits.max_logprobs:
+            yield _invalid(name, f"num_top must be between 0 and {info.limits.max_logprobs}")
+    if request.logprobs and not _is_column(request.logprobs.token_ids, info.vocab_size):
+        yield _invalid("logprobs", f"token_ids must be a u32 column of ids below {info.vocab_size}")
+    if request.prompt_logprobs and request.prompt_logprobs.start < 0:
+        yield _invalid("prompt_logprobs", "start must not be negative")
+    if len(request.cache.boundaries) % 4:
+        yield _invalid("cache.boundaries", "must be a u32 column")
+    if request.deadline is not None and math.isnan(request.deadline):
+        yield _invalid("deadline", "must be a number of seconds")
+    for feature, uses in FEATURES.items():
+        if feature not in info.honoured and uses(request):
+            yield Rejected(
+                kind="unsupported", field=feature, message=f"{feature} is not supported here"
+            )
+
+
+def _sampling_problems(sampling: Sampling) -> Iterator[Rejected]:
+    for name, low, high, has_low in _FLOAT_BOUNDS:
+        value = getattr(sampling, name)
+        if (
+            not math.isfinite(value)
+            or value > high
+            or value < low
+            or (value == low and not has_low)
+        ):
+            bracket = "[" if has_low else "("
+            yield _invalid(f"sampling.{name}", f"must be in {bracket}{low:g}, {high:g}]")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        yield _invalid("sampling.top_k", "must be at least 1")
+    if sampling.seed is not None and not 0 <= sampling.seed <= _MAX_SEED:
+        yield _invalid("sampling.seed", "must be an unsigned 64-bit integer")
+    if any(not math.isfinite(bias) for _, bias in sampling.logit_bias):
+        yield _invalid("sampling.logit_bias", "must be finite")
+
+
+def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
+    stop, most = request.stop, info.limits.max_stop_token_ids
+    if stop.max_tokens < 1:
+        yield _invalid("stop.max_tokens", "must be at least 1")
+    if not 0 <= stop.min_tokens <= stop.max_tokens:
+        yield _invalid("stop.min_tokens", "must be between 0 and max_tokens")
+    if len(stop.stop_token_ids) > most:
+        yield _invalid("stop.stop_token_ids", f"at most {most} ids")
+    if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
+        yield _invalid("stop.stop_token_ids", f"ids must be below {info.vocab_size}")
+
+
+def _length_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
+    prefix, prompt = request.num_output_prefix, request.num_prompt_tokens
+    if not 0 <= prefix < prompt:
+        yield _invalid("num_output_prefix", "must leave at least one prompt token")
+    if prefix >= request.stop.max_tokens:
+        yield _invalid("num_output_prefix", "must be below max_tokens")
+    most = info.limits.max_model_len
+    if prompt >= most:
+        yield Rejected(
+            kind="too_long",
+            field="prompt_token_ids",
+            message=f"the prompt has {prompt} tokens; this model takes at most {most - 1} "
+            f"and generates up to a total of {most}",
+        )
+
+
+def _is_column(token_ids: bytes, vocab_size: int) -> bool:
+    return len(token_ids) % 4 == 0 and all(i < vocab_size for i in unpack_ids(token_ids))
+
+
+def _invalid(field: str, message: str) -> Rejected:
+    return Rejected(kind="invalid", field=field, message=f"{field} {message}")

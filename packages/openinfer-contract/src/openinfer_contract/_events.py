@@ -1,0 +1,280 @@
+"""What an engine answers: per request a stream of events, per step one message of columns.
+
+The stream of one request is
+
+    Rejected | Scheduled? (PromptLogprobs | Tokens | KvTransfer)* (Finished | Failed)
+
+`TokenEvent` is one request's share of one step (or of several steps, merged while its reader was
+busy). `StepEvents` carries the rows of one step over a connection, as columns. `StreamState`
+holds a stream to the grammar.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from openinfer_contract._columns import num_ids, pack_ids, unpack_ids
+from openinfer_contract.errors import StreamOrderError
+
+RejectionKind = Literal[
+    "invalid",  # a field's value makes no sense: 400
+    "unsupported",  # this engine does not do that: 400
+    "too_long",  # the prompt cannot fit: 400
+    "not_found",  # the adapter does not exist: 404
+    "duplicate",  # the request id is live already: 409
+    "overloaded",  # the intake is full: 503, retry
+    "draining",  # the engine is going away: 503, retry
+]
+FinishReason = Literal["stop", "length", "abort"]
+TierTokens = tuple[tuple[str, int], ...]
+"""Tokens found cached, by tier: `(("device", 1024), ("host", 512))`."""
+
+
+class Scheduled(Struct, frozen=True, array_like=True, kw_only=True):
+    """The request left the queue for the first time. Preemption does not repeat this."""
+
+    num_prompt_tokens: int
+    cached: TierTokens = ()
+    queue_s: float = 0.0
+    """Seconds between arrival and this."""
+
+
+class TokenLogprobs(Struct, frozen=True, array_like=True, kw_only=True):
+    """Logprobs of n consecutive tokens, as columns."""
+
+    sampled: bytes
+    """f32 [n]: of the tokens themselves."""
+    ranks: bytes
+    """u32 [n]: 1 for the most likely token."""
+    num_top: int = 0
+    top_ids: bytes = b""
+    """u32 [n, num_top], most likely first."""
+    top: bytes = b""
+    """f32 [n, num_top]."""
+    by_id: bytes = b""
+    """f32 [n, number of `LogprobOptions.token_ids`]."""
+
+    def merged(self, later: "TokenLogprobs") -> "TokenLogprobs":
+        """These logprobs followed by those of later tokens of the same request."""
+        return TokenLogprobs(
+            sampled=self.sampled + later.sampled,
+            ranks=self.ranks + later.ranks,
+            num_top=self.num_top,
+            top_ids=self.top_ids + later.top_ids,
+            top=self.top + later.top,
+            by_id=self.by_id + later.by_id,
+        )
+
+
+class PromptLogprobs(Struct, frozen=True, array_like=True, kw_only=True):
+    """Logprobs of the prompt tokens from `start` on."""
+
+    start: int
+    logprobs: TokenLogprobs
+
+
+class KvTransfer(Struct, frozen=True, array_like=True):
+    """Opaque parameters that another engine needs to take over this request's cache."""
+
+    parameters: bytes
+
+
+class Timings(Struct, frozen=True, array_like=True, kw_only=True):
+    """Where a request's time went, in seconds."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+class Finished(Struct, frozen=True, array_like=True, kw_only=True, tag="finished"):
+    """The request ended as it should, or was aborted."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    """The id that stopped it, when a stop id did."""
+    num_prompt_tokens: int = 0
+    """Length of the request's `prompt_token_ids`, its output prefix included."""
+    num_output_tokens: int = 0
+    """What `StopRules.max_tokens` counts: sampled tokens and the request's output prefix."""
+    cached: TierTokens = ()
+    timings: Timings = Timings()
+    num_preemptions: int = 0
+
+
+class Failed(Struct, frozen=True, array_like=True, kw_only=True, tag="failed"):
+    """The engine could not go on with this request."""
+
+    message: str
+    is_retryable: bool = False
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class Rejected(Struct, frozen=True, array_like=True, kw_only=True, tag="rejected"):
+    """The request was refused before anything ran. The only event of its stream."""
+
+    kind: RejectionKind
+    message: str
+    field: str = ""
+    """The request's field at fault, dotted: `sampling.top_p`."""
+    retry_after_s: float | None = None
+
+
+End = Finished | Failed | Rejected
+
+
+class TokenEvent(Struct, frozen=True, kw_only=True):
+    """What happened to one request since its last event, in the order of the fields."""
+
+    scheduled: Scheduled | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: bytes = b""
+    """u32 column: every sampled id, the stop id too."""
+    logprobs: TokenLogprobs | None = None
+    kv_transfer: KvTransfer | None = None
+    end: End | None = None
+    weights_version: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens carried by this event."""
+        return num_ids(self.token_ids)
+
+    def merged(self, later: "TokenEvent") -> "TokenEvent":
+        """This event and the next one of the same stream as one."""
+        logprobs, prompt = self.logprobs, self.prompt_logprobs
+        if later.logprobs is not None:
+            logprobs = logprobs.merged(later.logprobs) if logprobs else later.logprobs
+        if later.prompt_logprobs is not None:
+            prompt = (
+                replace(prompt, logprobs=prompt.logprobs.merged(later.prompt_logprobs.logprobs))
+                if prompt
+                else later.prompt_logprobs
+            )
+        return TokenEvent(
+            scheduled=self.scheduled or later.scheduled,
+            prompt_logprobs=prompt,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=logprobs,
+            kv_transfer=later.kv_transfer or self.kv_transfer,
+            end=later.end,
+            weights_version=later.weights_version,
+        )
+
+
+class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step"):
+    """One step's events on one connection, as columns over its rows.
+
+    Sparse columns are pairs of (row, value).
+    """
+
+    step_id: int
+    weights_version: int
+    stream_ids: bytes
+    """u32 [rows]: the numbers the client chose at submit."""
+    num_tokens: bytes
+    """u32 [rows]."""
+    token_ids: bytes
+    """u32 [sum of num_tokens]."""
+    scheduled: tuple[tuple[int, Scheduled], ...] = ()
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    prompt_logprobs: tuple[tuple[int, PromptLogprobs], ...] = ()
+    kv_transfers: tuple[tuple[int, KvTransfer], ...] = ()
+    ends: tuple[tuple[int, Finished | Failed | Rejected], ...] = ()
+
+    @staticmethod
+    def from_rows(
+        step_id: int, weights_version: int, rows: Iterable[tuple[int, TokenEvent]]
+    ) -> "StepEvents":
+        """Turns (stream id, event) pairs into columns."""
+        table = list(rows)
+        events = [event for _, event in table]
+        return StepEvents(
+            step_id=step_id,
+            weights_version=weights_version,
+            stream_ids=pack_ids(stream_id for stream_id, _ in table),
+            num_tokens=pack_ids(event.num_tokens for event in events),
+            token_ids=b"".join(event.token_ids for event in events),
+            scheduled=tuple((i, e.scheduled) for i, e in enumerate(events) if e.scheduled),
+            logprobs=tuple((i, e.logprobs) for i, e in enumerate(events) if e.logprobs),
+            prompt_logprobs=tuple(
+                (i, e.prompt_logprobs) for i, e in enumerate(events) if e.prompt_logprobs
+            ),
+            kv_transfers=tuple((i, e.kv_transfer) for i, e in enumerate(events) if e.kv_transfer),
+            ends=tuple((i, e.end) for i, e in enumerate(events) if e.end),
+        )
+
+    def rows(self) -> Iterator[tuple[int, TokenEvent]]:
+        """The (stream id, event) pairs of this step."""
+        scheduled, logprobs = dict(self.scheduled), dict(self.logprobs)
+        prompts, transfers = dict(self.prompt_logprobs), dict(self.kv_transfers)
+        ends = dict(self.ends)
+        begin = 0
+        counts = unpack_ids(self.num_tokens)
+        for row, (stream_id, count) in enumerate(
+            zip(unpack_ids(self.stream_ids), counts, strict=True)
+        ):
+            end = begin + 4 * count
+            yield (
+                stream_id,
+                TokenEvent(
+                    scheduled=scheduled.get(row),
+                    prompt_logprobs=prompts.get(row),
+                    token_ids=self.token_ids[begin:end],
+                    logprobs=logprobs.get(row),
+                    kv_transfer=transfers.get(row),
+                    end=ends.get(row),
+                    weights_version=self.weights_version,
+                ),
+            )
+            begin = end
+
+
+class StreamState:
+    """Holds one stream to the grammar above; kept by whoever delivers events to a sink.
+
+    new --Scheduled--> open --Finished | Failed--> ended
+    new --Tokens...--> open
+    new --Rejected | Finished | Failed--> ended
+    """
+
+    __slots__ = ("_request_id", "_state")
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._state: Literal["new", "open", "ended"] = "new"
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal event has passed."""
+        return self._state == "ended"
+
+    def advance(self, event: TokenEvent) -> None:
+        """Takes the next event.
+
+        Raises:
+            StreamOrderError: if the grammar does not allow it here.
+        """
+        if self._state == "ended":
+            raise self._error("an event after the terminal one")
+        has_content = bool(
+            event.token_ids or event.prompt_logprobs or event.kv_transfer or event.logprobs
+        )
+        if event.scheduled and self._state == "open":
+            raise self._error("Scheduled twice, or after the first content")
+        if isinstance(event.end, Rejected) and (
+            self._state == "open" or event.scheduled or has_content
+        ):
+            raise self._error("Rejected after something else")
+        if event.end is not None:
+            self._state = "ended"
+        elif event.scheduled or has_content:
+            self._state = "open"
+        else:
+            raise self._error("an empty event")
+
+    def _error(self, what: str) -> StreamOrderError:
+        return StreamOrderError(f"request {self._request_id!r} ({self._state}): {what}")

@@ -1,0 +1,171 @@
+"""The contract on a connection: frames of msgpack, one message each.
+
+A frame is a little-endian u32 length and that many bytes. Both sides send `Hello` first; a
+mismatch of versions refuses the connection and names both. The client numbers its streams and
+calls; the engine repeats the numbers.
+
+    client: Hello (Submit | Abort | Control | Drain | Close)*
+    engine: Hello (StepEvents | ControlResult | LoadReport | Drained)*
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from openinfer_contract._commands import Command, CommandDone, CommandFailed
+from openinfer_contract._events import StepEvents
+from openinfer_contract._info import CONTRACT_VERSION, EngineInfo, Load
+from openinfer_contract._request import GenerateRequest
+from openinfer_contract.errors import ContractVersionError, WireError
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class Hello(Struct, frozen=True, array_like=True, kw_only=True, tag="hello"):
+    """The first message of either side."""
+
+    contract_version: int = CONTRACT_VERSION
+    peer: str = ""
+    """Who speaks, for logs."""
+    info: EngineInfo | None = None
+    """Set by the engine."""
+
+
+class Submit(Struct, frozen=True, array_like=True, tag="submit"):
+    """A request, under a number of the client's choosing in `[0, 2**32)`."""
+
+    stream_id: int
+    request: GenerateRequest
+
+
+class Abort(Struct, frozen=True, array_like=True, tag="abort"):
+    """Ends streams; unknown numbers are ignored."""
+
+    stream_ids: tuple[int, ...]
+
+
+class Control(Struct, frozen=True, array_like=True, tag="control"):
+    """A command, answered by `ControlResult` of the same number."""
+
+    call_id: int
+    command: Command
+
+
+class Drain(Struct, frozen=True, array_like=True, tag="drain"):
+    """Refuse new requests; answer `Drained` when the last live one has ended."""
+
+
+class Close(Struct, frozen=True, array_like=True, tag="close"):
+    """Shut down. The engine answers by closing its connections."""
+
+
+class ControlResult(Struct, frozen=True, array_like=True, tag="control_result"):
+    """The answer to `Control`."""
+
+    call_id: int
+    result: CommandDone | CommandFailed
+
+
+class LoadReport(Struct, frozen=True, array_like=True, tag="load"):
+    """Sent when the load changed, a few times a second at most."""
+
+    load: Load
+
+
+class Drained(Struct, frozen=True, array_like=True, tag="drained"):
+    """No request is left."""
+
+
+ClientMessage = Hello | Submit | Abort | Control | Drain | Close
+EngineMessage = Hello | StepEvents | ControlResult | LoadReport | Drained
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ClientMessage)
+_engine_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(EngineMessage)
+
+
+def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
+    """One message as a frame.
+
+    Raises:
+        WireError: if it exceeds `MAX_FRAME_BYTES`.
+    """
+    frame = bytearray(4)
+    _encoder.encode_into(message, frame, 4)
+    size = len(frame) - 4
+    if size > MAX_FRAME_BYTES:
+        raise WireError(f"a message of {size} bytes exceeds {MAX_FRAME_BYTES}")
+    _LENGTH.pack_into(frame, 0, size)
+    return bytes(frame)
+
+
+class _FrameReader:
+    """Cuts a byte stream into messages of one direction."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def _messages(self, data: bytes) -> Iterator[Any]:
+        buffer = self._buffer
+        buffer += data
+        begin = 0
+        try:
+            while len(buffer) - begin >= 4:
+                (size,) = _LENGTH.unpack_from(buffer, begin)
+                if size > MAX_FRAME_BYTES:
+                    raise WireError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
+                end = begin + 4 + size
+                if len(buffer) < end:
+                    break
+                with memoryview(buffer) as view:
+                    payload = bytes(view[begin + 4 : end])
+                begin = end
+                yield self._decode(payload)
+        finally:
+            del buffer[:begin]
+
+    def _decode(self, payload: bytes) -> Any:
+        try:
+            message = self._decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise WireError(f"not a message of this contract: {error}") from error
+        if isinstance(message, Hello) and message.contract_version != CONTRACT_VERSION:
+            raise ContractVersionError(CONTRACT_VERSION, message.contract_version)
+        return message
+
+
+class ClientFrameReader(_FrameReader):
+    """What an engine reads: messages from a client."""
+
+    def __init__(self) -> None:
+        super().__init__(_client_decoder)
+
+    def feed(self, data: bytes) -> Iterator[ClientMessage]:
+        """The messages completed by `data`. Consume it before the next call.
+
+        Raises:
+            WireError: the connection must be closed.
+            ContractVersionError: likewise.
+        """
+        return self._messages(data)
+
+
+class EngineFrameReader(_FrameReader):
+    """What a client reads: messages from an engine."""
+
+    def __init__(self) -> None:
+        super().__init__(_engine_decoder)
+
+    def feed(self, data: bytes) -> Iterator[EngineMessage]:
+        """The messages completed by `data`. Consume it before the next call.
+
+        Raises:
+            WireError: the connection must be closed.
+            ContractVersionError: likewise.
+        """
+        return self._messages(data)

@@ -1,0 +1,171 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from openinfer_contract import (
+    FEATURES,
+    Adapter,
+    CacheOptions,
+    EngineInfo,
+    GenerateRequest,
+    Grammar,
+    LogprobOptions,
+    PromptLogprobOptions,
+    Rejected,
+    Sampling,
+    StopRules,
+    check_request,
+    check_sampling,
+    pack_ids,
+)
+
+Make = Callable[..., Any]
+NAN, INF = float("nan"), float("inf")
+
+BAD_SAMPLING = [
+    *[("temperature", v) for v in (-0.1, 100.5, NAN, INF)],
+    *[("top_p", v) for v in (0.0, -0.5, 1.0001, NAN)],
+    *[("min_p", v) for v in (-0.01, 1.01, NAN)],
+    *[("repetition_penalty", v) for v in (0.0, -1.0, 101.0, INF)],
+    *[("presence_penalty", v) for v in (-2.1, 2.1, NAN)],
+    *[("frequency_penalty", v) for v in (-2.1, 2.1, NAN)],
+    *[("top_k", v) for v in (0, -1)],
+    *[("seed", v) for v in (-1, 2**64)],
+    ("logit_bias", ((1, INF),)),
+    ("logit_bias", ((1, 0.5), (2, NAN))),
+]
+GOOD_SAMPLING = [
+    {},
+    {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "top_k": 1, "seed": 0},
+    {"temperature": 100.0, "top_p": 0.001, "min_p": 1.0, "seed": 2**64 - 1},
+    {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 0.01},
+    {"logit_bias": ((5, -100.0),)},
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_SAMPLING)
+def test_bad_sampling_names_the_field(field: str, value: object) -> None:
+    rejected = check_sampling(Sampling(**{field: value}))  # type: ignore[arg-type]
+    assert rejected is not None
+    assert (rejected.kind, rejected.field) == ("invalid", f"sampling.{field}")
+    assert f"sampling.{field}" in rejected.message
+
+
+@pytest.mark.parametrize("values", GOOD_SAMPLING)
+def test_good_sampling_passes(values: dict[str, Any]) -> None:
+    assert check_sampling(Sampling(**values)) is None
+
+
+def _rejection(make_info: Make, make_request: Make, **changes: Any) -> Rejected:
+    rejected = check_request(make_request(**changes), make_info())
+    assert rejected is not None
+    assert rejected.message
+    return rejected
+
+
+def test_a_plain_request_passes(make_info: Make, make_request: Make) -> None:
+    assert check_request(make_request(), make_info(honoured=frozenset())) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("request_id", {"request_id": ""}),
+        ("prompt_token_ids", {"prompt_token_ids": b""}),
+        ("prompt_token_ids", {"prompt_token_ids": b"12345"}),
+        ("cache.boundaries", {"cache": CacheOptions(boundaries=b"12345")}),
+        ("deadline", {"deadline": NAN}),
+        ("sampling.top_p", {"sampling": Sampling(top_p=0.0)}),
+        ("stop.max_tokens", {"stop": StopRules(max_tokens=0)}),
+        ("stop.min_tokens", {"stop": StopRules(max_tokens=4, min_tokens=5)}),
+        ("stop.min_tokens", {"stop": StopRules(max_tokens=4, min_tokens=-1)}),
+        ("stop.stop_token_ids", {"stop": StopRules(max_tokens=4, stop_token_ids=(1, 2, 3, 4))}),
+        ("stop.stop_token_ids", {"stop": StopRules(max_tokens=4, stop_token_ids=(1000,))}),
+        ("stop.stop_token_ids", {"stop": StopRules(max_tokens=4, stop_token_ids=(-1,))}),
+        ("num_output_prefix", {"num_output_prefix": 3}),
+        ("num_output_prefix", {"num_output_prefix": -1}),
+        ("num_output_prefix", {"num_output_prefix": 2, "stop": StopRules(max_tokens=2)}),
+        ("logprobs", {"logprobs": LogprobOptions(num_top=6)}),
+        ("logprobs", {"logprobs": LogprobOptions(num_top=-1)}),
+        ("logprobs", {"logprobs": LogprobOptions(token_ids=pack_ids([1, 1000]))}),
+        ("logprobs", {"logprobs": LogprobOptions(token_ids=b"123")}),
+        ("prompt_logprobs", {"prompt_logprobs": PromptLogprobOptions(num_top=6)}),
+        ("prompt_logprobs", {"prompt_logprobs": PromptLogprobOptions(start=-1)}),
+    ],
+)
+def test_nonsense_is_invalid_by_field(
+    field: str, changes: dict[str, Any], make_info: Make, make_request: Make
+) -> None:
+    rejected = _rejection(make_info, make_request, **changes)
+    assert (rejected.kind, rejected.field) == ("invalid", field)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_output_prefix": 2, "stop": StopRules(max_tokens=3)},
+        {"stop": StopRules(max_tokens=4, min_tokens=4, stop_token_ids=(0, 999))},
+        {"logprobs": LogprobOptions(num_top=5, token_ids=pack_ids([0, 999]))},
+        {"prompt_token_ids": pack_ids(range(99))},
+    ],
+)
+def test_values_at_the_bound_pass(
+    changes: dict[str, Any], make_info: Make, make_request: Make
+) -> None:
+    assert check_request(make_request(**changes), make_info()) is None
+
+
+@pytest.mark.parametrize("length", [100, 101])
+def test_a_prompt_without_room_is_too_long(
+    length: int, make_info: Make, make_request: Make
+) -> None:
+    prompt = pack_ids(range(length))
+    rejected = _rejection(make_info, make_request, prompt_token_ids=prompt)
+    assert (rejected.kind, rejected.field) == ("too_long", "prompt_token_ids")
+    assert str(length) in rejected.message
+
+
+USES: dict[str, dict[str, Any]] = {
+    "sampling.seed": {"sampling": Sampling(seed=0)},
+    "sampling.repetition_penalty": {"sampling": Sampling(repetition_penalty=1.1)},
+    "sampling.presence_penalty": {"sampling": Sampling(presence_penalty=0.1)},
+    "sampling.frequency_penalty": {"sampling": Sampling(frequency_penalty=0.1)},
+    "sampling.logit_bias": {"sampling": Sampling(logit_bias=((1, 1.0),))},
+    "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=b"")},
+    "sampling.bad_words": {"sampling": Sampling(bad_words=(pack_ids([1]),))},
+    "stop.min_tokens": {"stop": StopRules(max_tokens=4, min_tokens=1)},
+    "logprobs": {"logprobs": LogprobOptions()},
+    "logprobs.token_ids": {"logprobs": LogprobOptions(token_ids=pack_ids([1]))},
+    "logprobs.mode": {"logprobs": LogprobOptions(mode="processed")},
+    "prompt_logprobs": {"prompt_logprobs": PromptLogprobOptions()},
+    "grammar": {"grammar": Grammar(kind="json_object")},
+    "adapter": {"adapter": Adapter("a", b"uid")},
+    "cache.hint": {"cache": CacheOptions(hint="pin")},
+    "deadline": {"deadline": 1.0},
+    "dp_rank": {"dp_rank": 0},
+    "speculate": {"speculate": True},
+    "want": {"want": ("hidden_states",)},
+    "kv_transfer": {"kv_transfer": b""},
+}
+
+
+def test_every_feature_has_an_example() -> None:
+    assert set(USES) == set(FEATURES)
+
+
+@pytest.mark.parametrize("feature", sorted(USES))
+def test_a_feature_that_is_not_honoured_is_rejected_by_name(
+    feature: str, make_info: Make, make_request: Make
+) -> None:
+    info: EngineInfo = make_info(honoured=frozenset(FEATURES) - {feature})
+    request: GenerateRequest = make_request(**USES[feature])
+    rejected = check_request(request, info)
+    assert rejected is not None
+    assert (rejected.kind, rejected.field) == ("unsupported", feature)
+    assert check_request(request, make_info()) is None
+
+
+def test_no_speculation_can_be_asked_of_anyone(make_info: Make, make_request: Make) -> None:
+    info = make_info(honoured=frozenset())
+    assert check_request(make_request(speculate=False), info) is None

@@ -1,0 +1,77 @@
+"""The engine loop, its process and its socket, over any Executor.
+
+Three ways to an `EngineHandle`: `InProcessEngine` (a step thread here), `EngineSupervisor` (a
+child process, restarted when it dies) and `RemoteEngine` (a process that somebody else runs).
+"""
+
+from openinfer_engine._assembly import assemble, build_engine_info
+from openinfer_engine._child import EngineChild
+from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks
+from openinfer_engine._in_process import InProcessEngine
+from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
+from openinfer_engine._lines import detect_line, installed_lines, launch_line
+from openinfer_engine._loop import EngineLoop
+from openinfer_engine._model_line import (
+    Claim,
+    EngineOptions,
+    LaunchSpec,
+    ModelLine,
+    Refusal,
+    ServePlan,
+    read_config,
+)
+from openinfer_engine._remote import RemoteEngine
+from openinfer_engine._supervisor import EngineState, EngineSupervisor, SupervisorOptions
+from openinfer_engine.errors import (
+    AddressRejected,
+    CheckpointNotFound,
+    EngineError,
+    EngineStartError,
+    ExecutorDead,
+    ModelLineConflict,
+    NoModelLine,
+    OptionRejected,
+    StepFailed,
+)
+
+__all__ = [
+    # the seam to the devices
+    "Executor",
+    "ExecutorInfo",
+    "GrammarMasks",
+    "ExecutorFactory",
+    # model lines
+    "ModelLine",
+    "LaunchSpec",
+    "EngineOptions",
+    "ServePlan",
+    "Claim",
+    "Refusal",
+    "read_config",
+    "detect_line",
+    "installed_lines",
+    "launch_line",
+    # engines
+    "InProcessEngine",
+    "EngineSupervisor",
+    "SupervisorOptions",
+    "EngineState",
+    "RemoteEngine",
+    "EngineChild",
+    "ProcessSpec",
+    "LINE_FACTORY",
+    # the loop itself
+    "EngineLoop",
+    "assemble",
+    "build_engine_info",
+    # errors
+    "EngineError",
+    "StepFailed",
+    "ExecutorDead",
+    "CheckpointNotFound",
+    "NoModelLine",
+    "ModelLineConflict",
+    "OptionRejected",
+    "AddressRejected",
+    "EngineStartError",
+]

@@ -1,0 +1,107 @@
+"""From an executor and options to a loop: scheduler, cache, policy, and the engine's identity."""
+
+import os
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from openinfer_contract import CacheGroupInfo, EngineInfo, Limits
+from openinfer_engine._executor import Executor, ExecutorInfo
+from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
+from openinfer_engine._model_line import EngineOptions
+from openinfer_kv_cache import HASH_RECIPE, KVCache
+from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy
+
+LOOP_FEATURES = frozenset({"deadline"})
+"""Request features that loop and scheduler honour over any executor."""
+
+
+def build_engine_info(
+    executor: ExecutorInfo, options: EngineOptions, *, model_line: str = "", tp_size: int = 1
+) -> EngineInfo:
+    """What an engine over this executor says of itself."""
+    return EngineInfo(
+        engine=f"openinfer-engine {version('openinfer-engine')}",
+        model_line=model_line,
+        model_fingerprint=executor.model_fingerprint,
+        dtype=executor.dtype,
+        vocab_size=executor.vocab_size,
+        eos_token_ids=executor.eos_token_ids,
+        limits=Limits(
+            max_model_len=executor.max_model_len,
+            max_num_seqs=executor.max_num_seqs,
+            max_num_batched_tokens=executor.max_num_batched_tokens,
+            max_queued_requests=options.max_queued_requests,
+            max_queued_tokens=options.max_queued_tokens,
+            max_logprobs=executor.max_logprobs,
+            max_stop_token_ids=executor.max_stop_token_ids,
+        ),
+        cache_groups=tuple(
+            CacheGroupInfo(
+                name=group.name,
+                kind=group.kind,
+                tokens_per_block=group.tokens_per_block,
+                num_blocks=executor.num_blocks,
+                bytes_per_block=group.bytes_per_block,
+            )
+            for group in executor.cache_groups
+        ),
+        hash_recipe=HASH_RECIPE,
+        honoured=executor.honoured | LOOP_FEATURES,
+        commands=executor.commands | LOOP_COMMANDS,
+        tp_size=tp_size,
+        device=executor.device,
+        pid=os.getpid(),
+    )
+
+
+def assemble(
+    executor: Executor,
+    options: EngineOptions,
+    *,
+    model_line: str = "",
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineLoop:
+    """An engine's loop over an executor, which it owns from now on; closed if this fails.
+
+    Args:
+        executor: ready to step.
+        options: limits of the intake, policy, caching, seed.
+        model_line: what `EngineInfo.model_line` says.
+        clock: monotonic seconds; a simulator brings its own.
+
+    Raises:
+        UnknownPolicy: no installed scheduling policy of that name.
+        ValueError: limits that make no sense together.
+    """
+    try:
+        return _assembled(executor, options, model_line, clock)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _assembled(
+    executor: Executor, options: EngineOptions, model_line: str, clock: Callable[[], float]
+) -> EngineLoop:
+    info = executor.info
+    config = SchedulerConfig(
+        max_model_len=info.max_model_len,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        depth=info.depth,
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
+        eos_token_ids=info.eos_token_ids,
+        seed=options.seed,
+    )
+    cache = KVCache(
+        info.cache_groups,
+        num_blocks=info.num_blocks,
+        has_prefix_cache=options.enable_prefix_caching,
+    )
+    scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
+    engine_info = build_engine_info(
+        info, options, model_line=model_line, tp_size=options.tensor_parallel_size
+    )
+    return EngineLoop(executor, scheduler, engine_info, clock)

@@ -1,0 +1,75 @@
+"""The seam between the loop and the devices."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from openinfer_contract import Command, CommandResult
+from openinfer_kv_cache import CacheGroup
+from openinfer_scheduler import StepPlan, StepResult
+
+GrammarMasks = Mapping[int, npt.NDArray[np.uint32]]
+"""By row index of the plan: a bit per vocabulary id, set where the id is allowed."""
+
+
+class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor can hold and do. Constant while it lives."""
+
+    device: str
+    dtype: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+    """Number of slots."""
+    max_num_batched_tokens: int
+    depth: int
+    """Plans that may be in flight: 1 where the step runs on the host, 2 on a device."""
+    cache_groups: tuple[CacheGroup, ...]
+    num_blocks: int
+    """Blocks of each cache group."""
+    model_fingerprint: str
+    max_logprobs: int
+    max_stop_token_ids: int = 64
+    """Stop ids of one request at most, besides the model's own."""
+    honoured: frozenset[str]
+    """The names of `openinfer_contract.FEATURES` that the sampling side honours."""
+    commands: frozenset[str] = frozenset()
+    """Commands the executor itself handles."""
+    memory: tuple[tuple[str, int], ...] = ()
+    """The memory plan as (what, bytes), for the start log."""
+
+
+class Executor(Protocol):
+    """Runs plans on devices. Every method is called from the step thread only.
+
+    `launch` and `sample` enqueue and return; `wait` blocks. Plans are launched in step order and
+    waited for in the same order, at most `info.depth` launched and not yet waited for.
+    """
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Constant while the executor lives."""
+
+    def launch(self, plan: StepPlan, /) -> int:
+        """Starts a step's forward pass and returns its ticket (the step id)."""
+
+    def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
+        """Starts sampling for a launched step. Called once for each, in order."""
+
+    def wait(self, ticket: int, /) -> StepResult:
+        """Blocks until the step is done.
+
+        Raises:
+            StepFailed: nothing of the step may be used; the executor goes on with later steps.
+            ExecutorDead: the executor is of no further use.
+        """
+
+    def control(self, command: Command, /) -> CommandResult:
+        """Runs one of `info.commands`, with no step in flight."""
+
+    def close(self) -> None:
+        """Frees the devices. Idempotent."""

@@ -1,0 +1,229 @@
+"""An engine in this process: the loop on a thread of its own."""
+
+import atexit
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from openinfer_contract import (
+    Command,
+    CommandResult,
+    EngineDead,
+    EngineInfo,
+    EventSink,
+    GenerateRequest,
+    Load,
+    Rejected,
+    StreamState,
+    Ticket,
+    TokenEvent,
+)
+from openinfer_engine._assembly import assemble
+from openinfer_engine._executor import Executor
+from openinfer_engine._load_meter import LoadMeter
+from openinfer_engine._loop import EngineLoop
+from openinfer_engine._model_line import EngineOptions
+
+_STALLED_WAIT_S = 0.05
+
+_logger = logging.getLogger(__name__)
+
+_Task = Callable[[EngineLoop], None]
+
+
+class _GuardedSink:
+    """Holds a stream to its grammar and keeps a failing sink from taking the engine with it."""
+
+    __slots__ = ("_abort", "_request_id", "_sink", "_state")
+
+    def __init__(
+        self, request_id: str, sink: EventSink, abort: Callable[[Iterable[str]], None]
+    ) -> None:
+        self._request_id = request_id
+        self._sink = sink
+        self._abort = abort
+        self._state = StreamState(request_id)
+
+    def __call__(self, event: TokenEvent, /) -> None:
+        self._state.advance(event)
+        try:
+            self._sink(event)
+        except Exception:
+            _logger.exception("the sink of request %r has failed", self._request_id)
+            self._abort((self._request_id,))
+
+
+class InProcessEngine:
+    """An `EngineHandle` whose step thread lives in this process. For notebooks, tests and batches.
+
+    Methods may be called from any thread; sinks are called from the step thread. The process's
+    garbage collector is left alone, and other busy threads slow the steps down: servers use an
+    engine process. An engine that is still open when the interpreter exits is closed then.
+
+    Args:
+        factory: makes the executor, on the step thread.
+        options: limits of the intake, policy, seed.
+        model_line: what `EngineInfo.model_line` says.
+
+    Raises:
+        Exception: whatever `factory` raises.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Executor],
+        options: EngineOptions | None = None,
+        *,
+        model_line: str = "",
+    ) -> None:
+        self._options = options or EngineOptions()
+        self._model_line = model_line
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._death: str | None = None
+        self._waiting: set[Future[Any]] = set()
+        started: Future[tuple[EngineLoop, LoadMeter]] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(factory, started), name="openinfer-step", daemon=True
+        )
+        self._thread.start()
+        self._loop, self._meter = started.result()
+        # A step in native code while the interpreter goes away would abort the process.
+        atexit.register(self.close)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity, limits and abilities of the engine."""
+        return self._loop.info
+
+    def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
+        """Hands over a request; see `EngineHandle.submit`.
+
+        Raises:
+            EngineDead: if the engine is gone.
+        """
+        guarded = _GuardedSink(request.request_id, sink, self.abort)
+        if self._tasks.qsize() > self._options.max_queued_requests:
+            rejected = Rejected(
+                kind="overloaded", message="too many requests wait", retry_after_s=1.0
+            )
+            guarded(TokenEvent(end=rejected))
+        else:
+            self._put(lambda loop: loop.submit(request, guarded))
+        return Ticket(self, request.request_id)
+
+    def abort(self, request_ids: Iterable[str], /) -> None:
+        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        ids = tuple(request_ids)
+        with self._lock:
+            if self._death is None:
+                self._tasks.put(lambda loop: loop.abort(ids))
+
+    def control(self, command: Command, /) -> "Future[CommandResult]":
+        """Runs a command between two steps."""
+        future: Future[CommandResult] = Future()
+        self._ask(future, lambda loop: loop.control(command, lambda r: self._answer(future, r)))
+        return future
+
+    def load(self) -> Load:
+        """The load as last read; it lags by a quarter of a second at most."""
+        return self._meter.latest
+
+    def drain(self) -> "Future[None]":
+        """Refuses new requests from now on; done when the last live one has ended."""
+        future: Future[None] = Future()
+        self._ask(future, lambda loop: loop.drain(lambda: self._answer(future, None)))
+        return future
+
+    def close(self) -> None:
+        """Ends the engine and waits for its thread. Live requests fail. Idempotent."""
+        with self._lock:
+            if self._death is None:
+                self._tasks.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            atexit.unregister(self.close)
+
+    def _put(self, task: _Task) -> None:
+        with self._lock:
+            if self._death is not None:
+                raise EngineDead(self._death)
+            self._tasks.put(task)
+
+    def _ask(self, future: "Future[Any]", task: _Task) -> None:
+        with self._lock:
+            if self._death is None:
+                self._waiting.add(future)
+                self._tasks.put(task)
+                return
+        future.set_exception(EngineDead(self._death))
+
+    def _answer(self, future: "Future[Any]", result: CommandResult | None) -> None:
+        with self._lock:
+            self._waiting.discard(future)
+        if future.set_running_or_notify_cancel():
+            future.set_result(result)
+
+    def _run(
+        self,
+        factory: Callable[[], Executor],
+        started: "Future[tuple[EngineLoop, LoadMeter]]",
+    ) -> None:
+        """The step thread."""
+        try:
+            loop = assemble(factory(), self._options, model_line=self._model_line)
+            meter = LoadMeter(loop, time.monotonic())
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result((loop, meter))
+        try:
+            self._serve(loop, meter)
+            reason = "the engine was closed"
+            loop.fail_all(reason)
+        except Exception as error:
+            reason = loop.die(error)
+        self._die(loop, reason)
+        loop.close()
+
+    def _serve(self, loop: EngineLoop, meter: LoadMeter) -> None:
+        is_busy = False
+        while self._take_tasks(loop, meter, 0.0 if is_busy else _wait_s(loop, meter)):
+            is_busy = loop.has_work and loop.step()
+            meter.is_stale |= is_busy
+            meter.poll(time.monotonic())
+
+    def _take_tasks(self, loop: EngineLoop, meter: LoadMeter, timeout: float | None) -> bool:
+        """Runs what was asked for; False once the engine is to close."""
+        try:
+            task = self._tasks.get(timeout != 0.0, timeout)
+            while task is not None:
+                meter.is_stale = True
+                task(loop)
+                task = self._tasks.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _die(self, loop: EngineLoop, reason: str) -> None:
+        """Nothing is accepted any more; what was accepted and not begun fails."""
+        with self._lock:
+            self._death = reason
+        while not self._tasks.empty():
+            task = self._tasks.get_nowait()
+            if task is not None:
+                task(loop)
+        # Those tasks may have answered some; nobody adds to them any more.
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineDead(reason))
+
+
+def _wait_s(loop: EngineLoop, meter: LoadMeter) -> float | None:
+    waits = (_STALLED_WAIT_S if loop.has_work else None, meter.wait_s(time.monotonic()))
+    return min((wait for wait in waits if wait is not None), default=None)

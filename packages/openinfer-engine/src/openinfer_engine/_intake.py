@@ -1,0 +1,47 @@
+"""What is asked of a request before the scheduler sees it, besides `check_request`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from openinfer_contract import EngineInfo, GenerateRequest, Rejected, check_request
+
+
+def check_intake(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
+    """Why the engine cannot honour a request, or None. Looks at every token id: 10 us for 100k."""
+    rejected = check_request(request, info)
+    if rejected is not None:
+        return rejected
+    for field, column in _columns(request):
+        rejected = _check_column(field, column, info.vocab_size)
+        if rejected is not None:
+            return rejected
+    if any(not 0 <= token_id < info.vocab_size for token_id, _ in request.sampling.logit_bias):
+        return _invalid("sampling.logit_bias", f"names an id that is not below {info.vocab_size}")
+    return None
+
+
+def _columns(request: GenerateRequest) -> Iterator[tuple[str, bytes]]:
+    yield "prompt_token_ids", request.prompt_token_ids
+    if request.sampling.allowed_token_ids is not None:
+        yield "sampling.allowed_token_ids", request.sampling.allowed_token_ids
+    for words in request.sampling.bad_words:
+        yield "sampling.bad_words", words
+    if request.grammar is not None:
+        yield "grammar.start_after", request.grammar.start_after
+
+
+def _check_column(field: str, column: bytes, vocab_size: int) -> Rejected | None:
+    if len(column) % 4:
+        return _invalid(field, "is no u32 column")
+    ids = np.frombuffer(column, "<u4")
+    if not ids.size or ids.max() < vocab_size:
+        return None
+    position = int(np.argmax(ids >= vocab_size))
+    return _invalid(
+        field, f"holds {ids[position]} at position {position}; ids must be below {vocab_size}"
+    )
+
+
+def _invalid(field: str, message: str) -> Rejected:
+    return Rejected(kind="invalid", field=field, message=f"{field} {message}")

@@ -1,0 +1,338 @@
+"""The loop: intake, plan, launch, wait, apply, deliver; commands between steps.
+
+One iteration is `EngineLoop.step`, called over and over by a host that does the I/O: the engine
+process (`_server`) or a thread (`_in_process`). With depth 2 the iterations interleave as
+
+    launch n+1 -> wait n -> apply n, deliver n -> (host: intake) -> plan n+2, launch n+2 -> ...
+
+so that the device always has a step to run while the host settles the one before. No step of this
+version needs a mask from the host, so each is sampled as soon as it is launched.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from openinfer_contract import (
+    Command,
+    CommandDone,
+    CommandFailed,
+    CommandResult,
+    EngineInfo,
+    EventSink,
+    Failed,
+    GenerateRequest,
+    GetLoad,
+    Load,
+    Pause,
+    Rejected,
+    ResetPrefixCache,
+    Resume,
+    TokenEvent,
+    command_name,
+)
+from openinfer_engine._executor import Executor
+from openinfer_engine._intake import check_intake
+from openinfer_engine.errors import ExecutorDead, StepFailed
+from openinfer_scheduler import Effects, Scheduler
+
+LOOP_COMMANDS = frozenset({"get_load", "reset_prefix_cache", "pause", "resume"})
+"""Commands that the loop itself honours, over any executor."""
+
+DRAIN_RETRY_AFTER_S = 5.0
+
+Reply = Callable[[CommandResult], None]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that arrived while a pause waits for the live ones."""
+
+    request: GenerateRequest
+    arrival: float
+
+
+class EngineLoop:
+    """Drives one scheduler and one executor. Every method is called from the step thread.
+
+    Pause is a state of the loop: running --Pause--> settling (live requests end, new ones are
+    held back) --> paused --Resume--> running; `Pause(keep)` skips settling.
+
+    Args:
+        executor: launched and waited for, and closed by `close`.
+        scheduler: owned by the loop from now on.
+        info: what requests are checked against.
+        clock: monotonic seconds.
+
+    Attributes:
+        info: what the engine says of itself.
+        step_id: the last step that has completed.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        info: EngineInfo,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.step_id = 0
+        self._executor = executor
+        self._scheduler = scheduler
+        self._clock = clock
+        self._depth = executor.info.depth
+        self._in_flight: deque[int] = deque()
+        self._sinks: dict[str, EventSink] = {}
+        self._held: dict[str, _Held] = {}
+        self._num_held_tokens = 0
+        self._commands: deque[tuple[Command, Reply]] = deque()
+        self._drain_replies: list[Callable[[], None]] = []
+        self._num_refused = 0
+        self._death: str | None = None
+        self._is_settling = False
+        self._is_paused = False
+        self._is_draining = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` should be called: something is live, asked for or in flight."""
+        return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
+            self._scheduler.has_work and not self._is_paused
+        )
+
+    def submit(self, request: GenerateRequest, sink: EventSink) -> None:
+        """Takes a request in, or tells `sink` why not."""
+        if self._death is not None:
+            sink(TokenEvent(end=Failed(message=self._death, is_retryable=True)))
+            return
+        now = self._clock()
+        rejected = self._refusal(request) or self._admit(request, now)
+        if rejected is None:
+            self._sinks[request.request_id] = sink
+        else:
+            self._num_refused += 1
+            sink(TokenEvent(end=rejected))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored."""
+        if self._death is not None:
+            return
+        now = self._clock()
+        ids = tuple(request_ids)
+        for request_id in ids:
+            self._release(request_id)
+        self._deliver(self._scheduler.abort(ids, now))
+
+    def control(self, command: Command, reply: Reply) -> None:
+        """Runs a command once no step is in flight, in order of arrival; then calls `reply`."""
+        name = command_name(command)
+        if name not in self.info.commands:
+            reply(CommandFailed(kind="unsupported", message=f"{name} is not supported here"))
+        elif isinstance(command, GetLoad):
+            reply(CommandDone(load=self.load()))
+        else:
+            self._commands.append((command, reply))
+
+    def drain(self, reply: Callable[[], None]) -> None:
+        """Refuses new requests; `reply` once the live ones have ended. Ends a pause."""
+        self._is_draining = True
+        self._resume()
+        self._drain_replies.append(reply)
+
+    def load(self) -> Load:
+        """What is held right now."""
+        load = self._scheduler.load()
+        return replace(
+            load,
+            num_waiting=load.num_waiting + len(self._held),
+            num_waiting_tokens=load.num_waiting_tokens + self._num_held_tokens,
+            num_rejected=self._num_refused,
+            is_paused=self._is_paused,
+            is_draining=self._is_draining,
+        )
+
+    def step(self) -> bool:
+        """One iteration: at most one launch and one wait.
+
+        Returns:
+            Whether anything was done; if not, the host may wait for input a little.
+
+        Raises:
+            ExecutorDead: the host then calls `die`, as for any other exception of this class.
+        """
+        now = self._clock()
+        self._expire(now)
+        has_obeyed = bool(self._commands) and not self._in_flight and self._run_commands(now)
+        is_launched = self._may_plan() and self._launch(now)
+        has_waited = bool(self._in_flight) and (
+            not is_launched or len(self._in_flight) >= self._depth
+        )
+        if has_waited:
+            self._complete()
+        if self._drain_replies and not self._sinks and not self._scheduler.has_work:
+            replies, self._drain_replies = self._drain_replies, []
+            for reply in replies:
+                reply()
+        return is_launched or has_waited or has_obeyed
+
+    def die(self, error: Exception) -> str:
+        """Tells every live request, and every later one, that the engine is gone; returns why."""
+        if isinstance(error, ExecutorDead):
+            reason = f"the executor has died: {error}"
+            _logger.error("%s", reason)
+            self._deliver(self._scheduler.fail_all(reason, self._clock()))
+        else:
+            reason = f"the engine has failed with {type(error).__name__}"
+            _logger.error("%s", reason, exc_info=error)
+        self.fail_all(reason)
+        return reason
+
+    def fail_all(self, reason: str) -> None:
+        """Tells every live request, and every later one, that the engine is gone."""
+        self._death = reason
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(TokenEvent(end=Failed(message=reason, is_retryable=True)))
+
+    def close(self) -> None:
+        """Frees the executor. Idempotent."""
+        self._executor.close()
+
+    @property
+    def _is_holding(self) -> bool:
+        """Whether new requests come after a pause that the live ones still come before."""
+        return self._is_settling or any(
+            isinstance(command, Pause) and command.mode != "keep" for command, _ in self._commands
+        )
+
+    def _may_plan(self) -> bool:
+        return self._is_settling or not (self._is_paused or self._commands)
+
+    def _launch(self, now: float) -> bool:
+        plan = self._scheduler.plan(now)
+        if plan is None:
+            return False
+        ticket = self._executor.launch(plan)
+        self._in_flight.append(ticket)
+        self._executor.sample(ticket, {})
+        return True
+
+    def _complete(self) -> None:
+        ticket = self._in_flight[0]
+        self.step_id = ticket
+        try:
+            result = self._executor.wait(ticket)
+        except StepFailed as error:
+            _logger.error("step %d has failed: %s", ticket, error)
+            self._in_flight.popleft()
+            self._deliver(self._scheduler.fail(ticket, str(error), self._clock()))
+            return
+        self._in_flight.popleft()
+        self._deliver(self._scheduler.apply(result, self._clock()))
+
+    def _deliver(self, effects: Effects) -> None:
+        sinks = self._sinks
+        for request_id, event in effects:
+            if event.end is None:
+                sinks[request_id](event)
+            else:
+                sinks.pop(request_id)(event)
+
+    def _refusal(self, request: GenerateRequest) -> Rejected | None:
+        if self._is_draining:
+            return Rejected(
+                kind="draining",
+                message="the engine is shutting down",
+                retry_after_s=DRAIN_RETRY_AFTER_S,
+            )
+        return check_intake(request, self.info)
+
+    def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
+        if not self._is_holding:
+            return self._scheduler.add(request, now)
+        if request.request_id in self._sinks:
+            return Rejected(
+                kind="duplicate", field="request_id", message="this request id is live already"
+            )
+        limits = self.info.limits
+        if (
+            len(self._held) >= limits.max_queued_requests
+            or self._num_held_tokens + request.num_prompt_tokens > limits.max_queued_tokens
+        ):
+            return Rejected(kind="overloaded", message="the engine is pausing", retry_after_s=1.0)
+        self._held[request.request_id] = _Held(request, now)
+        self._num_held_tokens += request.num_prompt_tokens
+        return None
+
+    def _release(self, request_id: str) -> None:
+        """Hands a held request to the scheduler, which may refuse it after all."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return
+        self._num_held_tokens -= held.request.num_prompt_tokens
+        rejected = self._scheduler.add(held.request, held.arrival)
+        if rejected is not None:
+            self._num_refused += 1
+            self._sinks.pop(request_id)(TokenEvent(end=rejected))
+
+    def _expire(self, now: float) -> None:
+        """Fails what is past its deadline, held requests too: the scheduler says it."""
+        late = [
+            request_id
+            for request_id, held in self._held.items()
+            if held.request.deadline is not None and held.request.deadline <= now
+        ]
+        for request_id in late:
+            self._release(request_id)
+        self._deliver(self._scheduler.expire(now))
+
+    def _run_commands(self, now: float) -> bool:
+        """Runs the commands whose turn it is; whether there was one."""
+        num_waiting = len(self._commands)
+        while self._commands:
+            command, reply = self._commands[0]
+            if isinstance(command, Pause) and not self._settle(command, now):
+                break
+            self._commands.popleft()
+            reply(self._execute(command))
+        return len(self._commands) < num_waiting
+
+    def _settle(self, command: Pause, now: float) -> bool:
+        """Whether the pause can take effect; if not, steps go on until it can."""
+        if command.mode == "keep" or self._is_paused or self._is_draining:
+            return True
+        if not self._is_settling:
+            self._is_settling = True
+            if command.mode == "abort":
+                self._deliver(self._scheduler.abort_all(now))
+        return not self._scheduler.has_work
+
+    def _execute(self, command: Command) -> CommandResult:
+        if isinstance(command, Pause):
+            if self._is_draining:
+                return CommandFailed(kind="failed", message="the engine is shutting down")
+            self._is_paused = True
+            self._end_settling()
+        elif isinstance(command, Resume):
+            self._resume()
+        elif isinstance(command, ResetPrefixCache):
+            self._scheduler.reset_prefix_cache()
+        else:
+            return self._executor.control(command)
+        return CommandDone(load=self.load())
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        self._end_settling()
+
+    def _end_settling(self) -> None:
+        self._is_settling = False
+        for request_id in tuple(self._held):
+            self._release(request_id)

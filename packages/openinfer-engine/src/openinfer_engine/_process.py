@@ -1,0 +1,149 @@
+"""The engine process: read the spec, make the executor, say so, serve.
+
+    python -m openinfer_engine --fd N [--listen unix:PATH | tcp:HOST:PORT]...
+
+N is an inherited, connected stream socket; its end ends the engine. Exit statuses: 0 asked to
+end, 1 the start failed (and the parent was told why), 70 the engine died.
+"""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from openinfer_contract import OpenInferError
+from openinfer_engine._address import bound_address, listen, remove_socket_file
+from openinfer_engine._assembly import assemble
+from openinfer_engine._launch import (
+    LENGTH,
+    MAX_START_FRAME_BYTES,
+    ProcessSpec,
+    Progress,
+    Started,
+    StartFailed,
+    decode_spec,
+    encode_start,
+    resolve_factory,
+)
+from openinfer_engine._loop import EngineLoop
+from openinfer_engine._server import EngineServer
+
+EXIT_START_FAILED = 1
+EXIT_DIED = 70
+
+_logger = logging.getLogger(__name__)
+
+
+class _ProgressHandler(logging.Handler):
+    """Passes log lines on to the parent while the engine starts."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        super().__init__(logging.INFO)
+        self._parent = parent
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._parent.sendall(encode_start(Progress(record.getMessage())))
+        except OSError:
+            self.handleError(record)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the engine process; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m openinfer_engine", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
+    parser.add_argument("--listen", action="append", default=[], help="a further address")
+    options = parser.parse_args(arguments)
+    # Signals to a whole group are the front's to act on: it drains, then closes this process.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s engine: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    with ExitStack() as stack:
+        parent = stack.enter_context(socket.socket(fileno=options.fd))
+        return _run(parent, options.listen, stack)
+
+
+def _run(parent: socket.socket, addresses: Sequence[str], stack: ExitStack) -> int:
+    spec = _receive_spec(parent)
+    if spec is None:
+        return EXIT_START_FAILED
+    logging.getLogger().setLevel(spec.log_level.upper())
+    try:
+        with _progress_to(parent):
+            listeners = [stack.enter_context(listen(address)) for address in addresses]
+            for listener in listeners:
+                stack.callback(remove_socket_file, listener.getsockname())
+            loop = _build(spec)
+    except Exception as error:
+        if not _is_explained(error):
+            _logger.error("the engine did not start", exc_info=error)
+        parent.sendall(encode_start(_failure(error)))
+        return EXIT_START_FAILED
+    stack.callback(loop.close)
+    bound = tuple(bound_address(listener) for listener in listeners)
+    parent.sendall(encode_start(Started(bound)))
+    server = EngineServer(loop, parent, listeners)
+    reason = server.run()
+    return 0 if reason is None else EXIT_DIED
+
+
+def _build(spec: ProcessSpec) -> EngineLoop:
+    executor = resolve_factory(spec.factory)(spec.launch)
+    if executor.info.memory:
+        _logger.info("memory on %s%s", executor.info.device, _table(executor.info.memory))
+    return assemble(executor, spec.launch.engine, model_line=spec.launch.model_line)
+
+
+def _table(memory: Sequence[tuple[str, int]]) -> str:
+    """The memory plan, a line for each part."""
+    total = ("total", sum(num_bytes for _, num_bytes in memory))
+    return "".join(f"\n  {what:16}{size / 2**20:12,.1f} MiB" for what, size in (*memory, total))
+
+
+def _progress_to(parent: socket.socket) -> ExitStack:
+    """While it is open, log lines are progress too."""
+    handler = _ProgressHandler(parent)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    stack = ExitStack()
+    stack.callback(root.removeHandler, handler)
+    return stack
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether the error's own sentence is enough for a person."""
+    return isinstance(error, OpenInferError | ValueError)
+
+
+def _failure(error: Exception) -> StartFailed:
+    kind = type(error).__name__
+    return StartFailed(kind, str(error) if _is_explained(error) else f"{kind}: {error}")
+
+
+def _receive_spec(parent: socket.socket) -> ProcessSpec | None:
+    """The first frame, or None if the parent is gone."""
+    head = _receive(parent, LENGTH.size)
+    if head is None:
+        return None
+    (size,) = LENGTH.unpack(head)
+    assert size <= MAX_START_FRAME_BYTES, "the parent sends no ProcessSpec"
+    payload = _receive(parent, size)
+    return None if payload is None else decode_spec(payload)
+
+
+def _receive(sock: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)

@@ -1,0 +1,245 @@
+"""The engine process at work: its main thread reads, steps and writes, and nothing else runs.
+
+While rows run the sockets are polled between steps; when nothing can be stepped the thread blocks
+in `select`. There are no helper threads: a torch call drops the GIL, and a busy neighbour would
+keep it.
+"""
+
+import errno
+import gc
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from openinfer_contract import (
+    Abort,
+    ClientMessage,
+    Close,
+    ContractVersionError,
+    Control,
+    Drain,
+    Hello,
+    Submit,
+    WireError,
+)
+from openinfer_engine._connection import Connection, Stream
+from openinfer_engine._load_meter import LoadMeter
+from openinfer_engine._loop import EngineLoop
+
+UNWRITABLE_S = 30.0
+"""A peer that takes no output for this long has hung up."""
+_STALLED_WAIT_S = 0.05
+_BLOCKED_WAIT_S = 1.0
+_ACCEPT_PAUSE_S = 1.0
+"""The process has no descriptor left for a client that waits: it is asked again after this."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_FAREWELL_S = 1.0
+_FAREWELL_POLL_S = 0.01
+_STEPS_BETWEEN_COLLECTIONS = 20_000
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineServer:
+    """Serves one loop over sockets until its parent is gone, it is told to close, or it dies.
+
+    Args:
+        loop: driven from `run`'s thread.
+        parent: the inherited socket, past the start messages.
+        listeners: further clients come from here.
+        unwritable_s: patience with a peer that does not read.
+    """
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        parent: socket.socket,
+        listeners: Sequence[socket.socket] = (),
+        unwritable_s: float = UNWRITABLE_S,
+    ) -> None:
+        self._loop = loop
+        self._listeners = tuple(listeners)
+        self._unwritable_s = unwritable_s
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[Connection] = set()
+        self._writers: set[Connection] = set()
+        self._accepts_at: float | None = None
+        """When the listeners are looked at again; None: they are."""
+        self._closing: str | None = None
+        self._is_busy = False
+        self._meter = LoadMeter(loop, time.monotonic())
+        self._steps_since_collection = 0
+        for sock in self._listeners:
+            sock.setblocking(False)
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._connect(parent, is_parent=True)
+
+    def run(self) -> str | None:
+        """Serves. Returns why the engine died, or None if it was asked to end."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        reason: str | None = None
+        try:
+            while self._closing is None:
+                self._serve_once()
+            _logger.info("closing: %s", self._closing)
+            self._loop.fail_all(f"the engine is closing: {self._closing}")
+        except Exception as error:
+            reason = self._loop.die(error)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            self._say_farewell()
+            self._release()
+        return reason
+
+    def _serve_once(self) -> None:
+        for key, events in self._selector.select(self._timeout()):
+            if isinstance(key.data, Connection):
+                if events & selectors.EVENT_READ:
+                    self._read(key.data)
+            else:
+                assert isinstance(key.fileobj, socket.socket)
+                self._accept(key.fileobj)
+        self._is_busy = self._loop.has_work and self._loop.step()
+        if self._is_busy:
+            self._meter.is_stale = True
+            self._steps_since_collection += 1
+        now = time.monotonic()
+        load = self._meter.poll(now)
+        if load is not None:
+            for connection in self._connections:
+                connection.report_load(load)
+        self._flush(now)
+        self._resume_accepting(now)
+        self._collect_garbage()
+
+    def _timeout(self) -> float | None:
+        """How long `select` may block."""
+        if self._is_busy:
+            return 0.0
+        waits = (
+            _STALLED_WAIT_S if self._loop.has_work else None,
+            self._meter.wait_s(time.monotonic()),
+            _BLOCKED_WAIT_S if self._writers else None,
+            _ACCEPT_PAUSE_S if self._accepts_at is not None else None,
+        )
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Takes a client in. One that cannot be is its own misfortune, not the engine's."""
+        try:
+            sock, _ = listener.accept()
+            self._connect(sock)
+        except OSError as error:
+            if error.errno in _EXHAUSTED and self._accepts_at is None:
+                _logger.error("no further client can be accepted: %s", error.strerror)
+                # A listener with a client in its queue stays readable: `select` would not block.
+                for sock in self._listeners:
+                    self._selector.unregister(sock)
+                self._accepts_at = time.monotonic() + _ACCEPT_PAUSE_S
+
+    def _resume_accepting(self, now: float) -> None:
+        if self._accepts_at is not None and now >= self._accepts_at:
+            self._accepts_at = None
+            for sock in self._listeners:
+                self._selector.register(sock, selectors.EVENT_READ)
+
+    def _connect(self, sock: socket.socket, *, is_parent: bool = False) -> None:
+        connection = Connection(sock, self._loop.info, is_parent=is_parent)
+        connection.report_load(self._meter.latest)
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            messages = connection.receive()
+            if messages is None:
+                self._disconnect(connection)
+                return
+            for message in messages:
+                self._handle(connection, message)
+            self._meter.is_stale = True
+        except (WireError, ContractVersionError) as error:
+            _logger.error("a client is disconnected: %s", error)
+            self._disconnect(connection)
+
+    def _handle(self, connection: Connection, message: ClientMessage) -> None:
+        if isinstance(message, Submit):
+            self._submit(connection, message)
+        elif isinstance(message, Abort):
+            ids = (connection.request_ids.get(i) for i in message.stream_ids)
+            self._loop.abort([request_id for request_id in ids if request_id is not None])
+        elif isinstance(message, Control):
+            self._loop.control(message.command, partial(connection.reply, message.call_id))
+        elif isinstance(message, Drain):
+            self._loop.drain(connection.report_drained)
+        elif isinstance(message, Close):
+            self._closing = "asked to"
+        else:
+            assert isinstance(message, Hello)
+            raise WireError("Hello was said twice")
+
+    def _submit(self, connection: Connection, message: Submit) -> None:
+        stream_id, request = message.stream_id, message.request
+        if stream_id in connection.request_ids or not 0 <= stream_id < 2**32:
+            raise WireError(f"stream {stream_id} is open already, or no u32")
+        connection.request_ids[stream_id] = request.request_id
+        self._loop.submit(request, Stream(connection, stream_id))
+
+    def _disconnect(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._writers.discard(connection)
+        self._selector.unregister(connection.sock)
+        connection.close()
+        if connection.is_parent:
+            self._closing = "the parent is gone"
+        self._loop.abort(tuple(connection.request_ids.values()))
+
+    def _flush(self, now: float) -> None:
+        for connection in [c for c in self._connections if c.has_output]:
+            if not connection.flush(self._loop.step_id, now):
+                self._disconnect(connection)
+            elif connection.blocked_since is None:
+                self._watch(connection, selectors.EVENT_READ)
+                self._writers.discard(connection)
+            elif now - connection.blocked_since > self._unwritable_s:
+                _logger.warning("a client took no output for %.0f s", self._unwritable_s)
+                self._disconnect(connection)
+            else:
+                reading = 0 if connection.is_flooded else selectors.EVENT_READ
+                self._watch(connection, reading | selectors.EVENT_WRITE)
+                self._writers.add(connection)
+
+    def _watch(self, connection: Connection, events: int) -> None:
+        if self._selector.get_key(connection.sock).events != events:
+            self._selector.modify(connection.sock, events, connection)
+
+    def _collect_garbage(self) -> None:
+        """Collects while idle; never idle means now and then."""
+        is_idle = not self._meter.is_stale and self._steps_since_collection > 0
+        if is_idle or self._steps_since_collection >= _STEPS_BETWEEN_COLLECTIONS:
+            self._steps_since_collection = 0
+            gc.collect()
+
+    def _say_farewell(self) -> None:
+        """Gives every peer a moment to take its last events."""
+        give_up_at = time.monotonic() + _FAREWELL_S
+        waiting = {c for c in self._connections if c.has_output}
+        while waiting and (now := time.monotonic()) < give_up_at:
+            waiting = {c for c in waiting if c.flush(self._loop.step_id, now) and c.has_output}
+            if waiting:
+                time.sleep(_FAREWELL_POLL_S)
+
+    def _release(self) -> None:
+        self._selector.close()
+        for connection in self._connections:
+            connection.close()
+        for sock in self._listeners:
+            sock.close()

@@ -1,0 +1,273 @@
+"""Keeps one engine process alive, and looks like an engine that is sometimes not there.
+
+starting --ready--> ready --it died--> restarting --ready--> ready
+                                           └──tries used up──> dead
+any --close, shutdown--> closed
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
+
+from openinfer_contract import (
+    Command,
+    CommandResult,
+    EngineDead,
+    EngineInfo,
+    EventSink,
+    GenerateRequest,
+    Load,
+    Ticket,
+)
+from openinfer_engine._child import EngineChild
+from openinfer_engine._launch import LINE_FACTORY, LogLevel, ProcessSpec
+from openinfer_engine._model_line import LaunchSpec
+from openinfer_engine._remote import RemoteEngine
+from openinfer_engine.errors import EngineStartError
+
+EngineState = Literal["starting", "ready", "restarting", "dead", "closed"]
+
+_LAST_WORDS_S = 2.0
+"""An engine that has closed its socket gets so long to end by itself."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorOptions:
+    """Patience, in seconds and tries."""
+
+    step_timeout_s: float = 60.0
+    """Running rows and no sign of a step for this long: the engine is killed and restarted."""
+    start_silence_s: float | None = 600.0
+    """A start that reports nothing for this long is hung."""
+    max_restarts: int = 3
+    """Restarts in a row; an engine that was healthy for `healthy_s` starts a new row."""
+    backoff_s: float = 0.5
+    """Wait before the first restart of a row; doubles with each."""
+    healthy_s: float = 60.0
+    stop_s: float = 10.0
+    """How long a closed engine may take to end before it is killed."""
+
+
+class EngineSupervisor:
+    """An `EngineHandle` over a child process that is restarted when it dies.
+
+    Belongs to the event loop that called `start`. While there is no engine `submit` raises
+    EngineDead, the state says why, and `load` is empty; requests that were in flight have ended
+    with `Failed(is_retryable=True)`.
+
+    Args:
+        spec: what the engine shall be.
+        factory: `module:function` of what makes its executor; by default the model line does.
+        listen: further addresses for other front processes, `unix:PATH` or `tcp:HOST:PORT`.
+        options: patience.
+        log_level: what the engine process writes to stderr.
+        on_progress: called with the lines an engine logs while it starts.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        *,
+        factory: str = LINE_FACTORY,
+        listen: Sequence[str] = (),
+        options: SupervisorOptions | None = None,
+        log_level: LogLevel = "info",
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self._spec = ProcessSpec(launch=spec, factory=factory, log_level=log_level)
+        self._listen = tuple(listen)
+        self._options = options or SupervisorOptions()
+        self._on_progress = on_progress
+        self._state: EngineState = "starting"
+        self._reason = "the engine is starting"
+        self._child: EngineChild | None = None
+        self._info: EngineInfo | None = None
+        self._num_restarts = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """What `/ready` and `/health` want to know."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        """One sentence on why the engine is not ready; the last such sentence if it is."""
+        return self._reason
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts since `start`."""
+        return self._num_restarts
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the engine listens besides, ports resolved; empty while there is none."""
+        return self._child.addresses if self._child is not None else ()
+
+    @property
+    def info(self) -> EngineInfo:
+        """Identity, limits and abilities of the engine, of the last one if there is none now."""
+        assert self._info is not None, "the supervisor was not started"
+        return self._info
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine and waits until it is ready. A first start is not retried.
+
+        Raises:
+            EngineStartError: with the engine's own sentence.
+        """
+        try:
+            await self._start_child()
+        except EngineStartError as error:
+            self._state, self._reason = "dead", error.message
+            raise
+        self._watch = asyncio.create_task(self._keep_alive())
+        return self.info
+
+    def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
+        """Hands over a request; see `EngineHandle.submit`.
+
+        Raises:
+            EngineDead: if there is no engine at the moment.
+        """
+        self._engine().submit(request, sink)
+        return Ticket(self, request.request_id)
+
+    def abort(self, request_ids: Iterable[str], /) -> None:
+        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        if self._child is not None:
+            self._child.engine.abort(request_ids)
+
+    def control(self, command: Command, /) -> "Future[CommandResult]":
+        """Runs a command between two steps; fails with EngineDead while there is no engine."""
+        if self._child is not None:
+            return self._child.engine.control(command)
+        future: Future[CommandResult] = Future()
+        future.set_exception(EngineDead(self._reason))
+        return future
+
+    def load(self) -> Load:
+        """The latest known load, empty while there is no engine."""
+        return self._child.engine.load() if self._child is not None else Load()
+
+    def drain(self) -> "Future[None]":
+        """Refuses new requests from now on; done when the last live one has ended."""
+        if self._child is not None:
+            return self._child.engine.drain()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def close(self) -> None:
+        """Kills the engine process. Live requests fail. Idempotent; `shutdown` is the kind way."""
+        self._retire()
+        child, self._child = self._child, None
+        if child is not None:
+            child.engine.disconnect()
+            child.process.kill()
+            child.process.wait()
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Drains for so many seconds, then ends the engine; kills it if it does not end."""
+        if self._child is not None and drain_s > 0:
+            drained = asyncio.wrap_future(self._child.engine.drain())
+            done, _ = await asyncio.wait([drained], timeout=drain_s)
+            if done and (error := drained.exception()) is not None:
+                _logger.warning("the engine ended while it drained: %s", error)
+            drained.cancel()
+        self._retire()
+        if self._watch is not None:
+            await asyncio.wait([self._watch])
+        child, self._child = self._child, None
+        if child is not None:
+            await child.stop(self._options.stop_s)
+
+    def _engine(self) -> RemoteEngine:
+        if self._child is None:
+            raise EngineDead(self._reason)
+        return self._child.engine
+
+    def _retire(self) -> None:
+        self._state, self._reason = "closed", "the engine was closed"
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _start_child(self) -> None:
+        child = await EngineChild.start(
+            self._spec,
+            listen=self._listen,
+            silence_s=self._options.start_silence_s,
+            on_progress=self._on_progress,
+        )
+        self._child = child
+        # A port the system chose is known to other clients from now on: a restart keeps it.
+        self._listen = child.addresses
+        self._info = child.engine.info
+        self._state = "ready"
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        tries = 0
+        while True:
+            assert self._child is not None
+            started_at = loop.time()
+            reason = await self._watch_child(self._child)
+            child, self._child = self._child, None
+            self._state, self._reason = "restarting", reason
+            status = await child.stop(_LAST_WORDS_S if child.engine.is_dead else 0.0)
+            self._reason = f"{reason} (exit status {status})"
+            _logger.error("%s; restarting it", self._reason)
+            if loop.time() - started_at > self._options.healthy_s:
+                tries = 0
+            tries = await self._restart(tries)
+            if self._child is None:
+                return
+
+    async def _restart(self, tries: int) -> int:
+        """Tries until an engine runs or the tries are used up; returns those used."""
+        while tries < self._options.max_restarts:
+            await asyncio.sleep(self._options.backoff_s * 2**tries)
+            tries += 1
+            self._num_restarts += 1
+            try:
+                await self._start_child()
+            except EngineStartError as error:
+                self._reason = f"the engine does not start again: {error.message}"
+                _logger.error("%s", self._reason)
+            else:
+                _logger.info("the engine is back after %d tries", tries)
+                return tries
+        self._state = "dead"
+        _logger.error("the engine is given up after %d restarts", tries)
+        return tries
+
+    async def _watch_child(self, child: EngineChild) -> str:
+        """Returns why the engine is gone, or has to go.
+
+        Silence is counted in ticks of this task, not in seconds, so that an event loop that was
+        stopped itself does not take the engine for hung.
+        """
+        engine = child.engine
+        tick_s = min(1.0, self._options.step_timeout_s / 10)
+        silence_s, heard = 0.0, engine.last_heard
+        died = asyncio.ensure_future(engine.wait_dead())
+        try:
+            while silence_s < self._options.step_timeout_s:
+                done, _ = await asyncio.wait([died], timeout=tick_s)
+                if done:
+                    return f"the engine has died: {died.result()}"
+                is_owed = (engine.num_live or engine.load().num_running) and (
+                    not engine.load().is_paused
+                )
+                has_spoken = engine.last_heard != heard
+                silence_s = 0.0 if has_spoken or not is_owed else silence_s + tick_s
+                heard = engine.last_heard
+        finally:
+            died.cancel()
+        return f"the engine made no step for {self._options.step_timeout_s:.0f} s"

@@ -1,0 +1,12 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_example_runs() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert examples
+    for example in examples:
+        subprocess.run([sys.executable, "-c", example], check=True)

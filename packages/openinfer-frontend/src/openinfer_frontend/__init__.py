@@ -1,0 +1,31 @@
+"""OpenAI-compatible HTTP over any EngineHandle.
+
+`create_app` makes a raw ASGI application over an engine and a text model, `serve` runs it on
+uvicorn. Depends on the contract, the text package, pydantic and uvicorn; never on torch.
+"""
+
+from openinfer_frontend._app import FrontendApp, create_app
+from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngine
+from openinfer_frontend._server import bind, new_event_loop, serve
+from openinfer_frontend.errors import ApiError, ClientGone, FrontendError, ListenError
+
+__all__ = [
+    # the application
+    "create_app",
+    "FrontendApp",
+    "FrontendConfig",
+    # its engine
+    "EngineProvider",
+    "EngineState",
+    "FixedEngine",
+    # serving
+    "bind",
+    "serve",
+    "new_event_loop",
+    # errors
+    "FrontendError",
+    "ApiError",
+    "ClientGone",
+    "ListenError",
+]

@@ -1,0 +1,116 @@
+"""The ASGI application: routes, error objects, request ids, draining."""
+
+import asyncio
+import logging
+
+from openinfer_frontend._backend import Backend
+from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._exchange import Exchange, Receive, Scope, Send
+from openinfer_frontend._generate_routes import GenerateRoutes
+from openinfer_frontend._info_routes import InfoRoutes
+from openinfer_frontend._openapi import describe
+from openinfer_frontend._provider import EngineProvider
+from openinfer_frontend._router import Router
+from openinfer_frontend._text_work import TextWork
+from openinfer_frontend._token_routes import TokenRoutes
+from openinfer_frontend.errors import ApiError, ClientGone
+from openinfer_text import TextModel
+
+_log = logging.getLogger(__name__)
+
+
+class FrontendApp:
+    """OpenAI-compatible HTTP over one engine, as a raw ASGI application.
+
+    Belongs to the event loop it serves on; needs no lifespan events.
+    """
+
+    def __init__(self, provider: EngineProvider, text: TextModel, config: FrontendConfig) -> None:
+        work = TextWork(
+            text, num_threads=config.num_text_threads, max_inline_bytes=config.max_inline_bytes
+        )
+        self._backend = Backend(provider, work, config)
+        self._router = _routes(self._backend)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request.
+
+        Raises:
+            ValueError: for a scope that is not HTTP.
+        """
+        if scope["type"] != "http":
+            raise ValueError(f"this application does not serve {scope['type']}")
+        exchange = Exchange(scope, receive, send, self._backend.config)
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            return
+        except asyncio.CancelledError:
+            if not exchange.is_client_gone:
+                raise
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            exchange.take_request_id()
+            await self._router.find(exchange.method, exchange.path)(exchange)
+        except ApiError as error:
+            await exchange.respond_error(error)
+        except ClientGone:
+            raise
+        except Exception:
+            _log.exception("%s %s failed", exchange.method, exchange.path)
+            await exchange.respond_error(ApiError(500, "internal error"))
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests being generated now."""
+        return self._backend.num_in_flight
+
+    def start_draining(self) -> None:
+        """From now on `/ready` says 503 and new requests are refused; running ones go on."""
+        self._backend.is_draining = True
+
+    async def drained(self) -> None:
+        """Returns when no request is being generated."""
+        await self._backend.wait_idle()
+
+    def close(self) -> None:
+        """Ends the text threads. Idempotent; the engine and the text model are the caller's."""
+        self._backend.text.close()
+
+
+def create_app(provider: EngineProvider, text: TextModel, config: FrontendConfig) -> FrontendApp:
+    """The application over an engine and the text model of its checkpoint.
+
+    Args:
+        provider: gives the engine of the moment; not owned.
+        text: tokenizer, template and defaults; not owned.
+        config: the operator's choices.
+    """
+    return FrontendApp(provider, text, config)
+
+
+def _routes(backend: Backend) -> Router:
+    generate, tokens, info = GenerateRoutes(backend), TokenRoutes(backend), InfoRoutes(backend)
+    description = describe(backend.config.version)
+
+    async def openapi(exchange: Exchange) -> None:
+        await exchange.respond(200, description)
+
+    router = Router()
+    for method, path, handler in (
+        ("POST", "/v1/completions", generate.completions),
+        ("POST", "/v1/chat/completions", generate.chat),
+        ("GET", "/v1/models", info.models),
+        ("GET", "/v1/models/", info.model),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+        ("GET", "/health", info.health),
+        ("GET", "/ready", info.ready),
+        ("GET", "/version", info.version),
+        ("GET", "/load", info.load),
+        ("POST", "/reset_prefix_cache", info.reset_prefix_cache),
+        ("GET", "/openapi.json", openapi),
+    ):
+        router.add(method, path, handler)
+    return router

@@ -1,0 +1,98 @@
+"""What every route works with: the engine of the moment, the text model, the drain state."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from openinfer_contract import (
+    Command,
+    CommandDone,
+    CommandFailed,
+    EngineDead,
+    EngineHandle,
+    command_name,
+)
+from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._provider import EngineProvider
+from openinfer_frontend._text_work import TextWork
+from openinfer_frontend.errors import ApiError
+
+
+class Backend:
+    """Shared by the routes of one app; belongs to its event loop."""
+
+    def __init__(self, provider: EngineProvider, text: TextWork, config: FrontendConfig) -> None:
+        self.provider = provider
+        self.text = text
+        self.config = config
+        self.is_draining = False
+        self.num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def engine(self) -> EngineHandle:
+        """The engine that takes requests now.
+
+        Raises:
+            ApiError: 503, while there is none.
+        """
+        try:
+            return self.provider.handle()
+        except EngineDead as error:
+            raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
+
+    def check_ready(self) -> None:
+        """Raises `ApiError` 503 unless new requests can be served."""
+        if self.is_draining:
+            raise ApiError.unavailable("the server is shutting down", self.config.retry_after_s)
+        state = self.provider.state
+        if state != "ready":
+            raise ApiError.unavailable(f"the engine is {state}", self.config.retry_after_s)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `ApiError` 404 if a request names another model."""
+        if name is not None and name not in self.config.served_model_names:
+            raise ApiError(404, f"The model `{name[:200]}` does not exist.", param="model")
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a request whose end a drain waits for.
+
+        Raises:
+            ApiError: 503, while draining.
+        """
+        if self.is_draining:
+            raise ApiError.unavailable("the server is shutting down", self.config.retry_after_s)
+        self.num_in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+            if self.num_in_flight == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no admitted request is left."""
+        await self._idle.wait()
+
+    async def control(self, command: Command) -> CommandDone:
+        """Runs a command.
+
+        Raises:
+            ApiError: if the engine lacks it (501), fails it (500), is gone or takes too long (503).
+        """
+        engine = self.engine()
+        name = command_name(command)
+        if name not in engine.info.commands:
+            raise ApiError(501, f"this engine does not support {name}")
+        try:
+            async with asyncio.timeout(self.config.control_timeout_s):
+                result = await asyncio.wrap_future(engine.control(command))
+        except EngineDead as error:
+            raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
+        except TimeoutError:
+            raise ApiError.unavailable(f"{name} did not end in time") from None
+        if isinstance(result, CommandFailed):
+            raise ApiError(501 if result.kind == "unsupported" else 500, result.message)
+        return result

@@ -1,0 +1,236 @@
+"""One HTTP request and its response, over raw ASGI."""
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._requests import RequestModel
+from openinfer_frontend.errors import ApiError, ClientGone
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+M = TypeVar("M", bound=RequestModel)
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+DONE = b"data: [DONE]\n\n"
+ABORT = "openinfer.abort"
+"""ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
+
+
+def to_json(value: object) -> bytes:
+    """Compact UTF-8 JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+class Exchange:
+    """One HTTP request and its response; belongs to the task that handles it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, config: FrontendConfig) -> None:
+        self._extensions: dict[str, dict[str, Any]] = scope.get("extensions") or {}
+        self._receive = receive
+        self._send = send
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._blocked_since: float | None = None
+        self._is_complete = False
+        self._stall_timeout_s = config.stall_timeout_s
+        self._max_body_bytes = config.max_body_bytes
+        self._body_timeout_s = config.body_timeout_s
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.num_body_bytes = 0
+        self.is_client_gone = False
+        """Whether the task was cancelled because nobody reads the response any more."""
+        self.has_begun = False
+        """Whether the status line is out."""
+        self.is_stream = False
+        """Whether the response is a stream of events."""
+        self.request_id = uuid.uuid4().hex
+        """The client's X-Request-Id, else made up; echoed in every response."""
+
+    def take_request_id(self) -> None:
+        """Adopts the client's X-Request-Id.
+
+        Raises:
+            ApiError: if it is not 1 to 128 visible ASCII characters.
+        """
+        given = self.header("x-request-id")
+        if given is not None:
+            if not _REQUEST_ID.fullmatch(given):
+                raise ApiError(
+                    400,
+                    "X-Request-Id must be 1 to 128 visible ASCII characters",
+                    param="X-Request-Id",
+                )
+            self.request_id = given
+
+    def header(self, name: str) -> str | None:
+        """The value of a request header, by its lower-case name."""
+        value = self._headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    async def read_model(self, model: type[M]) -> M:
+        """The request's body, validated.
+
+        Raises:
+            ApiError: 400, 408 or 413.
+            ClientGone: if the connection closes first.
+        """
+        media_type = (self.header("content-type") or "application/json").partition(";")[0]
+        if media_type.strip().lower() != "application/json":
+            raise ApiError(400, "Content-Type must be application/json")
+        body = await self._read_body()
+        self.num_body_bytes = len(body)
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise _explain(error) from None
+
+    async def _read_body(self) -> bytes:
+        max_bytes = self._max_body_bytes
+        too_large = ApiError(413, f"the request body exceeds {max_bytes} bytes")
+        announced = self.header("content-length")
+        if announced is not None and announced.isdecimal() and int(announced) > max_bytes:
+            raise too_large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone("the client closed the connection")
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > max_bytes:
+                        raise too_large
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(408, "the request body did not arrive in time") from None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While inside, a client that hangs up or stops reading cancels the task.
+
+        Enter after the body was read. `is_client_gone` tells this cancellation from others.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._cancel_when_gone(task))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+
+    async def _cancel_when_gone(self, task: "asyncio.Task[None]") -> None:
+        while not self.is_client_gone:
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    message = await self._receive()
+                # The server says the same once the response is complete.
+                if self._is_complete:
+                    return
+                self.is_client_gone = message["type"] == "http.disconnect"
+            except TimeoutError:
+                self.is_client_gone = self._has_stalled()
+                if self.is_client_gone and ABORT in self._extensions:
+                    # A close would wait until the client has read what is buffered.
+                    self._extensions[ABORT]["abort"]()
+        task.cancel()
+
+    def _has_stalled(self) -> bool:
+        since = self._blocked_since
+        now = asyncio.get_running_loop().time()
+        return since is not None and now - since >= self._stall_timeout_s
+
+    async def respond(
+        self, status: int, body: bytes, *headers: tuple[bytes, bytes], media_type: bytes = b""
+    ) -> None:
+        """Sends a whole response."""
+        self.has_begun = True
+        await self._transmit(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (b"content-type", media_type or b"application/json"),
+                    (b"content-length", b"%d" % len(body)),
+                    (b"x-request-id", self.request_id.encode()),
+                    *headers,
+                ],
+            }
+        )
+        await self._write(body, more=False)
+
+    async def respond_json(self, value: object, status: int = 200) -> None:
+        """Sends a JSON response."""
+        await self.respond(status, to_json(value))
+
+    async def respond_error(self, error: ApiError) -> None:
+        """Sends an error: a response, or the last event of a stream that has begun."""
+        body = to_json(error.body())
+        if self.is_stream:
+            await self.end_stream(b"data: " + body + b"\n\n")
+        elif not self.has_begun:
+            await self.respond(error.status, body, *error.headers())
+
+    async def begin_stream(self) -> None:
+        """Sends the head of a stream of events."""
+        self.has_begun = self.is_stream = True
+        await self._transmit(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    (b"x-request-id", self.request_id.encode()),
+                ],
+            }
+        )
+
+    async def send_events(self, events: bytes) -> None:
+        """Sends events; returns when the connection takes more."""
+        await self._write(events, more=True)
+
+    async def end_stream(self, events: bytes = b"") -> None:
+        """Sends the last events and the end mark."""
+        self.is_stream = False
+        await self._write(events + DONE, more=False)
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        self._is_complete = not more
+        await self._transmit({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _transmit(self, message: Message) -> None:
+        self._blocked_since = asyncio.get_running_loop().time()
+        await self._send(message)
+        self._blocked_since = None
+
+
+def _explain(error: ValidationError) -> ApiError:
+    """The first problem of a body, in one short sentence that does not quote the body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}")
+    # Deeper parts of a location name branches of unions, which mean nothing to a client.
+    location = first["loc"]
+    if not location:
+        return ApiError(400, first["msg"].removeprefix("Value error, "))
+    param = str(location[0])
+    for part in location[1:]:
+        if not isinstance(part, int):
+            break
+        param += f"[{part}]"
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}", param=param)

@@ -1,0 +1,227 @@
+"""What completions and chat completions look like on the wire, whole and in chunks.
+
+The stream path joins bytes: everything of a chunk that does not change is made once per choice.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
+from typing import Any
+
+from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
+from openinfer_frontend._exchange import to_json
+from openinfer_frontend._generation import Delta, Usage
+from openinfer_frontend._logprobs import CompletionLogprobs, TokenNames, chat_logprobs
+
+_PLAIN_END = b',"logprobs":null,"finish_reason":null'
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """One choice of a response that is not streamed, as far as it is known."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: TokenLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Appends what happened."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            earlier = self.logprobs
+            self.logprobs = earlier.merged(delta.logprobs) if earlier else delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatOptions:
+    """What the client wants to see."""
+
+    response_id: str
+    model: str
+    names: TokenNames
+    return_token_ids: bool = False
+    echoes: Sequence[str] = ()
+    """Per prompt the text that goes before the output; none, or one each."""
+
+
+class Format(ABC):
+    """The wire format of one response.
+
+    A chunk is `head index open text close rest`, where only text and rest change within a choice.
+    """
+
+    object_name: str
+    chunk_name: str
+    _open: bytes
+    _close: bytes
+
+    def __init__(
+        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+    ) -> None:
+        """A format for these choices, `num_samples` of each prompt."""
+        self.options = options
+        self._requests = requests
+        self._num_samples = num_samples
+        self._created = int(time.time())
+        self._head = b"data: " + to_json(self._identity(self.chunk_name))[:-1] + b',"choices":['
+        self._prefixes = [
+            b'%b{"index":%d,%b' % (self._head, index, self._open) for index in range(len(requests))
+        ]
+        self._plain_end = self._close + _PLAIN_END + self._stop_reason(None)
+
+    def chunk(self, delta: Delta, usage: Usage | None = None) -> bytes:
+        """The event of one delta, with the usage so far if it is wanted on every chunk."""
+        parts = [self._prefixes[delta.index], encode_basestring(delta.text).encode()]
+        if delta.logprobs is None and delta.finish_reason is None:
+            parts.append(self._plain_end)
+        else:
+            logprobs = self._logprobs(delta.index, delta.token_ids, delta.logprobs)
+            finish = b',"logprobs":%b,"finish_reason":%b'
+            parts += (
+                self._close,
+                finish % (to_json(logprobs), to_json(delta.finish_reason)),
+                self._stop_reason(delta),
+            )
+        if self.options.return_token_ids:
+            parts.append(b',"token_ids":' + to_json(list(delta.token_ids)))
+        parts.append(b"}]" if usage is None else b'}],"usage":' + to_json(usage.as_json()))
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The event after the last choice has finished."""
+        return self._head + b'],"usage":' + to_json(usage.as_json()) + b"}\n\n"
+
+    def body(self, results: Sequence[ChoiceResult], usage: Usage) -> dict[str, Any]:
+        """The whole response."""
+        body: dict[str, Any] = self._identity(self.object_name)
+        body["choices"] = [self._choice(index, result) for index, result in enumerate(results)]
+        body["usage"] = usage.as_json()
+        body["system_fingerprint"] = None
+        return body
+
+    def prompt_token_ids(self, index: int) -> list[int]:
+        """The ids that choice `index` was generated from."""
+        return unpack_ids(self._requests[index].prompt_token_ids)
+
+    @abstractmethod
+    def opening(self, index: int) -> bytes:
+        """What precedes the first chunk of a choice."""
+
+    @abstractmethod
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
+    ) -> object: ...
+
+    @abstractmethod
+    def _stop_reason(self, delta: Delta | None) -> bytes: ...
+
+    @abstractmethod
+    def _content(self, index: int, text: str) -> dict[str, Any]: ...
+
+    def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index} | self._content(index, "".join(result.texts))
+        choice["logprobs"] = self._logprobs(index, result.token_ids, result.logprobs)
+        choice["finish_reason"] = result.finish_reason
+        choice["stop_reason"] = result.stop_reason
+        if self.options.return_token_ids:
+            choice["token_ids"] = result.token_ids
+        return choice
+
+    def _identity(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.options.response_id,
+            "object": object_name,
+            "created": self._created,
+            "model": self.options.model,
+        }
+
+
+class CompletionFormat(Format):
+    """`text_completion`."""
+
+    object_name = chunk_name = "text_completion"
+    _open = b'"text":'
+    _close = b""
+
+    def __init__(
+        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+    ) -> None:
+        """A format for these choices, `num_samples` of each prompt."""
+        super().__init__(options, requests, num_samples)
+        self._offsets = [
+            CompletionLogprobs(options.names, first_offset=len(self._echo(index)))
+            for index in range(len(requests))
+        ]
+
+    def _echo(self, index: int) -> str:
+        echoes = self.options.echoes
+        return echoes[index // self._num_samples] if echoes else ""
+
+    def opening(self, index: int) -> bytes:
+        """The echoed prompt and its ids, where they are wanted."""
+        echo, wants_ids = self._echo(index), self.options.return_token_ids
+        if not (echo or wants_ids):
+            return b""
+        ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(index)) if wants_ids else b""
+        text = encode_basestring(echo).encode()
+        return self._prefixes[index] + text + self._plain_end + ids + b"}]}\n\n"
+
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
+    ) -> object:
+        return None if logprobs is None else self._offsets[index].take(token_ids, logprobs)
+
+    def _stop_reason(self, delta: Delta | None) -> bytes:
+        return b',"stop_reason":' + to_json(delta.stop_reason if delta else None)
+
+    def _content(self, index: int, text: str) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": self._echo(index) + text}
+        if self.options.return_token_ids:
+            content["prompt_token_ids"] = self.prompt_token_ids(index)
+        return content
+
+
+class ChatFormat(Format):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+    _open = b'"delta":{"content":'
+    _close = b"}"
+
+    def opening(self, index: int) -> bytes:
+        """The chunk that names the role; the first one carries the prompt's ids if wanted."""
+        ids = b""
+        if self.options.return_token_ids and index == 0:
+            ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(0))
+        delta = b'{"index":%d,"delta":{"role":"assistant","content":""}' % index
+        return self._head + delta + _PLAIN_END + b"}]" + ids + b"}\n\n"
+
+    def body(self, results: Sequence[ChoiceResult], usage: Usage) -> dict[str, Any]:
+        """The whole response."""
+        body = super().body(results, usage)
+        if self.options.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_token_ids(0)
+        return body
+
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
+    ) -> object:
+        if logprobs is None:
+            return None
+        return chat_logprobs(self.options.names, token_ids, logprobs)
+
+    def _stop_reason(self, delta: Delta | None) -> bytes:
+        if delta is None or delta.finish_reason is None:
+            return b""
+        return b',"stop_reason":' + to_json(delta.stop_reason)
+
+    def _content(self, index: int, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}

@@ -1,0 +1,206 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openinfer_contract import EngineHandle, GenerateRequest, unpack_ids
+from openinfer_frontend._backend import Backend
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._formats import (
+    ChatFormat,
+    ChoiceResult,
+    CompletionFormat,
+    Format,
+    FormatOptions,
+)
+from openinfer_frontend._generation import Generation
+from openinfer_frontend._logprobs import TokenNames
+from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, RequestContext
+from openinfer_frontend._requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+)
+from openinfer_frontend._text_work import Prompt
+from openinfer_frontend.errors import ApiError
+from openinfer_text import OutputText
+
+_CONTEXT_BYTES = 32
+"""The last eight ids of a prompt: what the text of an output may continue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A request that passed every check that needs no prompt."""
+
+    request: GenerationRequest
+    context: RequestContext
+    engine: EngineHandle
+    lowering: Lowering
+
+
+class GenerateRoutes:
+    """The routes that generate."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._text = backend.text
+
+    async def completions(self, exchange: Exchange) -> None:
+        """POST /v1/completions."""
+        request = await exchange.read_model(CompletionRequest)
+        context = _context(exchange, "cmpl-", "prompt", DEFAULT_COMPLETION_TOKENS)
+        with self._backend.admitted(), exchange.watched():
+            job = self._check(request, context, len(request.prompts))
+            prompts = await self._text.encode_prompts(
+                request.prompts,
+                add_special_tokens=request.add_special_tokens,
+                vocab_size=job.engine.info.vocab_size,
+                size=exchange.num_body_bytes,
+            )
+            echoes = await self._echoes(request) if request.echo else ()
+            await self._answer(exchange, job, prompts, CompletionFormat, echoes)
+
+    async def chat(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions."""
+        request = await exchange.read_model(ChatRequest)
+        default = self._text.defaults(self._backend.config.generation_config).max_new_tokens
+        context = _context(exchange, "chatcmpl-", "messages", default)
+        with self._backend.admitted(), exchange.watched():
+            job = self._check(request, context, 1)
+            prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
+            await self._answer(exchange, job, [prompt], ChatFormat)
+
+    def _check(self, request: GenerationRequest, context: RequestContext, num_prompts: int) -> _Job:
+        config = self._backend.config
+        self._backend.check_model(request.model)
+        request.refuse_unsupported()
+        if num_prompts * request.n > config.max_sequences:
+            message = f"prompts times n must not exceed {config.max_sequences}"
+            raise ApiError(400, message, param="n")
+        engine = self._backend.engine()
+        lowering = Lowering(
+            request,
+            context,
+            engine.info,
+            self._text.defaults(config.generation_config),
+            self._text.model.stop_token_ids,
+            self._text.encode_words(request.bad_words or ()),
+        )
+        return _Job(request=request, context=context, engine=engine, lowering=lowering)
+
+    async def _echoes(self, request: CompletionRequest) -> list[str]:
+        return [
+            prompt if isinstance(prompt, str) else await self._text.decode(prompt)
+            for prompt in request.prompts
+        ]
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        job: _Job,
+        prompts: Sequence[Prompt],
+        format_type: type[Format],
+        echoes: Sequence[str] = (),
+    ) -> None:
+        request, context = job.request, job.context
+        sequences = self._sequences(job, prompts)
+        as_ids = request.return_tokens_as_token_ids
+        options = FormatOptions(
+            response_id=context.response_id,
+            model=request.model or self._backend.config.model_name,
+            names=TokenNames(self._text.model.tokenizer, as_ids=as_ids),
+            return_token_ids=request.return_token_ids,
+            echoes=echoes,
+        )
+        form = format_type(options, [lowered for lowered, _ in sequences], request.n)
+        with Generation(
+            job.engine,
+            sequences,
+            num_samples=request.n,
+            eos_token_ids=job.lowering.eos_token_ids,
+            prompt_param=context.prompt_param,
+        ) as generation:
+            if request.stream:
+                stream_options = request.stream_options or StreamOptions()
+                await _stream(exchange, generation, form, stream_options)
+            else:
+                await _whole(exchange, generation, form)
+
+    def _sequences(
+        self, job: _Job, prompts: Sequence[Prompt]
+    ) -> list[tuple[GenerateRequest, OutputText]]:
+        """Every sample of every prompt: what the engine gets, and the text that comes of it."""
+        request, response_id = job.request, job.context.response_id
+        is_single = len(prompts) * request.n == 1
+        return [
+            (
+                job.lowering.build(
+                    prompt,
+                    sample,
+                    response_id if is_single else f"{response_id}-{number * request.n + sample}",
+                ),
+                self._output(job, prompt),
+            )
+            for number, prompt in enumerate(prompts)
+            for sample in range(request.n)
+        ]
+
+    def _output(self, job: _Job, prompt: Prompt) -> OutputText:
+        request = job.request
+        return self._text.model.output(
+            stops=request.stops,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            stop_token_ids=job.lowering.stop_token_ids,
+            min_tokens=request.min_tokens,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
+        )
+
+
+def _context(
+    exchange: Exchange, id_prefix: str, prompt_param: str, default_max_tokens: int | None
+) -> RequestContext:
+    return RequestContext(
+        response_id=id_prefix + exchange.request_id,
+        prompt_param=prompt_param,
+        default_max_tokens=default_max_tokens,
+        session_id=exchange.header("x-session-id") or "",
+        trace_parent=exchange.header("traceparent") or "",
+    )
+
+
+async def _stream(
+    exchange: Exchange, generation: Generation, form: Format, options: StreamOptions
+) -> None:
+    is_open: set[int] = set()
+    parts: list[bytes] = []
+    while not generation.is_done:
+        deltas = await generation.next()
+        if not deltas:
+            continue
+        # Until now a refusal could still have a status of its own.
+        if not exchange.has_begun:
+            await exchange.begin_stream()
+        parts = []
+        for delta in deltas:
+            if delta.index not in is_open:
+                is_open.add(delta.index)
+                parts.append(form.opening(delta.index))
+            usage = generation.usage(delta.index) if options.continuous_usage_stats else None
+            parts.append(form.chunk(delta, usage))
+        if not generation.is_done:
+            await exchange.send_events(b"".join(parts))
+    if options.include_usage:
+        parts.append(form.usage_chunk(generation.usage()))
+    await exchange.end_stream(b"".join(parts))
+
+
+async def _whole(exchange: Exchange, generation: Generation, form: Format) -> None:
+    results = [ChoiceResult() for _ in range(generation.num_choices)]
+    while not generation.is_done:
+        for delta in await generation.next():
+            results[delta.index].add(delta)
+    await exchange.respond_json(form.body(results, generation.usage()))

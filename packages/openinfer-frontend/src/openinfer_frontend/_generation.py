@@ -1,0 +1,208 @@
+"""The choices of one HTTP request while the engine works on them."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from openinfer_contract import (
+    EngineDead,
+    EngineHandle,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Rejected,
+    TokenEvent,
+    TokenLogprobs,
+    unpack_ids,
+)
+from openinfer_frontend._fan_in import EventFanIn
+from openinfer_frontend.errors import ApiError
+from openinfer_text import OutputText
+
+
+@dataclass(slots=True, kw_only=True)
+class Delta:
+    """What one event of the engine adds to one choice."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    """Tokens up to the end of the choice; their text may be held back."""
+    logprobs: TokenLogprobs | None
+    """Of at least `token_ids`; more only when a stop string cut the event."""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; each prompt counts once, however many samples it has."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+    def as_json(self) -> dict[str, object]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(slots=True)
+class _Choice:
+    request: GenerateRequest
+    output: OutputText
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    is_done: bool = False
+    is_released: bool = False
+    """Whether the engine is through with it, or was told to be."""
+
+
+class Generation:
+    """Submits the sequences of one HTTP request, reads them, and aborts what is left at exit.
+
+    Belongs to one task. Use as a context manager: leaving it early, for whatever reason, aborts.
+    """
+
+    def __init__(
+        self,
+        engine: EngineHandle,
+        requests: Sequence[tuple[GenerateRequest, OutputText]],
+        *,
+        num_samples: int,
+        eos_token_ids: Collection[int],
+        prompt_param: str,
+    ) -> None:
+        """Prepares; nothing is submitted before the block is entered.
+
+        Args:
+            engine: works on them all.
+            requests: choice by choice, the samples of one prompt side by side.
+            num_samples: choices per prompt.
+            eos_token_ids: ids whose stop has no `stop_reason`.
+            prompt_param: what the route calls the prompt, for errors.
+        """
+        self._engine = engine
+        self._choices = [_Choice(request, output) for request, output in requests]
+        self._num_samples = num_samples
+        self._eos_token_ids = eos_token_ids
+        self._prompt_param = prompt_param
+        self._num_open = len(self._choices)
+        self._fan_in = EventFanIn(asyncio.get_running_loop())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    @property
+    def num_choices(self) -> int:
+        """Prompts times samples."""
+        return len(self._choices)
+
+    def __enter__(self) -> Self:
+        """Submits everything.
+
+        Raises:
+            ApiError: 503, if the engine is gone.
+        """
+        submitted: list[str] = []
+        try:
+            for index, choice in enumerate(self._choices):
+                self._engine.submit(choice.request, self._fan_in.sink(index))
+                submitted.append(choice.request.request_id)
+        except EngineDead as error:
+            self._engine.abort(submitted)
+            raise ApiError.unavailable(error.reason) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        left = [c.request.request_id for c in self._choices if not c.is_released]
+        if left:
+            self._engine.abort(left)
+
+    async def next(self) -> list[Delta]:
+        """What happened since the last call, at most one delta a choice; possibly nothing to show.
+
+        Raises:
+            ApiError: if a sequence was rejected or failed; the others are of no use then.
+        """
+        deltas = []
+        for index, event in (await self._fan_in.get()).items():
+            choice = self._choices[index]
+            if isinstance(event.end, Rejected):
+                choice.is_released = True
+                raise ApiError.from_rejection(event.end, prompt_param=self._prompt_param)
+            if isinstance(event.end, Failed):
+                choice.is_released = True
+                raise _failure(event.end)
+            delta = self._take(index, choice, event)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def usage(self, index: int | None = None) -> Usage:
+        """Tokens so far: of the whole request, or as choice `index` sees it."""
+        if index is not None:
+            choice = self._choices[index]
+            return Usage(
+                choice.request.num_prompt_tokens, choice.num_cached_tokens, choice.num_output_tokens
+            )
+        firsts = self._choices[:: self._num_samples]
+        return Usage(
+            sum(choice.request.num_prompt_tokens for choice in firsts),
+            sum(choice.num_cached_tokens for choice in firsts),
+            sum(choice.num_output_tokens for choice in self._choices),
+        )
+
+    def _take(self, index: int, choice: _Choice, event: TokenEvent) -> Delta | None:
+        if event.scheduled is not None:
+            choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
+        end = event.end
+        choice.is_released |= end is not None
+        if choice.is_done or not (event.token_ids or end):
+            return None
+        assert end is None or isinstance(end, Finished)
+        token_ids: Sequence[int] = unpack_ids(event.token_ids)
+        text, stopped_by, num_used = choice.output.push(token_ids)
+        if end is not None and stopped_by is None:
+            rest, stopped_by, _ = choice.output.finish()
+            text += rest
+        if num_used < len(token_ids):
+            token_ids = token_ids[:num_used]
+        choice.num_output_tokens += num_used
+        delta = Delta(index=index, text=text, token_ids=token_ids, logprobs=event.logprobs)
+        if stopped_by is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stopped_by
+        elif end is not None:
+            delta.finish_reason = end.reason
+            if end.stop_token_id not in self._eos_token_ids:
+                delta.stop_reason = end.stop_token_id
+        if delta.finish_reason is not None:
+            self._close(choice)
+        return delta
+
+    def _close(self, choice: _Choice) -> None:
+        choice.is_done = True
+        self._num_open -= 1
+        if not choice.is_released:
+            choice.is_released = True
+            self._engine.abort((choice.request.request_id,))
+
+
+def _failure(failed: Failed) -> ApiError:
+    if failed.is_retryable:
+        return ApiError.unavailable(failed.message)
+    return ApiError(500, failed.message)

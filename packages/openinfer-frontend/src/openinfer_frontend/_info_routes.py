@@ -1,0 +1,71 @@
+"""What the server says of itself, and commands to its engine."""
+
+import time
+
+from openinfer_contract import CommandDone, GetLoad, ResetPrefixCache, command_name
+from openinfer_frontend._backend import Backend
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend.errors import ApiError
+
+
+class InfoRoutes:
+    """Models, health, version, load and cache reset."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._created = int(time.time())
+
+    async def models(self, exchange: Exchange) -> None:
+        """GET /v1/models."""
+        names = self._backend.config.served_model_names
+        data = [self._model(name) for name in names]
+        await exchange.respond_json({"object": "list", "data": data})
+
+    async def model(self, exchange: Exchange) -> None:
+        """GET /v1/models/{id}, where ids may hold slashes."""
+        name = exchange.path.removeprefix("/v1/models/")
+        self._backend.check_model(name)
+        await exchange.respond_json(self._model(name))
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "openinfer",
+            "root": self._backend.config.model_name,
+            "parent": None,
+            "max_model_len": self._backend.engine().info.limits.max_model_len,
+        }
+
+    async def health(self, exchange: Exchange) -> None:
+        """GET /health: 200 while the engine can answer."""
+        state = self._backend.provider.state
+        if state != "ready":
+            raise ApiError.unavailable(f"the engine is {state}", self._backend.config.retry_after_s)
+        await exchange.respond(200, b"")
+
+    async def ready(self, exchange: Exchange) -> None:
+        """GET /ready: 200 while new requests are served; a drain ends that first."""
+        self._backend.check_ready()
+        await exchange.respond(200, b"")
+
+    async def version(self, exchange: Exchange) -> None:
+        """GET /version."""
+        await exchange.respond_json({"version": self._backend.config.version})
+
+    async def load(self, exchange: Exchange) -> None:
+        """GET /load: exact where the engine can say so between two steps."""
+        engine = self._backend.engine()
+        load = engine.load()
+        if command_name(GetLoad()) in engine.info.commands:
+            done: CommandDone = await self._backend.control(GetLoad())
+            load = done.load or load
+        fields = {name: getattr(load, name) for name in load.__struct_fields__}
+        num_requests = load.num_running + load.num_waiting
+        await exchange.respond_json(fields | {"is_idle": load.is_idle, "server_load": num_requests})
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        """POST /reset_prefix_cache."""
+        await self._backend.control(ResetPrefixCache())
+        await exchange.respond(200, b"")

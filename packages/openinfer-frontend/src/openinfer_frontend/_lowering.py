@@ -1,0 +1,153 @@
+"""From a validated body to `GenerateRequest`s."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from openinfer_contract import (
+    CacheOptions,
+    EngineInfo,
+    GenerateRequest,
+    LogprobOptions,
+    Sampling,
+    StopRules,
+    check_request,
+    num_ids,
+    pack_ids,
+)
+from openinfer_frontend._requests import GenerationRequest
+from openinfer_frontend._text_work import Prompt
+from openinfer_frontend.errors import ApiError
+from openinfer_text import GenerationDefaults
+
+DEFAULT_COMPLETION_TOKENS = 16
+_PROBE = Prompt(token_ids=pack_ids((0,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """What a request's headers and route add to its body."""
+
+    response_id: str
+    """Names the response, and with a suffix its sequences."""
+    prompt_param: str
+    """How the route calls its input: prompt or messages."""
+    default_max_tokens: int | None
+    """Output tokens when the body does not say; None: all there is room for."""
+    session_id: str = ""
+    trace_parent: str = ""
+
+
+class Lowering:
+    """One body as the engine's terms: everything but the prompt and the sample's number.
+
+    Attributes:
+        eos_token_ids: ids that end a sequence by themselves; `stop_reason` does not name them.
+        stop_token_ids: every id at which the engine will end a sequence of this request.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        context: RequestContext,
+        info: EngineInfo,
+        defaults: GenerationDefaults,
+        eos_token_ids: Collection[int],
+        bad_words: tuple[bytes, ...] = (),
+    ) -> None:
+        """Lowers and checks `request`, before anything is spent on its prompt.
+
+        Raises:
+            ApiError: if the engine would refuse it whatever its prompt is.
+        """
+        self._request = request
+        self._context = context
+        self._info = info
+        self._arrival = time.monotonic()
+        self._defaults = defaults
+        self._bad_words = bad_words
+        self._first_sampling = self._sampling(0)
+        explicit = dict.fromkeys(request.stop_token_ids or ())
+        known_to_engine = frozenset(info.eos_token_ids)
+        every_eos = known_to_engine.union(eos_token_ids)
+        self.eos_token_ids = frozenset() if request.ignore_eos else every_eos
+        self.stop_token_ids = self.eos_token_ids.union(explicit)
+        extra = [] if request.ignore_eos else sorted(every_eos - known_to_engine)
+        self._stop_ids = tuple(dict.fromkeys([*explicit, *extra]))
+        num_top = request.num_top_logprobs
+        most = info.limits.max_logprobs
+        if num_top is not None and num_top > most:
+            param = request.TOP_LOGPROBS_PARAM
+            raise ApiError(400, f"{param} must be at most {most}", param=param)
+        self._logprobs = None if num_top is None else LogprobOptions(num_top=num_top)
+        self._salt = (request.cache_salt or "").encode()
+        self._check_ids()
+        self._check(self._build(_PROBE, 0, context.response_id))
+
+    def build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
+        """The request of one sample of one prompt.
+
+        Raises:
+            ApiError: if it cannot be honoured.
+        """
+        if not prompt.token_ids:
+            param = self._context.prompt_param
+            raise ApiError(400, f"{param} must not be empty", param=param)
+        request = self._build(prompt, sample, request_id)
+        self._check(request)
+        return request
+
+    def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
+        room = max(1, self._info.limits.max_model_len - num_ids(prompt.token_ids))
+        wanted = self._request.wanted_max_tokens or self._context.default_max_tokens or room
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            stop=StopRules(
+                max_tokens=min(wanted, room),
+                min_tokens=self._request.min_tokens,
+                stop_token_ids=self._stop_ids,
+                ignore_eos=self._request.ignore_eos,
+            ),
+            sampling=self._sampling(sample),
+            logprobs=self._logprobs,
+            cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
+            priority=self._request.priority,
+            session_id=self._context.session_id,
+            trace_parent=self._context.trace_parent,
+            arrival=self._arrival,
+        )
+
+    def _sampling(self, sample: int) -> Sampling:
+        if sample and self._request.seed is None:
+            return self._first_sampling
+        request = self._request
+        return self._defaults.sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            seed=request.seed,
+            sample=sample,
+            logit_bias=request.logit_bias,
+            allowed_token_ids=request.allowed_token_ids,
+            bad_words=self._bad_words,
+        )
+
+    def _check(self, request: GenerateRequest) -> None:
+        rejected = check_request(request, self._info)
+        if rejected is not None:
+            raise ApiError.from_rejection(rejected, prompt_param=self._context.prompt_param)
+
+    def _check_ids(self) -> None:
+        size = self._info.vocab_size
+        request = self._request
+        for param, ids in (
+            ("logit_bias", request.logit_bias or ()),
+            ("allowed_token_ids", request.allowed_token_ids or ()),
+        ):
+            if any(not 0 <= token_id < size for token_id in ids):
+                raise ApiError(400, f"{param}: token ids must be below {size}", param=param)

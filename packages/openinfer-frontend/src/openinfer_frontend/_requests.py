@@ -1,0 +1,300 @@
+"""Request bodies, validated at the edge.
+
+Unknown fields are ignored: SDKs and proxies add their own. Fields that are known, change the
+output, and are not supported are refused by name (`RequestModel.refuse_unsupported`).
+"""
+
+from typing import Annotated, Any, ClassVar, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from openinfer_frontend.errors import ApiError
+
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+StopString = Annotated[str, Field(max_length=1024)]
+Texts = Annotated[list[Annotated[str, Field(strict=True)]], Field(fail_fast=True)]
+_NUMBERS = (
+    *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
+)
+_PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
+
+
+class RequestModel(BaseModel):
+    """A body: known fields with their bounds, everything else kept aside in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Known fields that cannot be honoured, with the values that ask for nothing."""
+
+    def refuse_unsupported(self) -> None:
+        """Looks for known fields that would have to be dropped.
+
+        Raises:
+            ApiError: 400, naming the first.
+        """
+        for name, value in (self.model_extra or {}).items():
+            harmless = self.UNSUPPORTED.get(name)
+            if harmless is not None and value is not None and value not in harmless:
+                raise ApiError(400, f"{name} is not supported by this server", param=name)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides the output."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(RequestModel):
+    """The fields that completions and chat completions share."""
+
+    TOP_LOGPROBS_PARAM: ClassVar[str] = "logprobs"
+    """Which field says how many alternatives are wanted."""
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "use_beam_search": (False,),
+        "length_penalty": (1, 1.0),
+        "early_stopping": (False,),
+        "truncate_prompt_tokens": (),
+        "prompt_logprobs": (),
+        "logprob_token_ids": ([],),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "structural_tag": (),
+        "stop_regex": ([],),
+        "logits_processors": ([],),
+        "repetition_detection": (),
+        "thinking_token_budget": (),
+        "kv_transfer_params": (),
+        "vllm_xargs": ({},),
+        "stream_interval": (1,),
+    }
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=128)]
+        | None
+    ) = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator(*_NUMBERS, mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any) -> Any:
+        return _refuse_boolean(value)
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if stop == "" or (isinstance(stop, list) and "" in stop):
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options is only allowed when stream is true"
+            raise ApiError(400, message, param="stream_options")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if not self.stop:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wanted_max_tokens(self) -> int | None:
+        """How many tokens the client asked for, if it did."""
+        return self.max_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Logprobs of how many alternatives, None for no logprobs at all."""
+        raise NotImplementedError
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.UNSUPPORTED | {
+        "suffix": ("",),
+        "prompt_embeds": (),
+    }
+
+    prompt: Annotated[str | TokenIds | Texts | TokenIdLists, Field(union_mode="left_to_right")]
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _logprobs_count(cls, value: Any) -> Any:
+        return _refuse_boolean(value)
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _one_message_for_all_forms(cls, prompt: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        if prompt == []:
+            raise ValueError("must not be empty")
+        try:
+            return check(prompt)
+        except ValidationError:
+            raise ValueError(_PROMPT_FORMS) from None
+
+    @model_validator(mode="after")
+    def _echo_without_logprobs(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise ApiError(400, "echo is not supported together with logprobs", param="echo")
+        return self
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> Self:
+        if self.best_of is not None and self.best_of != self.n:
+            raise ApiError(400, "best_of is only supported when it equals n", param="best_of")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, whatever form they came in."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [prompt]
+        return cast("list[str] | list[list[int]]", prompt)
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Logprobs of how many alternatives, None for no logprobs at all."""
+        return self.logprobs
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    TOP_LOGPROBS_PARAM: ClassVar[str] = "top_logprobs"
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.UNSUPPORTED | {
+        "tools": (),
+        "tool_choice": ("none", "auto"),
+        "functions": (),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "reasoning_effort": (),
+        "include_reasoning": (True,),
+        "web_search_options": (),
+        "chat_template": (),
+        "documents": ([],),
+        "mm_processor_kwargs": ({},),
+        "media_io_kwargs": ({},),
+        "echo": (False,),
+    }
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs is only allowed when logprobs is true"
+            raise ApiError(400, message, param="top_logprobs")
+        return self
+
+    @property
+    def wanted_max_tokens(self) -> int | None:
+        """How many tokens the client asked for, if it did."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Logprobs of how many alternatives, None for no logprobs at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(RequestModel):
+    """POST /tokenize: a prompt, or messages as a chat would see them."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tools": ([],),
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+        "media_io_kwargs": ({},),
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        return self
+
+
+class DetokenizeRequest(RequestModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+def _refuse_boolean(value: Any) -> Any:
+    # pydantic reads true as 1, and a temperature of false as greedy.
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value

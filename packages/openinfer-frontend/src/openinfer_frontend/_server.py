@@ -1,0 +1,198 @@
+"""Listening and serving: uvicorn in the caller's event loop, with a drain of our own."""
+
+import asyncio
+import errno
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from openinfer_frontend._app import FrontendApp
+from openinfer_frontend._exchange import ABORT
+from openinfer_frontend.errors import ListenError
+
+_BACKLOG = 2048
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The loop to serve on: `asyncio.Runner(loop_factory=new_event_loop)`."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket: nobody can connect before `serve`; several processes may inherit it.
+
+    A port that somebody listens on is refused here. One that somebody else has only bound may be
+    lost to them: then `serve` says so.
+
+    Args:
+        host: a name or address; IPv6 addresses without brackets.
+        port: 0 lets the system choose.
+
+    Raises:
+        ListenError: saying what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ListenError(host, port, "there is no such address on this machine") from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ListenError(host, port, _reason(error)) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "the port is in use; stop the other server or choose another with --port"
+    if error.errno == errno.EACCES:
+        return "ports below 1024 need privileges; choose another with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "there is no such address on this machine"
+    return error.strerror or type(error).__name__
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's connection; the application can end it without waiting for the peer to read."""
+
+    def on_message_begin(self) -> None:
+        """Called by the parser: a request begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"abort": self._abort}}
+
+    def _abort(self) -> None:
+        # Without it the kernel keeps its own buffer until the peer reads, long after the close.
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server; signals drain the application before anything closes."""
+
+    def __init__(
+        self,
+        app: FrontendApp,
+        drain_timeout_s: float,
+        log_level: str,
+        on_ready: Callable[[], None] | None,
+        on_drain: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                loop="none",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level=log_level,
+                server_header=False,
+                # Longer than common proxies keep theirs, or they send into a closing one.
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._app = app
+        self._drain_timeout_s = drain_timeout_s
+        self._on_ready = on_ready
+        self._on_drain = on_drain
+        self._loop = asyncio.get_running_loop()
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn: begins to accept."""
+        await super().startup(sockets)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the signal: the first one drains, a second one ends at once."""
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drains, then exits; called again, exits at once."""
+        if self._drain is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._app.start_draining()
+        if self._on_drain is not None:
+            self._on_drain()
+        self._drain = self._loop.create_task(self._exit_when_drained())
+
+    async def _exit_when_drained(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await self._app.drained()
+        except TimeoutError:
+            pass
+        self.should_exit = True
+
+
+async def serve(
+    app: FrontendApp,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_timeout_s: float = 30.0,
+    log_level: str = "warning",
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[], None] | None = None,
+    on_drain: Callable[[], None] | None = None,
+) -> None:
+    """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
+
+    The first signal drains: `/ready` says 503, new requests are refused, running ones end. A second
+    one, or the timeout, cuts them off. Call it in the main thread, or signals go elsewhere; start
+    it only when the engine can answer. The sockets are closed at the end, the app too.
+
+    Args:
+        app: from `create_app`.
+        sockets: from `bind`, or inherited.
+        drain_timeout_s: how long running requests may take to end.
+        log_level: of uvicorn's own loggers; there is no access log.
+        stop: set it to drain without a signal.
+        on_ready: called once clients can connect and signals drain.
+        on_drain: called when the drain begins.
+
+    Raises:
+        ListenError: somebody else began to listen on a port between `bind` and this.
+    """
+    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain)
+    watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
+    try:
+        _listen(sockets)
+        await server.serve(sockets=list(sockets))
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+        app.close()
+
+
+def _listen(sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        try:
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            host, port = sock.getsockname()[:2]
+            raise ListenError(host, port, _reason(error)) from error
+
+
+async def _stop_on(stop: asyncio.Event, server: _Server) -> None:
+    await stop.wait()
+    server.stop()

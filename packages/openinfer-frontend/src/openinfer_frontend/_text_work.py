@@ -1,0 +1,134 @@
+"""Rendering and encoding, off the event loop when they take long."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from openinfer_contract import pack_ids
+from openinfer_frontend._requests import ChatRequest, TokenizeRequest
+from openinfer_frontend.errors import ApiError
+from openinfer_text import (
+    GenerationDefaults,
+    InvalidChatInput,
+    NoChatTemplate,
+    TemplateError,
+    TextModel,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt as the engine takes it."""
+
+    token_ids: bytes
+    """u32 column."""
+    boundaries: bytes = b""
+    """u32 column of positions where messages end."""
+
+
+class TextWork:
+    """A `TextModel` behind a small pool of threads, so that long prompts delay no stream."""
+
+    def __init__(self, model: TextModel, *, num_threads: int, max_inline_bytes: int) -> None:
+        """Starts no thread before there is long work.
+
+        Args:
+            model: shared, not owned.
+            num_threads: threads at most.
+            max_inline_bytes: work on inputs up to this size stays on the event loop.
+        """
+        self.model = model
+        self._max_inline_bytes = max_inline_bytes
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
+
+    def defaults(self, mode: str) -> GenerationDefaults:
+        """What sampling fields are when a request leaves them out."""
+        return self.model.generation if mode == "auto" else GenerationDefaults()
+
+    async def encode_prompts(
+        self,
+        prompts: Sequence[str] | Sequence[list[int]],
+        *,
+        add_special_tokens: bool,
+        vocab_size: int,
+        size: int,
+    ) -> list[Prompt]:
+        """Prompts of a completion; ids are taken as they are.
+
+        Args:
+            prompts: texts, or lists of ids.
+            add_special_tokens: as `Tokenizer.encode`.
+            vocab_size: given ids must be below.
+            size: of the request in bytes.
+
+        Raises:
+            ApiError: if a text is not valid Unicode, or an id is not the model's.
+        """
+
+        def encode(prompt: str | list[int]) -> Prompt:
+            if not isinstance(prompt, str):
+                if max(prompt, default=0) >= vocab_size:
+                    raise ValueError(f"token ids must be below {vocab_size}")
+                return Prompt(token_ids=pack_ids(prompt))
+            ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
+            return Prompt(token_ids=ids)
+
+        return await self._run(lambda: [encode(prompt) for prompt in prompts], size, "prompt")
+
+    async def encode_chat(self, request: ChatRequest | TokenizeRequest, *, size: int) -> Prompt:
+        """The prompt that the checkpoint's template makes of messages.
+
+        Args:
+            request: has messages.
+            size: of the request in bytes.
+
+        Raises:
+            ApiError: if the template or the messages do not fit each other.
+        """
+
+        def encode() -> Prompt:
+            chat = self.model.encode_chat(
+                request.messages or (),
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                chat_template_kwargs=request.chat_template_kwargs,
+                add_special_tokens=bool(request.add_special_tokens),
+            )
+            return Prompt(token_ids=chat.token_ids, boundaries=pack_ids(chat.boundaries))
+
+        return await self._run(encode, size, "messages")
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens shown."""
+        return await self._run(
+            lambda: self.model.decode(token_ids, skip_special_tokens=False),
+            4 * len(token_ids),
+            "tokens",
+        )
+
+    def encode_words(self, words: Sequence[str]) -> tuple[bytes, ...]:
+        """Every spelling of each word: as it stands, and after a space."""
+        columns = [
+            self.model.encode(spelling, add_special_tokens=False)
+            for word in words
+            for spelling in (word, f" {word}")
+        ]
+        return tuple(dict.fromkeys(column for column in columns if column))
+
+    def close(self) -> None:
+        """Ends the threads once their work is done."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
+        try:
+            if size <= self._max_inline_bytes:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except InvalidChatInput as error:
+            raise ApiError(400, str(error), param=error.field) from error
+        except (NoChatTemplate, TemplateError, ValueError) as error:
+            raise ApiError(400, f"{param}: {error}", param=param) from error

@@ -1,0 +1,142 @@
+"""Errors of the front end.
+
+FrontendError
+├── ApiError      what a client is told: a status and OpenAI's error object
+├── ClientGone    the client hung up, or stopped reading; nothing is left to answer
+└── ListenError   the address cannot be listened on; the message says what to do
+"""
+
+from collections.abc import Mapping
+
+from openinfer_contract import OpenInferError, Rejected
+
+ERROR_TYPES: Mapping[int, str] = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+"""`error.type` by HTTP status, in vLLM's spelling where it has one."""
+
+_STATUS_OF_REJECTION = {
+    "invalid": 400,
+    "unsupported": 400,
+    "too_long": 400,
+    "not_found": 404,
+    "duplicate": 409,
+    "overloaded": 503,
+    "draining": 503,
+}
+_PARAM_OF_FIELD = {
+    "cache.salt": "cache_salt",
+    "adapter": "model",
+}
+_MAX_MESSAGE_CHARS = 500
+
+
+class FrontendError(OpenInferError):
+    """Root of every error raised by this package."""
+
+
+class ApiError(FrontendError):
+    """An answer other than success.
+
+    Attributes:
+        status: the HTTP status, unless the response has begun.
+        message: a sentence for the client; long ones are cut, so that no input is echoed at length.
+        param: the request's field at fault, or None.
+        retry_after_s: seconds after which a retry makes sense, or None.
+        allow: the methods a route takes, with a 405.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        allow: str | None = None,
+    ) -> None:
+        if len(message) > _MAX_MESSAGE_CHARS:
+            message = message[: _MAX_MESSAGE_CHARS - 1] + "…"
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.allow = allow
+
+    @classmethod
+    def from_rejection(cls, rejected: Rejected, *, prompt_param: str = "prompt") -> "ApiError":
+        """The answer to a request that the contract's check or an engine refused.
+
+        Args:
+            rejected: the refusal, in the contract's field names.
+            prompt_param: what the route calls `prompt_token_ids`.
+        """
+        field = rejected.field
+        if field == "prompt_token_ids":
+            param = prompt_param
+        else:
+            bare = field.removeprefix("sampling.").removeprefix("stop.")
+            param = _PARAM_OF_FIELD.get(field, bare)
+        message = rejected.message
+        if field and message.startswith(field):
+            message = param + message[len(field) :]
+        status = _STATUS_OF_REJECTION[rejected.kind]
+        retry_after_s = rejected.retry_after_s
+        if status == 503 and retry_after_s is None:
+            retry_after_s = 1.0
+        return cls(status, message, param=param or None, retry_after_s=retry_after_s)
+
+    @classmethod
+    def unavailable(cls, message: str, retry_after_s: float = 1.0) -> "ApiError":
+        """503: nobody can serve this right now."""
+        return cls(503, message, retry_after_s=retry_after_s)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that belong to the error."""
+        headers = []
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode()))
+        if self.status == 408:
+            # The rest of the body may trickle in for ever.
+            headers.append((b"connection", b"close"))
+        return headers
+
+    def body(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": ERROR_TYPES[self.status],
+                "param": self.param,
+                "code": self.status,
+            }
+        }
+
+
+class ClientGone(FrontendError):
+    """The client closed its connection, or read nothing for longer than the stall timeout."""
+
+
+class ListenError(FrontendError):
+    """No socket could be opened on the address.
+
+    Attributes:
+        host: the address asked for.
+        port: the port asked for.
+    """
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot listen on {host} port {port}: {reason}")
+        self.host = host
+        self.port = port

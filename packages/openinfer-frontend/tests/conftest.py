@@ -1,0 +1,311 @@
+"""A tiny byte-level checkpoint, and an engine that does what a test tells it."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from openinfer_contract import (
+    FEATURES,
+    Command,
+    CommandDone,
+    CommandResult,
+    EngineDead,
+    EngineInfo,
+    EventSink,
+    Finished,
+    GenerateRequest,
+    GetLoad,
+    Limits,
+    Load,
+    Scheduled,
+    StreamState,
+    Ticket,
+    TokenEvent,
+    TokenLogprobs,
+    check_request,
+    pack_floats,
+    pack_ids,
+)
+from openinfer_frontend import FixedEngine, FrontendApp, FrontendConfig, create_app
+from openinfer_text import TextModel
+
+IM_START, IM_END, END_OF_TEXT = 256, 257, 258
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _write_checkpoint(folder: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    spelling = {byte: chr(byte) for byte in printable}
+    spelling |= {byte: chr(256 + index) for index, byte in enumerate(rest)}
+    assert sorted(spelling.values()) == alphabet
+    tokenizer = Tokenizer(models.BPE({spelling[byte]: byte for byte in range(256)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    generation = {"eos_token_id": [IM_END, END_OF_TEXT], "temperature": 0.6, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """Every byte is a token of the same number; three special tokens follow."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    _write_checkpoint(folder)
+    return TextModel.from_folder(folder)
+
+
+def logprobs_of(ids: list[int], num_top: int) -> TokenLogprobs:
+    """Token i has logprob -0.5; alternatives are 97, 98, ... at -1, -2, ..."""
+    top_ids = [97 + k for _ in ids for k in range(num_top)]
+    return TokenLogprobs(
+        sampled=pack_floats([-0.5] * len(ids)),
+        ranks=pack_ids([1] * len(ids)),
+        num_top=num_top,
+        top_ids=pack_ids(top_ids),
+        top=pack_floats([-1.0 - k for _ in ids for k in range(num_top)]),
+    )
+
+
+class FakeEngine:
+    """An EngineHandle under a test's thumb.
+
+    With a `script` every request is answered at once, one event per entry; without one the test
+    emits by hand.
+    """
+
+    def __init__(
+        self,
+        honoured: Iterable[str] = FEATURES,
+        commands: Iterable[str] = ("get_load", "reset_prefix_cache"),
+        **limits: int,
+    ) -> None:
+        bounds = {
+            "max_model_len": 512,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 512,
+            "max_queued_requests": 64,
+            "max_queued_tokens": 65536,
+            "max_logprobs": 20,
+        } | limits
+        self._info = EngineInfo(
+            engine="fake",
+            model_line="fake",
+            model_fingerprint="0",
+            dtype="float32",
+            vocab_size=300,
+            eos_token_ids=(IM_END,),
+            limits=Limits(**bounds),
+            cache_groups=(),
+            hash_recipe="none",
+            honoured=frozenset(honoured),
+            commands=frozenset(commands),
+        )
+        self.script: Callable[[GenerateRequest], list[Any]] | None = None
+        self.requests: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.commands: list[Command] = []
+        self.results: list[CommandResult | None] = []
+        self.dead: str | None = None
+        self._live: dict[str, tuple[GenerateRequest, EventSink, StreamState]] = {}
+        self._counts: dict[str, int] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def live(self) -> list[str]:
+        return list(self._live)
+
+    def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        self.requests.append(request)
+        rejected = check_request(request, self._info)
+        assert rejected is None, rejected
+        assert request.request_id not in self._live
+        self._live[request.request_id] = (request, sink, StreamState(request.request_id))
+        self._counts[request.request_id] = 0
+        if self.script is not None:
+            for entry in self.script(request):
+                self.emit(entry, request.request_id)
+        return Ticket(self, request.request_id)
+
+    def emit(self, entry: Any, request_id: str | None = None) -> None:
+        """Delivers text, ids, an end or a whole event to a request (the only live one)."""
+        request_id = request_id or self.live[0]
+        if request_id not in self._live:
+            return
+        request, sink, state = self._live[request_id]
+        if isinstance(entry, str):
+            entry = list(entry.encode())
+        if isinstance(entry, list):
+            wanted = request.logprobs
+            entry = TokenEvent(
+                token_ids=pack_ids(entry),
+                logprobs=logprobs_of(entry, wanted.num_top) if wanted else None,
+            )
+        elif not isinstance(entry, TokenEvent):
+            entry = TokenEvent(end=entry)
+        self._counts[request_id] += entry.num_tokens
+        state.advance(entry)
+        if entry.end is not None:
+            del self._live[request_id]
+        sink(entry)
+
+    def abort(self, request_ids: Iterable[str], /) -> None:
+        for request_id in list(request_ids):
+            self.aborted.append(request_id)
+            self.emit(Finished(reason="abort"), request_id)
+
+    def control(self, command: Command, /) -> "Future[CommandResult]":
+        self.commands.append(command)
+        future: Future[CommandResult] = Future()
+        load = self.load() if isinstance(command, GetLoad) else None
+        result = self.results.pop(0) if self.results else CommandDone(load=load)
+        if result is not None:
+            future.set_result(result)
+        return future
+
+    def load(self) -> Load:
+        return Load(num_running=len(self._live), num_total_blocks=4, num_free_blocks=4)
+
+    def drain(self) -> "Future[None]":
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def scheduled(num_prompt_tokens: int, num_cached: int = 0) -> TokenEvent:
+    cached = (("device", num_cached),) if num_cached else ()
+    return TokenEvent(scheduled=Scheduled(num_prompt_tokens=num_prompt_tokens, cached=cached))
+
+
+def hello(request: GenerateRequest) -> list[Any]:
+    """`Hello` in three events, then EOS."""
+    return [
+        scheduled(request.num_prompt_tokens, 3),
+        "He",
+        "llo",
+        [IM_END],
+        Finished(reason="stop", stop_token_id=IM_END),
+    ]
+
+
+@pytest.fixture
+def fakes() -> SimpleNamespace:
+    """What tests build with."""
+    return SimpleNamespace(
+        FakeEngine=FakeEngine,
+        scheduled=scheduled,
+        hello=hello,
+        IM_END=IM_END,
+        END_OF_TEXT=END_OF_TEXT,
+        wait_for=wait_for,
+    )
+
+
+async def wait_for(condition: Callable[[], object]) -> None:
+    """Lets the loop run until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    fake = FakeEngine()
+    fake.script = hello
+    return fake
+
+
+@pytest.fixture
+def make_app(text: TextModel) -> Iterator[Callable[..., FrontendApp]]:
+    apps = []
+
+    def make(engine: Any, **settings: Any) -> FrontendApp:
+        config = FrontendConfig(
+            **{"served_model_names": ("tiny", "other"), "version": "1.2"} | settings
+        )
+        app = create_app(FixedEngine(engine), text, config)
+        apps.append(app)
+        return app
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+@pytest.fixture
+def app(engine: FakeEngine, make_app: Callable[..., FrontendApp]) -> FrontendApp:
+    return make_app(engine)
+
+
+class Client:
+    """A blocking client: every call is one event loop."""
+
+    def __init__(self, app: FrontendApp) -> None:
+        self.app = app
+
+    def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.request(method, path, **arguments)
+
+        return asyncio.run(send())
+
+    def get(self, path: str) -> httpx.Response:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: Any, **arguments: Any) -> httpx.Response:
+        return self.request("POST", path, json=body, **arguments)
+
+    def complete(self, prompt: Any = "Hi", **fields: Any) -> dict[str, Any]:
+        return self._ok("/v1/completions", {"prompt": prompt} | fields)
+
+    def chat(self, content: str = "Hi", **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": content}]
+        return self._ok("/v1/chat/completions", {"messages": messages} | fields)
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream; the end mark is checked and left out."""
+        response = self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = response.text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+    def _ok(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+@pytest.fixture
+def client(app: FrontendApp) -> Client:
+    return Client(app)
+
+
+@pytest.fixture
+def client_of() -> type[Client]:
+    return Client

@@ -1,0 +1,101 @@
+"""Bad input costs a 4xx and nothing else."""
+
+import asyncio
+import json
+import random
+from copy import deepcopy
+
+import httpx
+import pytest
+
+VALID = {
+    "/v1/completions": {
+        "prompt": "Hi",
+        "n": 1,
+        "temperature": 0.5,
+        "top_k": 3,
+        "stop": ["x"],
+        "logprobs": 1,
+        "stream": False,
+        "seed": 1,
+        "logit_bias": {"1": 2},
+    },
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+        "max_tokens": 4,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "chat_template_kwargs": {"a": 1},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    "/tokenize": {"prompt": "Hi", "return_token_strs": True},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    2**31,
+    2**64,
+    -(2**70),
+    1e400,
+    0.5,
+    float("nan"),
+    "",
+    "x",
+    "\ud800",
+    "\0",
+    [],
+    [None],
+    [[]],
+    [-1],
+    ["a", 1],
+    {},
+    {"a": {"b": []}},
+    [{"role": "user"}],
+    [{"role": 1, "content": {}}],
+]
+
+
+def mutate(rng, value):
+    """A body with one to three wounds."""
+    for _ in range(rng.randint(1, 3)):
+        holder = value
+        while True:
+            keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+            if not keys:
+                break
+            key = rng.choice(keys)
+            if isinstance(holder[key], dict | list) and holder[key] and rng.random() < 0.6:
+                holder = holder[key]
+                continue
+            if rng.random() < 0.2:
+                del holder[key]
+            else:
+                holder[key] = deepcopy(rng.choice(ODD))
+            break
+    return value
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_no_body_makes_a_5xx(app, engine, path):
+    rng = random.Random(path)
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for _ in range(300):
+                body = json.dumps(mutate(rng, deepcopy(VALID[path]))).encode()
+                if rng.random() < 0.3:
+                    cut = rng.randrange(len(body))
+                    body = body[:cut] + rng.randbytes(rng.randint(0, 3)) + body[cut + 1 :]
+                response = await client.post(path, content=body)
+                assert response.status_code in (200, 400, 404), (body, response.text)
+                assert len(response.content) < 5000
+                if response.status_code != 200:
+                    assert response.json()["error"]["message"]
+
+    asyncio.run(main())
+    assert not engine.live

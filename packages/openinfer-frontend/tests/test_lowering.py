@@ -1,0 +1,243 @@
+"""Every field reaches the engine, or is refused by name before anything is spent."""
+
+import pytest
+
+from openinfer_contract import FEATURES, Finished, Sampling, StopRules, unpack_ids
+
+
+def test_every_sampling_field_is_lowered(client, engine):
+    client.complete(
+        "Hi",
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        seed=7,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias={"5": -100, "6": 1.5},
+        allowed_token_ids=[5, 6],
+        bad_words=["ab"],
+    )
+    sampling = engine.requests[0].sampling
+    assert sampling == Sampling(
+        temperature=0.5,
+        top_k=4,
+        top_p=0.9,
+        min_p=0.1,
+        seed=7,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        logit_bias=((5, -100.0), (6, 1.5)),
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=sampling.bad_words,
+    )
+    assert unpack_ids(sampling.allowed_token_ids) == [5, 6]
+    assert [unpack_ids(word) for word in sampling.bad_words] == [[97, 98], [32, 97, 98]]
+
+
+def test_the_rest_is_lowered(client, engine, fakes):
+    client.request(
+        "POST",
+        "/v1/completions",
+        json={
+            "prompt": "Hi",
+            "max_tokens": 9,
+            "min_tokens": 2,
+            "stop_token_ids": [65],
+            "cache_salt": "pepper",
+            "priority": -3,
+            "logprobs": 5,
+        },
+        headers={"X-Session-ID": "s1", "traceparent": "00-a-b-01", "X-Request-Id": "r1"},
+    )
+    (request,) = engine.requests
+    # The checkpoint ends at an id that the engine does not know of by itself.
+    stop_ids = (65, fakes.END_OF_TEXT)
+    assert request.stop == StopRules(max_tokens=9, min_tokens=2, stop_token_ids=stop_ids)
+    assert request.cache.salt == b"pepper"
+    assert request.priority == -3
+    assert request.logprobs.num_top == 5
+    assert (request.session_id, request.trace_parent) == ("s1", "00-a-b-01")
+    assert request.request_id == "cmpl-r1"
+
+
+def test_defaults_come_from_the_checkpoint_unless_switched_off(engine, make_app, client_of):
+    client_of(make_app(engine)).complete("Hi")
+    client_of(make_app(engine)).complete("Hi", temperature=0, top_k=0)
+    client_of(make_app(engine, generation_config="vllm")).complete("Hi")
+    assert [(r.sampling.temperature, r.sampling.top_k) for r in engine.requests] == [
+        (0.6, 20),
+        (0.0, None),
+        (1.0, None),
+    ]
+
+
+def test_stop_reasons(client, engine, fakes):
+    cases = [
+        (fakes.IM_END, {}, None, ""),
+        (fakes.END_OF_TEXT, {}, None, ""),
+        (65, {"stop_token_ids": [65]}, 65, ""),
+        (65, {"stop_token_ids": [65], "include_stop_str_in_output": True}, 65, "A"),
+        (fakes.IM_END, {"stop_token_ids": [fakes.IM_END], "ignore_eos": True}, fakes.IM_END, ""),
+    ]
+    for token_id, fields, reason, shown in cases:
+        end = Finished(reason="stop", stop_token_id=token_id)
+        engine.script = lambda _, token_id=token_id, end=end: ["x", [token_id], end]
+        (choice,) = client.complete("Hi", **fields)["choices"]
+        assert choice["stop_reason"] == reason
+        assert choice["text"] == "x" + shown
+        assert choice["finish_reason"] == "stop"
+
+
+def test_ignored_eos_is_text_when_specials_are_shown(client, engine, fakes):
+    engine.script = lambda _: ["a", [fakes.IM_END], "b", Finished(reason="length")]
+    body = client.complete("Hi", ignore_eos=True)
+    assert body["choices"][0]["text"] == "ab"
+    body = client.complete("Hi", ignore_eos=True, skip_special_tokens=False)
+    assert body["choices"][0]["text"] == "a<|im_end|>b"
+    assert engine.requests[0].stop.ignore_eos
+    assert engine.requests[0].stop.stop_token_ids == ()
+
+
+FIELDS_OF_FEATURES = {
+    "sampling.seed": {"seed": 1},
+    "sampling.repetition_penalty": {"repetition_penalty": 1.5},
+    "sampling.presence_penalty": {"presence_penalty": 1.5},
+    "sampling.frequency_penalty": {"frequency_penalty": 1.5},
+    "sampling.logit_bias": {"logit_bias": {"1": 1}},
+    "sampling.allowed_token_ids": {"allowed_token_ids": [1]},
+    "sampling.bad_words": {"bad_words": ["x"]},
+    "stop.min_tokens": {"min_tokens": 1},
+    "logprobs": {"logprobs": 1},
+}
+
+
+@pytest.mark.parametrize("feature", FIELDS_OF_FEATURES)
+def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, client_of):
+    engine = fakes.FakeEngine(honoured=FEATURES.keys() - {feature})
+    fields = FIELDS_OF_FEATURES[feature]
+    response = client_of(make_app(engine)).post("/v1/completions", {"prompt": "Hi"} | fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == next(iter(fields))
+    assert error["message"] == f"{error['param']} is not supported here"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"n": 4000}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 20}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop_token_ids": [300]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"300": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [300]}, "allowed_token_ids"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [300]}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": "x" * 512}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_bad_values_are_refused_by_name(client, engine, fields, param):
+    response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "BadRequestError"
+    assert len(response.content) < 1000
+    assert not engine.requests
+
+
+def test_nan_is_no_temperature(client):
+    body = b'{"prompt":"Hi","temperature":NaN}'
+    response = client.request("POST", "/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "temperature"
+
+
+def test_harmless_values_of_unsupported_fields_pass(client):
+    client.complete(
+        "Hi",
+        best_of=1,
+        suffix="",
+        use_beam_search=False,
+        response_format={"type": "text"},
+        stop=None,
+        user="me",
+        metadata={"a": 1},
+        never_heard_of={"a": [1]},
+    )
+    client.chat("Hi", tool_choice="none", modalities=["text"], parallel_tool_calls=True)
+
+
+@pytest.mark.parametrize("field", ["tools", "functions", "reasoning_effort", "chat_template"])
+def test_chat_fields_that_would_be_dropped_are_refused(client, field):
+    messages = [{"role": "user", "content": "Hi"}]
+    response = client.post("/v1/chat/completions", {"messages": messages, field: ["x"]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+
+
+def test_chat_names_its_own_fields(client):
+    messages = [{"role": "user", "content": "x" * 600}]
+    response = client.post("/v1/chat/completions", {"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    response = client.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3},
+    )
+    assert response.json()["error"]["param"] == "top_logprobs"
+    response = client.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 99},
+    )
+    assert response.json()["error"]["param"] == "top_logprobs"
+
+
+def test_a_refusal_costs_no_tokenising(client, text, monkeypatch):
+    monkeypatch.setattr(text, "encode", lambda *a, **k: pytest.fail("was tokenised"))
+    for fields in ({"temperature": -1}, {"suffix": "x"}, {"model": "nope"}, {"n": 2000}):
+        response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
+        assert response.status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    "field", ["n", "max_tokens", "temperature", "top_k", "seed", "priority", "logprobs"]
+)
+@pytest.mark.parametrize("value", [True, False])
+def test_a_boolean_is_no_number(client, engine, field, value):
+    response = client.post("/v1/completions", {"prompt": "Hi", field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+    assert engine.requests == []

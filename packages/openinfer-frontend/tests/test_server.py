@@ -1,0 +1,297 @@
+"""Real sockets, the official client, and a drain."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+
+from openinfer_contract import Finished
+from openinfer_frontend import ListenError, bind, new_event_loop, serve
+
+
+class Running:
+    """`serve` in a thread of its own."""
+
+    def __init__(self, app, **options):
+        self.socket = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(app, options))
+        self._thread.start()
+        assert self._ready.wait(5)
+
+    def _run(self, app, options):
+        async def main():
+            self._loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            await serve(app, [self.socket], stop=self._stop, on_ready=self._ready.set, **options)
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+
+    def call(self, function, *arguments):
+        """Runs a function on the server's loop."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def stop(self):
+        self.call(self._stop.set)
+
+    def join(self):
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def start():
+    servers = []
+
+    def run(app, **options):
+        servers.append(Running(app, **options))
+        return servers[-1]
+
+    yield run
+    for server in servers:
+        if server._thread.is_alive():
+            server.stop()
+        server.join()
+
+
+@pytest.fixture
+def sdk(start, app):
+    client = openai.OpenAI(base_url=start(app).url + "/v1", api_key="none", max_retries=0)
+    yield client
+    client.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def test_sdk_completions(sdk):
+    completion = sdk.completions.create(model="tiny", prompt=["Hi", "Hey"], n=2, logprobs=1)
+    assert [choice.text for choice in completion.choices] == ["Hello"] * 4
+    assert completion.usage.prompt_tokens_details.cached_tokens == 6
+    assert completion.choices[0].logprobs.token_logprobs == [-0.5] * 6
+    chunks = list(
+        sdk.completions.create(
+            model="tiny", prompt="Hi", stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == "Hello"
+    assert chunks[-1].usage.total_tokens == 8
+
+
+def test_sdk_chat(sdk):
+    chat = sdk.chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].message.content == "Hello"
+    assert chat.choices[0].finish_reason == "stop"
+    assert bytes(b for t in chat.choices[0].logprobs.content[:5] for b in t.bytes) == b"Hello"
+    with sdk.chat.completions.create(model="tiny", messages=MESSAGES, stream=True) as stream:
+        chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "Hello"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_sdk_models_and_errors(sdk, engine):
+    assert [model.id for model in sdk.models.list()] == ["tiny", "other"]
+    assert sdk.models.retrieve("other").id == "other"
+    with pytest.raises(openai.NotFoundError) as not_found:
+        sdk.completions.create(model="nope", prompt="Hi")
+    assert not_found.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as bad:
+        sdk.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
+    assert bad.value.param == "temperature"
+    engine.dead = "the engine is restarting"
+    with pytest.raises(openai.InternalServerError) as dead:
+        sdk.completions.create(model="tiny", prompt="Hi")
+    assert dead.value.status_code == 503
+
+
+def eventually(condition):
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_closing_the_connection_aborts(start, make_app, fakes):
+    engine = fakes.FakeEngine()
+    server = start(make_app(engine))
+    host, port = server.socket.getsockname()
+    for stream in (True, False):
+        body = json.dumps({"prompt": "Hi", "stream": stream}).encode()
+        with socket.create_connection((host, port)) as peer:
+            peer.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            eventually(lambda: engine.live)
+            server.call(engine.emit, "x")
+            if stream:
+                peer.recv(1000)
+        eventually(lambda: engine.aborted)
+        engine.aborted.clear()
+        assert not engine.live
+
+
+def test_keep_alive_carries_many_requests(start, app, engine):
+    server = start(app)
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(20):
+            assert client.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+            with client.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}):
+                pass
+    assert not engine.aborted
+
+
+def test_a_signal_drains(make_app, fakes):
+    """Signals arrive in the main thread, so here the clients have a thread of their own."""
+    engine = fakes.FakeEngine()
+    # The head of a response comes with the first token, so that must not wait for the client.
+    engine.script = lambda _: ["He"]
+    app = make_app(engine)
+    sock = bind("127.0.0.1", 0)
+    sock.listen()
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    seen = SimpleNamespace()
+
+    def clients(loop):
+        with (
+            httpx.Client(base_url=url, timeout=10) as client,
+            client.stream(
+                "POST", "/v1/completions", json={"prompt": "Hi", "stream": True}
+            ) as running,
+        ):
+            lines = running.iter_lines()
+            seen.first = next(lines)
+            os.kill(os.getpid(), signal.SIGTERM)
+            eventually(lambda: httpx.get(url + "/ready").status_code == 503)
+            seen.health = httpx.get(url + "/health").status_code
+            seen.refused = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+            loop.call_soon_threadsafe(engine.emit, "llo")
+            loop.call_soon_threadsafe(engine.emit, Finished(reason="length"))
+            seen.rest = list(lines)
+
+    async def main():
+        failed = asyncio.Event()
+        thread = asyncio.create_task(asyncio.to_thread(clients, asyncio.get_running_loop()))
+        thread.add_done_callback(lambda task: task.exception() and failed.set())
+        await serve(app, [sock], stop=failed, drain_timeout_s=5)
+        await thread
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+    assert "He" in seen.first
+    assert seen.health == 200
+    assert seen.refused.status_code == 503
+    assert seen.refused.headers["retry-after"]
+    assert "data: [DONE]" in seen.rest
+    assert not engine.aborted
+
+
+def test_what_does_not_end_in_time_is_cut_off(start, make_app, fakes):
+    engine = fakes.FakeEngine()
+    server = start(make_app(engine), drain_timeout_s=0.05)
+    host, port = server.socket.getsockname()
+    with socket.create_connection((host, port)) as peer:
+        body = b'{"prompt":"Hi"}'
+        peer.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + body
+        )
+        eventually(lambda: engine.live)
+        server.stop()
+        server.join()
+    assert not engine.live
+
+
+def test_the_beginning_of_a_drain_is_told(start, make_app, fakes):
+    engine, told = fakes.FakeEngine(), []
+    engine.script = lambda _: ["He"]
+    server = start(make_app(engine), on_drain=lambda: told.append(len(engine.live)))
+    with (
+        httpx.Client(base_url=server.url, timeout=10) as client,
+        client.stream("POST", "/v1/completions", json={"prompt": "Hi", "stream": True}) as running,
+    ):
+        lines = running.iter_lines()
+        assert "He" in next(lines)
+        assert told == []
+        server.stop()
+        eventually(lambda: told)
+        server.call(engine.emit, Finished(reason="length"))
+        assert "data: [DONE]" in list(lines)
+    server.join()
+    assert told == [1]
+
+
+def test_a_port_that_somebody_listens_on(start, app):
+    server = start(app)
+    host, port = server.socket.getsockname()[:2]
+    with pytest.raises(ListenError, match="in use"):
+        bind(host, port)
+
+
+def test_a_port_that_somebody_took_after_it_was_bound(app):
+    mine, theirs = bind("127.0.0.1", 0), socket.socket()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with mine, theirs:
+        theirs.bind(mine.getsockname())
+        theirs.listen()
+        with pytest.raises(ListenError, match="in use"):
+            asyncio.run(serve(app, [mine]))
+
+
+def test_addresses_that_cannot_be_listened_on():
+    with pytest.raises(ListenError, match="no such address"):
+        bind("no.such.host.invalid", 80)
+    with pytest.raises(ListenError, match="no such address"):
+        bind("203.0.113.1", 8000)
+
+
+def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
+    engine = fakes.FakeEngine()
+    server = start(make_app(engine, stall_timeout_s=0.2))
+    body = json.dumps({"prompt": "Hi", "stream": True, "max_tokens": 400}).encode()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(server.socket.getsockname())
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        sock.sendall(head % len(body) + body)
+        until(lambda: engine.live)
+        begun = time.monotonic()
+        while engine.live:
+            assert time.monotonic() - begun < 10
+            server.call(lambda: engine.live and engine.emit("x" * 2**15))
+            time.sleep(0.02)
+        poll = select.poll()
+        poll.register(sock, 0)
+        # Nothing is read: a polite close would wait for the reader for ever.
+        assert poll.poll(5000), "the connection is still there"
+
+
+def test_a_body_that_does_not_arrive_ends_the_connection(start, make_app, engine):
+    server = start(make_app(engine, body_timeout_s=0.05))
+    with socket.create_connection(server.socket.getsockname(), timeout=5) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        answer = b""
+        while part := sock.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"RequestTimeoutError" in answer

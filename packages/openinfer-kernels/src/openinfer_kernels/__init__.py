@@ -1,0 +1,59 @@
+"""Ops for serving transformers: reference, CPU and GPU side by side, chosen once.
+
+Every op is a folder. `plan_<op>(spec, device, backend="auto")` chooses an implementation when a
+model is built and returns a callable that does no checking and no choosing. `_reference.py` defines
+what is right; the others are held to it by one parametrised test.
+"""
+
+from openinfer_kernels._dispatch import BACKEND_ORDER
+from openinfer_kernels._report import OpReport, describe
+from openinfer_kernels.errors import BackendUnavailable, KernelError
+from openinfer_kernels.linear import Linear, LinearSpec, plan_linear
+from openinfer_kernels.paged_attention import (
+    PagedAttention,
+    PagedAttentionSpec,
+    plan_paged_attention,
+)
+from openinfer_kernels.rms_norm import (
+    AddRMSNorm,
+    RMSNorm,
+    RMSNormSpec,
+    plan_add_rms_norm,
+    plan_rms_norm,
+)
+from openinfer_kernels.rope import Rope, RopeSpec, plan_rope
+from openinfer_kernels.silu_and_mul import SiluAndMul, SiluAndMulSpec, plan_silu_and_mul
+from openinfer_kernels.store_kv import StoreKV, StoreKVSpec, plan_store_kv
+
+__all__ = [
+    # Normalisation
+    "AddRMSNorm",
+    "RMSNorm",
+    "RMSNormSpec",
+    "plan_add_rms_norm",
+    "plan_rms_norm",
+    # Projections and the MLP
+    "Linear",
+    "LinearSpec",
+    "SiluAndMul",
+    "SiluAndMulSpec",
+    "plan_linear",
+    "plan_silu_and_mul",
+    # Attention
+    "PagedAttention",
+    "PagedAttentionSpec",
+    "Rope",
+    "RopeSpec",
+    "StoreKV",
+    "StoreKVSpec",
+    "plan_paged_attention",
+    "plan_rope",
+    "plan_store_kv",
+    # Backends
+    "BACKEND_ORDER",
+    "OpReport",
+    "describe",
+    # Errors
+    "BackendUnavailable",
+    "KernelError",
+]

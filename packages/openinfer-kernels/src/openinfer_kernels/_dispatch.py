@@ -1,0 +1,109 @@
+"""Which backend runs an op: decided once, when a model is built, never in a step.
+
+A backend of an op is the module `openinfer_kernels.<op>._<backend>`. Its `supports(spec, device)`
+returns None for yes or the reason why not, its `plan...(spec, device)` functions return the bound
+callables. Adding a backend is adding a module and naming it in the table.
+"""
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from openinfer_kernels.errors import BackendUnavailable
+
+# op -> device type -> backends, the preferred one first.
+BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
+    "rms_norm": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
+    "rope": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
+    "silu_and_mul": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
+    "linear": {
+        "cpu": ("cpu", "torch", "reference"),
+        "cuda": ("torch", "reference"),
+    },
+    "store_kv": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
+    "paged_attention": {
+        "cpu": ("cpu", "torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What "auto" takes for one op on one device, and why the others were passed over.
+
+    Attributes:
+        op: Name of the op.
+        backend: The chosen backend.
+        passed_over: Backend name to reason, for those preferred to the chosen one.
+    """
+
+    op: str
+    backend: str
+    passed_over: dict[str, str]
+
+
+def why_not(op: str, spec: Any, device: torch.device, backend: str) -> str | None:
+    """Returns None if `backend` can run `op`, else the reason why it cannot."""
+    try:
+        module = _load(op, backend)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("openinfer_kernels"):
+            raise
+        return f"the package {error.name!r} is not installed"
+    reason: str | None = module.supports(spec, device)
+    return reason
+
+
+def choose(op: str, spec: Any, device: torch.device) -> Choice:
+    """Walks the op's order for this device and takes the first backend that can run it.
+
+    Raises:
+        BackendUnavailable: No backend of the op can.
+    """
+    order = BACKEND_ORDER[op].get(device.type, ("torch", "reference"))
+    passed_over: dict[str, str] = {}
+    for backend in order:
+        reason = why_not(op, spec, device, backend)
+        if reason is None:
+            return Choice(op=op, backend=backend, passed_over=passed_over)
+        passed_over[backend] = reason
+    raise BackendUnavailable(op, "auto", "; ".join(f"{b}: {r}" for b, r in passed_over.items()))
+
+
+def backend_module(op: str, spec: Any, device: torch.device | str, backend: str) -> ModuleType:
+    """Returns the module that runs `op`: the one named, or what "auto" chooses.
+
+    Raises:
+        ValueError: The op has no backend of that name.
+        BackendUnavailable: It cannot run this spec on this device.
+    """
+    device = torch.device(device)
+    if backend == "auto":
+        return _load(op, choose(op, spec, device).backend)
+    known = sorted({name for order in BACKEND_ORDER[op].values() for name in order})
+    if backend not in known:
+        raise ValueError(f"{op} has no backend {backend!r}; it has {', '.join(known)}")
+    reason = why_not(op, spec, device, backend)
+    if reason is not None:
+        raise BackendUnavailable(op, backend, reason)
+    return _load(op, backend)
+
+
+def _load(op: str, backend: str) -> ModuleType:
+    return importlib.import_module(f"openinfer_kernels.{op}._{backend}")

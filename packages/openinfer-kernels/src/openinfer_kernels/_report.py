@@ -1,0 +1,75 @@
+"""Which backend each op would run on, and why not another: what `openinfer doctor` prints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
+from openinfer_kernels.linear import LinearSpec
+from openinfer_kernels.paged_attention import PagedAttentionSpec
+from openinfer_kernels.rms_norm import RMSNormSpec
+from openinfer_kernels.rope import RopeSpec
+from openinfer_kernels.silu_and_mul import SiluAndMulSpec
+from openinfer_kernels.store_kv import StoreKVSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpReport:
+    """One op on one device.
+
+    Attributes:
+        op: Name of the op.
+        backend: What "auto" chooses.
+        available: Every backend that could be asked for by name, the chosen one included.
+        unavailable: Backend name to the reason why it cannot run here.
+    """
+
+    op: str
+    backend: str
+    available: tuple[str, ...]
+    unavailable: dict[str, str]
+
+
+def describe(
+    device: torch.device | str, specs: Mapping[str, Any] | None = None
+) -> tuple[OpReport, ...]:
+    """Reports every op for a device.
+
+    Args:
+        device: The device asked about.
+        specs: Op name to spec; ops left out are asked about with the shapes of a bf16 Qwen3-4B.
+
+    Returns:
+        One report an op, in the order of the dispatch table.
+    """
+    device = torch.device(device)
+    specs = {**_typical_specs(), **(specs or {})}
+    return tuple(_describe_op(op, specs[op], device) for op in BACKEND_ORDER)
+
+
+def _describe_op(op: str, spec: Any, device: torch.device) -> OpReport:
+    backends = dict.fromkeys(name for order in BACKEND_ORDER[op].values() for name in order)
+    reasons = {backend: why_not(op, spec, device, backend) for backend in backends}
+    return OpReport(
+        op=op,
+        backend=choose(op, spec, device).backend,
+        available=tuple(backend for backend, reason in reasons.items() if reason is None),
+        unavailable={backend: reason for backend, reason in reasons.items() if reason is not None},
+    )
+
+
+def _typical_specs() -> dict[str, Any]:
+    dtype = torch.bfloat16
+    heads: dict[str, Any] = {"num_kv_heads": 8, "head_dim": 128, "dtype": dtype}
+    return {
+        "rms_norm": RMSNormSpec(hidden_size=2560, eps=1e-6, dtype=dtype),
+        "rope": RopeSpec(num_heads=32, **heads),
+        "silu_and_mul": SiluAndMulSpec(intermediate_size=9728, dtype=dtype),
+        "linear": LinearSpec(in_features=2560, out_features=6144, dtype=dtype),
+        "store_kv": StoreKVSpec(block_size=16, **heads),
+        "paged_attention": PagedAttentionSpec(
+            num_heads=32, block_size=16, scale=128**-0.5, **heads
+        ),
+    }

@@ -1,0 +1,50 @@
+"""What every Triton backend asks about the machine, and how a kernel enters the compile gate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileCase:
+    """One kernel with one set of compile-time choices, as a launch would use it.
+
+    Attributes:
+        name: Unique among the kernels, for example "rms_norm-bf16-4096".
+        kernel: The `triton.jit` function.
+        signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32").
+        constexprs: Compile-time argument name to value.
+        num_warps: Warps of a program.
+        num_stages: Depth of the software pipeline.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Returns None if Triton kernels over `dtype` run on `device`, else the reason.
+
+    The interpreter (`TRITON_INTERPRET=1` before the first import of a kernel) runs them on the CPU.
+    """
+    if dtype not in TRITON_DTYPES:
+        return f"no Triton kernel for {dtype}"
+    if device.type == "cuda":
+        return None
+    if device.type == "cpu" and triton.knobs.runtime.interpret:
+        return None
+    return f"Triton needs a CUDA device, this is {device.type}"
+
+
+def warps_for(block: int) -> int:
+    """Warps of a row-wise kernel over `block` elements: about 16 a thread, 1 to 16 warps."""
+    return max(1, min(16, block // 512))

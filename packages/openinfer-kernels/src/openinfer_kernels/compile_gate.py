@@ -1,0 +1,108 @@
+"""Compiles every Triton kernel for every supported GPU, on a machine that need not have one.
+
+`python -m openinfer_kernels.compile_gate [OP ...]` prints a line for each kernel and architecture
+and exits 1 if one does not compile or needs more shared memory than that GPU gives a program.
+The interpreter of the unit tests hides just these errors.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from openinfer_kernels._dispatch import BACKEND_ORDER
+from openinfer_kernels._triton_support import CompileCase
+
+# Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability").
+SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileResult:
+    """What became of one kernel on one architecture.
+
+    Attributes:
+        name: Of the case.
+        arch: Compute capability, 90 for sm_90.
+        shared_bytes: Shared memory a program takes; 0 if it did not compile.
+        error: None if it compiled and fits, else why not.
+    """
+
+    name: str
+    arch: int
+    shared_bytes: int
+    error: str | None
+
+
+def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
+    """Returns the cases of the named ops, by default of all that have a Triton backend.
+
+    Raises:
+        ValueError: A named op has no Triton backend.
+    """
+    with_triton = [op for op, order in BACKEND_ORDER.items() if "triton" in order["cuda"]]
+    unknown = sorted(set(ops) - set(with_triton))
+    if unknown:
+        raise ValueError(f"no Triton backend for {', '.join(unknown)}; {', '.join(with_triton)}")
+    return [
+        case
+        for op in ops or with_triton
+        for case in import_module(f"openinfer_kernels.{op}._triton").compile_cases()
+    ]
+
+
+def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
+    """Compiles each case to a cubin for each architecture, in order."""
+    for case in cases:
+        for arch in SHARED_MEMORY_KIB:
+            yield _compile(case, arch)
+
+
+def _compile(case: CompileCase, arch: int) -> CompileResult:
+    # A kernel's own argument order decides how a launch passes arguments; the names must agree.
+    order = case.kernel.arg_names
+    types = {**case.signature, **dict.fromkeys(case.constexprs, "constexpr")}
+    if set(order) != set(types):
+        difference = ", ".join(sorted(set(order) ^ set(types)))
+        return CompileResult(
+            name=case.name, arch=arch, shared_bytes=0, error=f"signature differs in {difference}"
+        )
+    source = ASTSource(
+        fn=case.kernel,
+        signature={name: types[name] for name in order},
+        constexprs={(order.index(name),): value for name, value in case.constexprs.items()},
+    )
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:  # whatever the compiler raises is the finding, and is reported
+        text = str(error).strip() or type(error).__name__
+        return CompileResult(name=case.name, arch=arch, shared_bytes=0, error=text)
+    shared = int(compiled.metadata.shared)
+    limit = SHARED_MEMORY_KIB[arch] * 1024
+    too_much = f"{shared} bytes of shared memory, the limit is {limit}" if shared > limit else None
+    if not compiled.asm.get("cubin"):
+        too_much = "the compiler produced no cubin"
+    return CompileResult(name=case.name, arch=arch, shared_bytes=shared, error=too_much)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the gate and returns its exit status."""
+    if triton.knobs.runtime.interpret:
+        print("unset TRITON_INTERPRET: interpreted kernels cannot be compiled", file=sys.stderr)
+        return 2
+    failed = 0
+    for result in compile_all(compile_cases(arguments)):
+        verdict = "ok" if result.error is None else f"FAILED: {result.error}"
+        print(f"{result.name:45s} sm_{result.arch:<4d}{result.shared_bytes:>7d} B  {verdict}")
+        failed += result.error is not None
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

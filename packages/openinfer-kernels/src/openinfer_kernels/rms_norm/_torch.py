@@ -1,0 +1,34 @@
+"""rms_norm through torch's own operator, which runs wherever torch does."""
+
+import torch
+import torch.nn.functional as F
+
+from openinfer_kernels.rms_norm import AddRMSNorm, RMSNorm, RMSNormSpec
+
+
+def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
+    """Binds rms_norm."""
+    shape, eps = (spec.hidden_size,), spec.eps
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, shape, weight, eps)
+
+    return rms_norm
+
+
+def plan_add(spec: RMSNormSpec, device: torch.device | str) -> AddRMSNorm:
+    """Binds add_rms_norm; the sum is written over the residual."""
+    shape, eps = (spec.hidden_size,), spec.eps
+
+    def add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        residual.add_(x)
+        return F.rms_norm(residual, shape, weight, eps), residual
+
+    return add_rms_norm

@@ -1,0 +1,65 @@
+"""The gate itself, on few kernels: CI runs `python -m openinfer_kernels.compile_gate` for all."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from openinfer_kernels import BACKEND_ORDER
+from openinfer_kernels.compile_gate import SHARED_MEMORY_KIB, compile_cases
+
+_BROKEN = """
+import sys
+from dataclasses import replace
+from openinfer_kernels import compile_gate
+
+case = compile_gate.compile_cases(["silu_and_mul"])[0]
+prefill = compile_gate.compile_cases(["paged_attention"])[2]
+cases = [
+    case,
+    replace(case, name="unknown-argument", signature={**case.signature, "x": "i32"}),
+    replace(case, name="not-a-power-of-two", constexprs={"SIZE": 100, "BLOCK": 100}),
+    replace(prefill, name="shared-memory"),
+]
+compile_gate.SHARED_MEMORY_KIB = {89: 1}
+compile_gate.compile_cases = lambda ops: cases
+sys.exit(compile_gate.main([]))
+"""
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment
+    )
+
+
+def test_every_op_with_a_triton_backend_has_cases_with_names_of_their_own():
+    cases = compile_cases()
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    for op, order in BACKEND_ORDER.items():
+        assert ("triton" in order["cuda"]) == any(name.startswith(op) for name in names), op
+
+
+def test_one_op_compiles_for_every_architecture():
+    done = _run("-m", "openinfer_kernels.compile_gate", "silu_and_mul")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arch in SHARED_MEMORY_KIB:
+        assert f"sm_{arch}" in done.stdout
+
+
+def test_what_does_not_compile_or_fit_fails_the_gate():
+    done = _run("-c", _BROKEN)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert "ok" in lines[0]
+    assert "signature differs in x" in done.stdout
+    assert "power of 2" in done.stdout
+    assert "bytes of shared memory, the limit is 1024" in done.stdout
+
+
+def test_an_op_without_kernels_is_the_callers_mistake():
+    with pytest.raises(ValueError, match="no Triton backend for linear"):
+        compile_cases(["linear"])

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from openinfer_kernels import (
+    BACKEND_ORDER,
+    BackendUnavailable,
+    LinearSpec,
+    SiluAndMulSpec,
+    describe,
+    plan_linear,
+    plan_silu_and_mul,
+)
+from openinfer_kernels import _triton_support as triton_support
+
+SPEC = SiluAndMulSpec(intermediate_size=8, dtype=torch.float32)
+
+
+def test_a_backend_that_does_not_exist_is_the_callers_mistake():
+    with pytest.raises(ValueError, match="no backend 'flash'; it has reference, torch, triton"):
+        plan_silu_and_mul(SPEC, "cpu", "flash")
+
+
+def test_triton_without_a_gpu_is_unavailable(monkeypatch):
+    monkeypatch.setattr(triton_support.triton.knobs.runtime, "interpret", False)
+    with pytest.raises(BackendUnavailable) as caught:
+        plan_silu_and_mul(SPEC, "cpu", "triton")
+    assert (caught.value.op, caught.value.backend) == ("silu_and_mul", "triton")
+    assert "needs a CUDA device" in caught.value.reason
+
+
+def test_an_unknown_dtype_falls_through_to_torch_on_cuda():
+    reports = describe(
+        "cuda", {"silu_and_mul": SiluAndMulSpec(intermediate_size=8, dtype=torch.float64)}
+    )
+    report = {report.op: report for report in reports}["silu_and_mul"]
+    assert report.backend == "torch"
+    assert "no Triton kernel for torch.float64" in report.unavailable["triton"]
+
+
+def test_describe_names_every_op_and_why_not():
+    for device in ("cpu", "cuda"):
+        reports = describe(device)
+        assert [report.op for report in reports] == list(BACKEND_ORDER)
+        for report in reports:
+            assert report.backend in report.available
+            assert all(report.unavailable.values())
+            assert not set(report.available) & set(report.unavailable)
+    assert {r.op: r.backend for r in describe("cpu")}["linear"] == "cpu"
+
+
+def test_auto_on_another_device_still_runs():
+    spec = LinearSpec(in_features=2, out_features=2, dtype=torch.float32)
+    x = torch.zeros(1, 2, device="meta")
+    assert plan_linear(spec, "meta")(x, torch.zeros(2, 2, device="meta")).shape == (1, 2)

@@ -1,0 +1,14 @@
+import pytest
+
+from openinfer_kernels import SiluAndMulSpec, plan_silu_and_mul
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("shape", [(1, 96), (5, 1500), (0, 96)], ids=lambda s: f"{s[0]}x{s[1]}")
+def test_silu_and_mul(backend, shape, dtype, random, assert_close, triton_device):
+    device = triton_device if backend == "triton" else "cpu"
+    num_tokens, size = shape
+    spec = SiluAndMulSpec(intermediate_size=size, dtype=dtype)
+    gate_up = random(num_tokens, 2 * size, dtype=dtype)
+    got = plan_silu_and_mul(spec, device, backend)(gate_up.to(device))
+    assert_close(got, plan_silu_and_mul(spec, "cpu", "reference")(gate_up))

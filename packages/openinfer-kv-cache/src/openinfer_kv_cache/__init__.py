@@ -1,0 +1,45 @@
+"""The logical KV cache: which sequence owns which block, what is shared, what may be reused.
+
+`KVCache` is what a scheduler holds, `SequenceCache` what it holds per request. Leases and
+`BlockPool` are the parts beneath, for those who build another cache from them.
+"""
+
+from openinfer_kv_cache._cache import KVCache
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._group import CacheGroup, Plane
+from openinfer_kv_cache._keys import HASH_RECIPE, BlockKeys, TokenIds
+from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
+from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
+from openinfer_kv_cache._stats import CacheStats
+from openinfer_kv_cache._steps import Reservation
+from openinfer_kv_cache.errors import (
+    KVCacheError,
+    LeaseUsed,
+    NotIdle,
+    StepOrderError,
+    UnsupportedGroup,
+)
+
+__all__ = [
+    "KVCache",
+    "SequenceCache",
+    "Reservation",
+    "PrefixHit",
+    "BlockKeys",
+    "HASH_RECIPE",
+    "CacheGroup",
+    "Plane",
+    "CacheStats",
+    "BlockPool",
+    "MutableLease",
+    "SealedLease",
+    "CachedLease",
+    "BlockIds",
+    "TokenIds",
+    "KVCacheError",
+    "UnsupportedGroup",
+    "LeaseUsed",
+    "StepOrderError",
+    "NotIdle",
+]

@@ -1,0 +1,78 @@
+"""The order in which cached blocks that nobody holds are given up: least recently used first.
+
+Leaf-first comes with the order and is not looked for: whoever holds a block holds all blocks before
+it, and lets go of a block before its parent, so a parent always stands behind its children.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+BlockIds = npt.NDArray[np.int32]
+"""[num_blocks] block ids."""
+
+_NOWHERE = np.int64(2**62)
+_MIN_WINDOW = 32
+
+
+class EvictionQueue:
+    """A queue of block ids with removal from the middle; every operation is vectorised.
+
+    Entries are removed lazily: an id is at the place that `_place` names, and any other entry of
+    it is stale. The buffer holds two entries a block, so compaction is amortised O(1).
+    """
+
+    __slots__ = ("_entries", "_head", "_place", "_size", "_tail")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._entries = np.zeros(2 * num_blocks, np.int32)
+        self._place = np.full(num_blocks, _NOWHERE, np.int64)
+        self._head = 0
+        self._tail = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, ids: BlockIds) -> None:
+        """Add distinct ids that are not in the queue, the first to be given up first."""
+        if not len(ids):
+            return
+        if self._tail + len(ids) > len(self._entries):
+            self._compact()
+        end = self._tail + len(ids)
+        self._entries[self._tail : end] = ids
+        self._place[ids] = np.arange(self._tail, end)
+        self._tail = end
+        self._size += len(ids)
+
+    def remove(self, ids: BlockIds) -> None:
+        """Take out distinct ids that are in the queue."""
+        self._place[ids] = _NOWHERE
+        self._size -= len(ids)
+
+    def pop(self, num: int) -> BlockIds:
+        """Take out the `num` oldest ids, at most `len(self)`."""
+        assert num <= self._size, "more evictions than evictable blocks"
+        popped: list[BlockIds] = []
+        missing = num
+        while missing:
+            stop = min(self._head + max(2 * missing, _MIN_WINDOW), self._tail)
+            window = self._entries[self._head : stop]
+            live = np.flatnonzero(self._place[window] == np.arange(self._head, stop))[:missing]
+            popped.append(window[live])
+            missing -= len(live)
+            self._head = stop if missing else self._head + int(live[-1]) + 1
+        ids = np.concatenate(popped) if popped else np.empty(0, np.int32)
+        self.remove(ids)
+        return ids
+
+    def clear(self) -> BlockIds:
+        """Empty the queue and return what was in it, in order."""
+        return self.pop(self._size)
+
+    def _compact(self) -> None:
+        window = self._entries[self._head : self._tail]
+        live = window[self._place[window] == np.arange(self._head, self._tail)]
+        self._entries[: len(live)] = live
+        self._place[live] = np.arange(len(live))
+        self._head, self._tail = 0, len(live)

@@ -1,0 +1,165 @@
+"""Leases: spans of blocks of one request, with the state in the type.
+
+                  seal                     publish
+    MutableLease ──────> SealedLease ──────────────> CachedLease <── match (prefix hit)
+      │  ^  ^              │   │                        │   │
+      │  │  └────unseal────┘   │                        │   │
+      │  └───────────────────withdraw (step reverted)───┘   │
+      v                        v                            v
+    close: free              close: free                  close: evictable (duplicates: free)
+
+    mutable   private, being written; nobody else knows the blocks
+    sealed    full of known tokens; the write is planned, the keys are fixed, not indexed yet
+    cached    indexed under its keys and shared, or the private duplicate of a block that is
+
+A transition consumes its handle; a consumed handle raises `LeaseUsed`. The pool counts open leases,
+so one that was dropped instead of closed fails `assert_idle`.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache.errors import LeaseUsed
+
+
+class _Lease:
+    __slots__ = ("_ids", "_is_open", "_pool")
+
+    def __init__(self, pool: BlockPool, ids: BlockIds) -> None:
+        self._pool = pool
+        self._ids = ids
+        self._is_open = True
+        pool.num_open_leases += 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def ids(self) -> BlockIds:
+        """[num_blocks] in the order of their positions; owned by the lease, do not write."""
+        if not self._is_open:
+            raise LeaseUsed(f"{type(self).__name__} was consumed or closed")
+        return self._ids
+
+    def _consume(self) -> BlockIds:
+        ids = self.ids
+        self._is_open = False
+        self._pool.num_open_leases -= 1
+        return ids
+
+
+@final
+class MutableLease(_Lease):
+    """Private blocks that steps write to."""
+
+    __slots__ = ()
+
+    @classmethod
+    def try_take(cls, pool: BlockPool, num: int) -> "MutableLease | None":
+        """Lease `num` blocks from the pool, evicting as needed; None when there is no room."""
+        ids = pool.try_take(num)
+        return None if ids is None else cls(pool, ids)
+
+    def join(self, other: "MutableLease") -> "MutableLease":
+        """Both spans as one, `other` behind; consumes both."""
+        return MutableLease(self._pool, np.concatenate((self._consume(), other._consume())))
+
+    def give_back(self, num: int) -> "MutableLease":
+        """Free the last `num` blocks at once; they must not have been launched."""
+        ids = self._consume()
+        keep = len(ids) - num
+        assert keep >= 0, "more blocks given back than leased"
+        self._pool.release(ids[keep:])
+        return MutableLease(self._pool, ids[:keep])
+
+    def seal(self, keys: Sequence[bytes], namespace: int) -> "tuple[SealedLease, MutableLease]":
+        """Split off the first `len(keys)` blocks, whose tokens are known and planned."""
+        ids, num = self._consume(), len(keys)
+        assert num <= len(ids), "more keys than blocks"
+        sealed = SealedLease(self._pool, ids[:num], keys, namespace)
+        return sealed, MutableLease(self._pool, ids[num:])
+
+    def close(self) -> None:
+        """Free the blocks."""
+        self._pool.release(self._consume())
+
+
+@final
+class SealedLease(_Lease):
+    """Full blocks of a planned step that no other sequence may see yet."""
+
+    __slots__ = ("_keys", "_namespace")
+
+    def __init__(
+        self, pool: BlockPool, ids: BlockIds, keys: Sequence[bytes], namespace: int
+    ) -> None:
+        super().__init__(pool, ids)
+        self._keys = keys
+        self._namespace = namespace
+
+    def publish(self) -> "CachedLease":
+        """Index the blocks: sequences of later steps may share them."""
+        ids = self._consume()
+        return CachedLease(self._pool, ids, self._pool.register(ids, self._keys, self._namespace))
+
+    def unseal(self) -> MutableLease:
+        """Back to private blocks: the step that was to write them is reverted."""
+        return MutableLease(self._pool, self._consume())
+
+    def close(self) -> None:
+        """Free the blocks."""
+        self._pool.release(self._consume())
+
+
+@final
+class CachedLease(_Lease):
+    """Blocks that the index knows.
+
+    Where another block had the key first, ours is a duplicate: it serves this request to its end,
+    and the *anchor*, the block in the index, is held beside it.
+    """
+
+    __slots__ = ("_anchors",)
+
+    def __init__(self, pool: BlockPool, ids: BlockIds, anchors: BlockIds) -> None:
+        super().__init__(pool, ids)
+        self._anchors = anchors
+
+    @property
+    def _has_duplicates(self) -> bool:
+        return self._anchors is not self._ids
+
+    @classmethod
+    def match(cls, pool: BlockPool, keys: Sequence[bytes]) -> "CachedLease":
+        """Pin the longest indexed prefix of a chain of keys; empty where nothing is indexed."""
+        ids = pool.find(keys)
+        return cls(pool, ids, ids)
+
+    def join(self, other: "CachedLease") -> "CachedLease":
+        """Both spans as one, `other` behind; consumes both."""
+        has_duplicates = self._has_duplicates or other._has_duplicates
+        anchors = np.concatenate((self._anchors, other._anchors)) if has_duplicates else None
+        ids = np.concatenate((self._consume(), other._consume()))
+        return CachedLease(self._pool, ids, ids if anchors is None else anchors)
+
+    def withdraw(self, num: int) -> tuple["CachedLease", MutableLease]:
+        """Make the last `num` blocks private again: their step is reverted."""
+        keep = len(self.ids) - num
+        own, anchors = self._ids[keep:], self._anchors[keep:]
+        self._pool.withdraw(own)
+        self._pool.release(anchors[anchors != own])
+        ids = self._consume()
+        kept = ids[:keep]
+        kept_anchors = self._anchors[:keep] if self._has_duplicates else kept
+        return CachedLease(self._pool, kept, kept_anchors), MutableLease(self._pool, own)
+
+    def close(self) -> None:
+        """Let go: indexed blocks become evictable when nobody else holds them, duplicates free."""
+        ids = self._consume()
+        if self._has_duplicates:
+            self._pool.release(ids[ids != self._anchors])
+        self._pool.release(self._anchors)

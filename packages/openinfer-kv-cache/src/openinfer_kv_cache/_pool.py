@@ -1,0 +1,178 @@
+"""The blocks of one group: free list, reference counts, prefix index, eviction.
+
+    free ──take──> held, private ──register──> held, indexed ──release──> evictable
+     ^                  │   ^                       │                        │  │
+     └────release───────┘   └──────withdraw─────────┘ <────────find──────────┘  │
+     └──────────evicted by take, reset, or a held block of the same key────────┘
+
+Invariants: a block is free, evictable or held, never two of them; the index names exactly the
+indexed blocks; who holds an indexed block holds its parent. From the last it follows that every
+evictable block can be had, so `num_available` is exact.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
+
+
+class BlockPool:
+    """Bookkeeping over the block ids `[0, num_blocks)`; leases are its careful front.
+
+    Ids given to one call are distinct and in the order of their positions. Not thread-safe: it
+    belongs to the step thread.
+
+    Attributes:
+        num_blocks: blocks in total.
+        namespace: raised by `reset`; keys of an older namespace are not indexed any more.
+        num_evictions: cached blocks given up for new ones so far.
+        num_open_leases: leases that were neither consumed nor closed.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if not 1 <= num_blocks <= np.iinfo(np.int32).max:
+            raise ValueError(f"num_blocks must be at least 1 and fit 31 bits, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.namespace = 0
+        self.num_evictions = 0
+        self.num_open_leases = 0
+        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_blocks
+        self._refcounts = np.zeros(num_blocks, np.int32)
+        self._is_indexed = np.zeros(num_blocks, np.bool_)
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._evictable = EvictionQueue(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return self._num_free
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that nobody holds."""
+        return len(self._evictable)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `try_take` can hand out."""
+        return self._num_free + len(self._evictable)
+
+    @property
+    def num_pinned(self) -> int:
+        """Cached blocks that somebody holds, each counted once."""
+        return len(self._index) - len(self._evictable)
+
+    def try_take(self, num: int) -> BlockIds | None:
+        """Hand out `num` private blocks with one reference each, or None when there is no room."""
+        if num > self.num_available:
+            return None
+        if num > self._num_free:
+            self._evict(num - self._num_free)
+        self._num_free -= num
+        ids = self._free[self._num_free : self._num_free + num].copy()
+        self._refcounts[ids] = 1
+        return ids
+
+    def find(self, keys: Sequence[bytes]) -> BlockIds:
+        """Ids of the longest indexed prefix of a chain of keys, with a reference added to each."""
+        found: list[int] = []
+        lookup = self._index.get
+        for key in keys:
+            block = lookup(key)
+            if block is None:
+                break
+            found.append(block)
+        ids = np.array(found, np.int32)
+        self.retain(ids)
+        return ids
+
+    def retain(self, ids: BlockIds) -> None:
+        """Add a reference to held or evictable blocks."""
+        idle = ids[self._refcounts[ids] == 0]
+        if len(idle):
+            self._evictable.remove(idle)
+        self._refcounts[ids] += 1
+
+    def release(self, ids: BlockIds) -> None:
+        """Drop a reference; the last one makes a block evictable if it is indexed, else free."""
+        if not len(ids):
+            return
+        counts = self._refcounts[ids] - 1
+        assert counts.min() >= 0, "a block was released more often than held"
+        self._refcounts[ids] = counts
+        idle = ids[counts == 0][::-1]
+        is_indexed = self._is_indexed[idle]
+        self._evictable.push(idle[is_indexed])
+        self._put_free(idle[~is_indexed])
+
+    def register(self, ids: BlockIds, keys: Sequence[bytes], namespace: int) -> BlockIds:
+        """Index held, private blocks under their keys.
+
+        A key whose indexed block somebody holds keeps that block: ours stays private, and a
+        reference to the other is taken so that it stays while the children that we may index live.
+        One that nobody holds is freed, and ours takes its place: a duplicate would cost a block
+        that nobody has reserved.
+
+        Returns:
+            Per block the one that is indexed under its key, ours or the other. All of ours where
+            `namespace` is over: nothing is indexed then.
+        """
+        if namespace != self.namespace:
+            return ids
+        own = ids.tolist()
+        self._free_idle(keys)
+        indexed = [self._index.setdefault(key, block) for block, key in zip(own, keys, strict=True)]
+        for block, anchor, key in zip(own, indexed, keys, strict=True):
+            if block == anchor:
+                self._keys[block] = key
+        if indexed == own:
+            self._is_indexed[ids] = True
+            return ids
+        anchors = np.array(indexed, np.int32)
+        self._is_indexed[ids[anchors == ids]] = True
+        self.retain(anchors[anchors != ids])
+        return anchors
+
+    def _free_idle(self, keys: Sequence[bytes]) -> None:
+        """Frees the evictable blocks that are indexed under `keys`."""
+        twins = [block for key in keys if (block := self._index.get(key)) is not None]
+        if not twins:
+            return
+        ids = np.array(twins, np.int32)
+        idle = ids[self._refcounts[ids] == 0]
+        if len(idle):
+            self._evictable.remove(idle)
+            self.withdraw(idle)
+            self._put_free(idle)
+
+    def withdraw(self, ids: BlockIds) -> None:
+        """Take blocks out of the index; held ones are private from then on."""
+        for block in ids[self._is_indexed[ids]].tolist():
+            key = self._keys[block]
+            assert key is not None, "an indexed block has a key"
+            del self._index[key]
+            self._keys[block] = None
+        self._is_indexed[ids] = False
+
+    def reset(self) -> None:
+        """Forget everything cached: evictable blocks are free, held ones private from now on."""
+        self.namespace += 1
+        self._put_free(self._evictable.clear())
+        self._index.clear()
+        self._is_indexed[:] = False
+        self._keys = [None] * self.num_blocks
+
+    def _evict(self, num_missing: int) -> None:
+        # One eviction costs as much as many: a large pool gives up to 0.1 % ahead of need.
+        num = max(num_missing, min(self.num_blocks >> 10, len(self._evictable)))
+        ids = self._evictable.pop(num)
+        self.withdraw(ids)
+        self._put_free(ids)
+        self.num_evictions += num
+
+    def _put_free(self, ids: BlockIds) -> None:
+        self._free[self._num_free : self._num_free + len(ids)] = ids
+        self._num_free += len(ids)

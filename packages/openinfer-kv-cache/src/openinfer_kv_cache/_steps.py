@@ -1,0 +1,176 @@
+"""Steps in flight, as the cache sees them.
+
+              begin                    complete (oldest first)
+    (none) ──────────> in flight ──────────────────────────────> landed
+                          │
+                          └── revert (newest first): as if it had never been
+
+Beginning a step publishes what the step before it sealed, so blocks are shared with later steps
+only. A step that completes lets go of the sequences that were closed while it was in flight.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache.errors import StepOrderError
+
+
+@final
+class Reservation:
+    """What one step took for one sequence.
+
+    Attributes:
+        new_block_ids: per group, the blocks to append to the row's block table.
+        end: positions below it have room.
+        step_id: the step that will use it.
+        is_in_flight: neither completed nor reverted.
+    """
+
+    __slots__ = ("_blocks", "_num_sealed_before", "end", "is_in_flight", "new_block_ids", "step_id")
+
+    def __init__(
+        self,
+        blocks: SequenceBlocks,
+        *,
+        step_id: int,
+        end: int,
+        new_ids: BlockIds,
+        num_sealed_before: int,
+    ) -> None:
+        self._blocks = blocks
+        self._num_sealed_before = num_sealed_before
+        self.new_block_ids: tuple[BlockIds, ...] = (new_ids,)
+        self.end = end
+        self.step_id = step_id
+        self.is_in_flight = True
+
+    def _publish(self) -> None:
+        if self.is_in_flight:
+            self._blocks.publish()
+
+    def _undo(self) -> None:
+        if self.is_in_flight:
+            self._blocks.withdraw(self._num_sealed_before)
+            self._blocks.give_back(len(self.new_block_ids[0]))
+            self.is_in_flight = False
+
+
+@dataclass(slots=True)
+class _Step:
+    step_id: int
+    reservations: list[Reservation] = field(default_factory=list)
+    opened: list[SequenceBlocks] = field(default_factory=list)
+    parked: list[SequenceBlocks] = field(default_factory=list)
+
+
+class StepLedger:
+    """The steps that were begun and have neither completed nor been reverted.
+
+    Attributes:
+        num_reverts: steps reverted so far; a hit made before one may name unwritten blocks.
+    """
+
+    def __init__(self) -> None:
+        self.num_reverts = 0
+        self._steps: list[_Step] = []
+        self._is_planning = False
+        self._last_landed: int | None = None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps begun and not ended."""
+        return len(self._steps)
+
+    @property
+    def num_parked(self) -> int:
+        """Closed sequences that wait for a step."""
+        return sum(len(step.parked) for step in self._steps)
+
+    @property
+    def num_parked_blocks(self) -> int:
+        """Blocks in their tables, shared ones as often as they are listed."""
+        return sum(blocks.num_blocks for step in self._steps for blocks in step.parked)
+
+    @property
+    def planned(self) -> int:
+        """The step being planned.
+
+        Raises:
+            StepOrderError: none was begun since the last one was completed or reverted.
+        """
+        if not self._is_planning:
+            raise StepOrderError("no step is being planned")
+        return self._steps[-1].step_id
+
+    def begin(self, step_id: int) -> None:
+        """Start planning `step_id`, later than every step before it."""
+        newest = self._steps[-1].step_id if self._steps else self._last_landed
+        if newest is not None and step_id <= newest:
+            raise StepOrderError(f"step {step_id} begun after step {newest}")
+        if self._steps:
+            _publish(self._steps[-1])
+        self._steps.append(_Step(step_id))
+        self._is_planning = True
+
+    def record(self, reservation: Reservation) -> None:
+        """Add what the planned step took."""
+        self._steps[-1].reservations.append(reservation)
+
+    def record_opened(self, blocks: SequenceBlocks) -> None:
+        """Add a sequence that may stand on blocks of any step before the newest."""
+        if self._steps:
+            self._steps[-1].opened.append(blocks)
+
+    def undo(self, reservation: Reservation) -> None:
+        """Return one reservation of the planned step: its new blocks, its seals."""
+        if reservation.step_id != self.planned:
+            raise StepOrderError("only the step being planned can give a reservation back")
+        reservation._undo()
+
+    def park(self, blocks: SequenceBlocks, step_id: int) -> None:
+        """Keep a closed sequence's blocks until `step_id` has completed."""
+        for step in reversed(self._steps):
+            if step.step_id <= step_id:
+                step.parked.append(blocks)
+                return
+        blocks.release()
+
+    def complete(self, step_id: int) -> None:
+        """The oldest step has run."""
+        if not self._steps or self._steps[0].step_id != step_id:
+            raise StepOrderError(f"step {step_id} completed, but is not the oldest in flight")
+        step = self._steps[0]
+        if len(self._steps) == 1:
+            _publish(step)
+            self._is_planning = False
+        del self._steps[0]
+        self._last_landed = step_id
+        for reservation in step.reservations:
+            reservation.is_in_flight = False
+        for blocks in step.parked:
+            blocks.release()
+
+    def revert(self, step_id: int) -> None:
+        """The newest step will not run."""
+        if not self._steps or self._steps[-1].step_id != step_id:
+            raise StepOrderError(f"step {step_id} reverted, but is not the newest in flight")
+        step = self._steps[-1]
+        if not all(blocks.is_closed for blocks in step.opened):
+            raise StepOrderError(f"a sequence opened in step {step_id} is not closed")
+        for reservation in reversed(step.reservations):
+            reservation._undo()
+        del self._steps[-1]
+        self._is_planning = False
+        self.num_reverts += 1
+        for blocks in step.parked:
+            if self._steps:
+                self._steps[-1].parked.append(blocks)
+            else:
+                blocks.release()
+
+
+def _publish(step: _Step) -> None:
+    for reservation in step.reservations:
+        reservation._publish()

@@ -1,0 +1,42 @@
+"""Errors of the KV cache.
+
+KVCacheError
+├── UnsupportedGroup   a cache group of a kind that this version does not keep
+├── LeaseUsed          a lease, hit, reservation or sequence was used after it was consumed
+├── StepOrderError     steps were begun, completed or reverted out of order
+└── NotIdle            blocks, leases or steps are left over where none may be
+
+No room and no hit are outcomes, not errors: they come back as None and as an empty hit.
+"""
+
+from openinfer_contract import OpenInferError
+
+
+class KVCacheError(OpenInferError):
+    """Root of this package's errors."""
+
+
+class UnsupportedGroup(KVCacheError):
+    """A cache group cannot be kept.
+
+    Attributes:
+        name: the group.
+        kind: its kind.
+    """
+
+    def __init__(self, name: str, kind: str, reason: str) -> None:
+        super().__init__(f"cache group {name!r} of kind {kind!r}: {reason}")
+        self.name = name
+        self.kind = kind
+
+
+class LeaseUsed(KVCacheError):
+    """A handle was used after a transition consumed it."""
+
+
+class StepOrderError(KVCacheError):
+    """Steps begin in rising order, complete oldest first and are reverted newest first."""
+
+
+class NotIdle(KVCacheError):
+    """Something is left over; the message counts what."""

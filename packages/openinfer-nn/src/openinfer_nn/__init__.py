@@ -1,0 +1,62 @@
+"""What a model file is written in: linears, norms, rotary embedding, paged attention, loader.
+
+A model is a module built from these whose `forward(inputs: StepInputs, cache: CacheView)` returns
+hidden rows. Ops are chosen when it is built; a step only calls them.
+"""
+
+from openinfer_nn._attention import Attention
+from openinfer_nn._cache import CacheSpec, CacheView, PlaneSpec
+from openinfer_nn._inputs import StepInputs
+from openinfer_nn._loader import load_weights
+from openinfer_nn._modules import (
+    Embedding,
+    Linear,
+    LMHead,
+    MergedLinear,
+    QKVLinear,
+    RMSNorm,
+    SiluAndMul,
+)
+from openinfer_nn._rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    RotaryEmbedding,
+    YarnScaling,
+    inverse_frequencies,
+)
+from openinfer_nn._safetensors import TensorEntry, read_checkpoint
+from openinfer_nn._weights import WeightMap
+from openinfer_nn.errors import CheckpointError, ModelError
+
+__all__ = [
+    # What a step reads and what it keeps
+    "CacheSpec",
+    "CacheView",
+    "PlaneSpec",
+    "StepInputs",
+    # Modules
+    "Attention",
+    "Embedding",
+    "LMHead",
+    "Linear",
+    "MergedLinear",
+    "QKVLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SiluAndMul",
+    # Rotary scalings
+    "LinearScaling",
+    "Llama3Scaling",
+    "RopeScaling",
+    "YarnScaling",
+    "inverse_frequencies",
+    # Checkpoints
+    "TensorEntry",
+    "WeightMap",
+    "load_weights",
+    "read_checkpoint",
+    # Errors
+    "CheckpointError",
+    "ModelError",
+]

@@ -1,0 +1,36 @@
+"""What a forward pass reads besides weights and cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """The rows of one step: tokens of all sequences, one sequence after another.
+
+    The tensors are views of buffers that the runtime owns and refills for every step. They lie on
+    the model's device; on the CPU a kernel may read them, on CUDA nothing reads them back. The two
+    numbers are bounds known to the host, so that launches need no value from the device.
+
+    Attributes:
+        token_ids: [num_tokens], int64.
+        positions: [num_tokens], int64: place of each token in its sequence.
+        cu_seqlens_q: [num_seqs + 1], int32: where each sequence's tokens begin, and their total.
+        seq_lens: [num_seqs], int32: length of each sequence after this step; 0 for padding.
+        block_table: [num_seqs, max_blocks], int32: the cache blocks of each sequence, in order.
+        slot_mapping: [num_tokens], int64: block * block_size + offset, where a token's keys go.
+        logits_indices: [num_logits], int64: the tokens whose logits are wanted.
+        max_seqlen_q: At least the most tokens a sequence has in this step.
+        max_seqlen_k: At least the longest of seq_lens.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    logits_indices: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int

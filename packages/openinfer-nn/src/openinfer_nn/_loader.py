@@ -1,0 +1,203 @@
+"""Reading weights: several threads, straight from the files into the parameters.
+
+Each tensor is cut into pieces; a thread takes a piece and reads it with `preadv`, which releases
+the interpreter. On the CPU a piece of the right dtype is read in place. Otherwise it goes through
+the thread's staging, which for a GPU is a ring of pinned slots whose copies overlap the next reads.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Lock
+
+import torch
+from torch import nn
+
+from openinfer_nn._safetensors import TensorEntry, read_checkpoint
+from openinfer_nn._weights import WeightMap
+from openinfer_nn.errors import CheckpointError
+
+_PIECE_BYTES = 16 * 1024 * 1024
+_SLOTS_PER_THREAD = 2
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    entry: TensorEntry
+    fd: int
+    offset: int
+    dtype: torch.dtype
+    destination: torch.Tensor  # flat
+
+    @property
+    def num_bytes(self) -> int:
+        return self.destination.numel() * self.dtype.itemsize
+
+
+def load_weights(
+    folder: Path,
+    module: nn.Module,
+    weight_map: WeightMap,
+    *,
+    num_threads: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Fills every parameter of a module from a checkpoint folder.
+
+    Args:
+        folder: With model.safetensors, or shards and their index.
+        module: Whose parameters are filled.
+        weight_map: From checkpoint names to those parameters.
+        num_threads: Readers; by default one a core, at most 16.
+        on_progress: Called with (bytes read, bytes in all) after each piece, by any reader thread.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or is not this model's.
+    """
+    weight_map.check_covers(module.named_parameters())
+    pairs = weight_map.match(folder, read_checkpoint(folder))
+    with ExitStack() as files:
+        pieces = list(_cut(pairs, files))
+        total = sum(piece.num_bytes for piece in pieces)
+        queue: SimpleQueue[_Piece] = SimpleQueue()
+        for piece in pieces:
+            queue.put(piece)
+        progress = _Progress(total, on_progress)
+        num_threads = min(num_threads or min(16, os.cpu_count() or 1), max(1, len(pieces)))
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights") as pool:
+            readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
+        for reader in readers:
+            reader.result()
+    return total
+
+
+class _Progress:
+    """Counts bytes for the caller, and tells the readers when one of them has failed."""
+
+    def __init__(self, total: int, callback: Callable[[int, int], None] | None) -> None:
+        self.failed = Event()
+        self._total = total
+        self._callback = callback
+        self._done = 0
+        self._lock = Lock()
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            if self._callback is not None:
+                self._callback(self._done, self._total)
+
+
+def _cut(pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack) -> Iterator[_Piece]:
+    fds: dict[Path, int] = {}
+    # In file order, so that readers walk a disk forwards.
+    for entry, destination in sorted(pairs, key=lambda pair: (pair[0].path, pair[0].offset)):
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                entry.path, entry.name, f"dtype {entry.dtype} is not one of {', '.join(_DTYPES)}"
+            )
+        if entry.path not in fds:
+            fd = os.open(entry.path, os.O_RDONLY)
+            files.callback(os.close, fd)
+            fds[entry.path] = fd
+        offset = entry.offset
+        for flat in torch.split(destination.detach().view(-1), _PIECE_BYTES // dtype.itemsize):
+            yield _Piece(entry, fds[entry.path], offset, dtype, flat)
+            offset += flat.numel() * dtype.itemsize
+
+
+def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
+    # The mode is a thread's own, and a model built in it can be written only in it.
+    with torch.inference_mode():
+        staging: _HostStaging | _PinnedStaging | None = None
+        try:
+            while not progress.failed.is_set():
+                try:
+                    piece = queue.get_nowait()
+                except Empty:
+                    break
+                device = piece.destination.device
+                if staging is None:
+                    is_cuda = device.type == "cuda"
+                    staging = _PinnedStaging(device) if is_cuda else _HostStaging()
+                staging.load(piece)
+                progress.add(piece.num_bytes)
+            if staging is not None:
+                staging.finish()
+        except BaseException:
+            progress.failed.set()
+            raise
+
+
+class _HostStaging:
+    """Loads into host memory; only pieces that change dtype need the buffer."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+
+    def load(self, piece: _Piece) -> None:
+        if piece.dtype == piece.destination.dtype:
+            _read(piece, piece.destination.view(torch.uint8))
+            return
+        if self._buffer is None:
+            self._buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8)
+        target = self._buffer[: piece.num_bytes]
+        _read(piece, target)
+        piece.destination.copy_(target.view(piece.dtype))
+
+    def finish(self) -> None:
+        """Nothing is in flight."""
+
+
+class _PinnedStaging:
+    """Loads into device memory through pinned slots, each copied while the next is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._slots = [
+            torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in range(_SLOTS_PER_THREAD)
+        ]
+        self._copied = [
+            torch.cuda.Event()  # type: ignore[no-untyped-call]
+            for _ in range(_SLOTS_PER_THREAD)
+        ]
+        self._next = 0
+
+    def load(self, piece: _Piece) -> None:
+        slot, copied = self._slots[self._next], self._copied[self._next]
+        self._next = (self._next + 1) % _SLOTS_PER_THREAD
+        copied.synchronize()
+        target = slot[: piece.num_bytes]
+        _read(piece, target)
+        with torch.cuda.stream(self._stream):
+            piece.destination.copy_(target.view(piece.dtype), non_blocking=True)
+            copied.record(self._stream)
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+def _read(piece: _Piece, target: torch.Tensor) -> None:
+    """Fills a host tensor of bytes; a read may return less than asked for."""
+    view = target.numpy().data
+    offset = piece.offset
+    while view:
+        try:
+            count = os.preadv(piece.fd, [view], offset)
+        except OSError as error:
+            raise CheckpointError(piece.entry.path, piece.entry.name, str(error)) from error
+        if count == 0:
+            raise CheckpointError(
+                piece.entry.path, piece.entry.name, f"the file ends at byte {offset}"
+            )
+        view, offset = view[count:], offset + count

@@ -1,0 +1,202 @@
+"""The leaves of a model: modules that own their weights and call one planned op.
+
+Weights are allocated, not initialised: `load_weights` fills them. Nothing here keeps gradients; run
+under `torch.inference_mode`.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from openinfer_kernels import (
+    LinearSpec,
+    RMSNormSpec,
+    SiluAndMulSpec,
+    plan_add_rms_norm,
+    plan_linear,
+    plan_rms_norm,
+    plan_silu_and_mul,
+)
+
+
+def _weight(
+    shape: tuple[int, ...], *, device: torch.device | str, dtype: torch.dtype
+) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """A matrix product without bias."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Allocates the weight, [out_features, in_features], and plans the product."""
+        super().__init__()
+        self.weight = _weight((out_features, in_features), device=device, dtype=dtype)
+        spec = LinearSpec(in_features=in_features, out_features=out_features, dtype=dtype)
+        self._linear = plan_linear(spec, device, backend)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [num_tokens, in_features] to [num_tokens, out_features]."""
+        return self._linear(x, self.weight)
+
+
+class MergedLinear(Linear):
+    """Several products of the same input as one, their weights stacked by rows."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: tuple[int, ...],
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Allocates one weight of sum(out_features) rows."""
+        super().__init__(
+            in_features, sum(out_features), device=device, dtype=dtype, backend=backend
+        )
+        self.out_features = out_features
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Returns the rows of each product, views of `weight`: what a checkpoint stores apart."""
+        return torch.split(self.weight, list(self.out_features))
+
+
+class QKVLinear(MergedLinear):
+    """The query, key and value projections of an attention as one product."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows."""
+        heads = (num_heads, num_kv_heads, num_kv_heads)
+        rows = tuple(n * head_dim for n in heads)
+        super().__init__(hidden_size, rows, device=device, dtype=dtype, backend=backend)
+        self.heads = heads
+        self.head_dim = head_dim
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Projects [num_tokens, hidden_size] to q, k, v: [num_tokens, heads, head_dim] views."""
+        heads = self(x).view(x.shape[0], sum(self.heads), self.head_dim)
+        q, k, v = heads.split(self.heads, dim=1)
+        return q, k, v
+
+
+class Embedding(nn.Module):
+    """Token ids to rows of a table."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        """Allocates the table, [vocab_size, hidden_size]."""
+        super().__init__()
+        self.weight = _weight((vocab_size, hidden_size), device=device, dtype=dtype)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Maps [num_tokens], int64, to [num_tokens, hidden_size]."""
+        return F.embedding(token_ids, self.weight)
+
+
+class LMHead(nn.Module):
+    """Hidden rows to logits over the vocabulary."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied_to: Embedding | None = None,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Allocates [vocab_size, hidden_size], or shares the embedding's table.
+
+        Args:
+            vocab_size: Rows.
+            hidden_size: Columns.
+            tied_to: The embedding whose table is the head's too, None if it has its own.
+            device: Where the weight lies.
+            dtype: Of weight and hidden rows.
+            backend: Of the product.
+        """
+        super().__init__()
+        shape = (vocab_size, hidden_size)
+        self.weight = tied_to.weight if tied_to else _weight(shape, device=device, dtype=dtype)
+        spec = LinearSpec(in_features=hidden_size, out_features=vocab_size, dtype=dtype)
+        self._linear = plan_linear(spec, device, backend)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps [n, hidden_size] to [n, vocab_size], float32 (rounded to the dtype before)."""
+        return self._linear(hidden, self.weight).float()
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation with a learned scale."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        eps: float,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Allocates the scale, [hidden_size], and plans both forms."""
+        super().__init__()
+        self.weight = _weight((hidden_size,), device=device, dtype=dtype)
+        spec = RMSNormSpec(hidden_size=hidden_size, eps=eps, dtype=dtype)
+        self._rms_norm = plan_rms_norm(spec, device, backend)
+        self._add_rms_norm = plan_add_rms_norm(spec, device, backend)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalises the last dimension of [..., hidden_size]."""
+        return self._rms_norm(x, self.weight)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds x to the residual, which is consumed; returns (normalised sum, sum)."""
+        return self._add_rms_norm(x, residual, self.weight)
+
+
+class SiluAndMul(nn.Module):
+    """The gated activation of an MLP."""
+
+    def __init__(
+        self,
+        intermediate_size: int,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
+        """Plans the op; there is no weight."""
+        super().__init__()
+        spec = SiluAndMulSpec(intermediate_size=intermediate_size, dtype=dtype)
+        self._silu_and_mul = plan_silu_and_mul(spec, device, backend)
+
+    def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Maps [num_tokens, 2 * intermediate_size] to [num_tokens, intermediate_size]."""
+        return self._silu_and_mul(gate_up)

@@ -1,0 +1,100 @@
+"""Which tensor of a checkpoint fills which rows of which parameter, accounted for exactly."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from openinfer_nn._safetensors import TensorEntry
+from openinfer_nn.errors import CheckpointError
+
+
+class WeightMap:
+    """Checkpoint names and their destinations, written by a model.
+
+    Every parameter must be filled exactly once, every tensor of the checkpoint used or declared
+    ignorable: a weight that goes nowhere, or comes from nowhere, is an error and not a guess.
+    """
+
+    def __init__(self) -> None:
+        self._destinations: dict[str, torch.Tensor] = {}
+        self._ignorable: list[str] = []
+
+    def add(self, name: str, destination: torch.Tensor) -> None:
+        """Maps a checkpoint tensor to a parameter, or to a contiguous run of its rows.
+
+        Args:
+            name: As the checkpoint spells it.
+            destination: A parameter or a view of one, of the tensor's shape; its dtype may differ.
+        """
+        assert name not in self._destinations, f"{name} is mapped twice"
+        assert destination.is_contiguous(), f"the destination of {name} is not contiguous"
+        self._destinations[name] = destination
+
+    def ignore(self, pattern: str) -> None:
+        """Declares tensors whose name matches a shell pattern ignorable, if there are any."""
+        self._ignorable.append(pattern)
+
+    def destinations(self) -> Mapping[str, torch.Tensor]:
+        """Returns name to destination, in the order added."""
+        return self._destinations
+
+    def check_covers(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Checks that the destinations tile the parameters: no byte twice, none left out.
+
+        Args:
+            parameters: Name and tensor, as `Module.named_parameters` gives them.
+        """
+        spans = sorted(
+            (destination.data_ptr(), destination.nbytes, name)
+            for name, destination in self._destinations.items()
+        )
+        wanted = sorted((tensor.data_ptr(), tensor.nbytes, name) for name, tensor in parameters)
+        spans.reverse()
+        for begin, num_bytes, name in wanted:
+            filled = begin
+            while spans and filled < begin + num_bytes:
+                at, size, source = spans.pop()
+                assert at == filled, f"{source} does not continue {name} where it is filled so far"
+                filled += size
+            assert filled == begin + num_bytes, f"{name} is not filled exactly"
+        assert not spans, f"{spans[-1][2] if spans else ''} fills no parameter"
+
+    def match(
+        self, folder: Path, entries: Mapping[str, TensorEntry]
+    ) -> list[tuple[TensorEntry, torch.Tensor]]:
+        """Pairs the tensors of a checkpoint with their destinations.
+
+        Raises:
+            CheckpointError: A tensor is missing, unknown, or of another shape.
+        """
+        missing = [name for name in self._destinations if name not in entries]
+        if missing:
+            raise CheckpointError(folder, missing[0], _and_more("it is missing", len(missing)))
+        unknown = [
+            name
+            for name in entries
+            if name not in self._destinations
+            and not any(fnmatchcase(name, pattern) for pattern in self._ignorable)
+        ]
+        if unknown:
+            path = entries[unknown[0]].path
+            reason = "this model has no place for it"
+            raise CheckpointError(path, unknown[0], _and_more(reason, len(unknown)))
+        pairs = []
+        for name, destination in self._destinations.items():
+            entry = entries[name]
+            if entry.shape != tuple(destination.shape):
+                raise CheckpointError(
+                    entry.path,
+                    name,
+                    f"its shape is {list(entry.shape)}, the configuration asks for "
+                    f"{list(destination.shape)}",
+                )
+            pairs.append((entry, destination))
+        return pairs
+
+
+def _and_more(reason: str, count: int) -> str:
+    return reason if count == 1 else f"{reason}, and {count - 1} more like it"

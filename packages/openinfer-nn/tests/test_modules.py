@@ -1,0 +1,47 @@
+import torch
+
+from openinfer_nn import Embedding, LMHead, MergedLinear, QKVLinear, RMSNorm, SiluAndMul
+
+ON = {"device": "cpu", "dtype": torch.float32}
+
+
+def _fill(module: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def test_a_merged_linear_is_its_parts_side_by_side():
+    merged = MergedLinear(4, (3, 5), **ON)
+    _fill(merged)
+    x = torch.randn(2, 4)
+    first, second = merged.parts()
+    torch.testing.assert_close(merged(x), torch.cat((x @ first.T, x @ second.T), dim=1))
+    assert first.data_ptr() == merged.weight.data_ptr()
+
+
+def test_qkv_splits_into_heads():
+    qkv = QKVLinear(8, num_heads=4, num_kv_heads=2, head_dim=3, **ON)
+    _fill(qkv)
+    x = torch.randn(5, 8)
+    wq, wk, wv = qkv.parts()
+    assert (len(wq), len(wk), len(wv)) == (12, 6, 6)
+    q, k, v = qkv.split(x)
+    torch.testing.assert_close(q, (x @ wq.T).view(5, 4, 3))
+    torch.testing.assert_close(k, (x @ wk.T).view(5, 2, 3))
+    torch.testing.assert_close(v, (x @ wv.T).view(5, 2, 3))
+
+
+def test_a_tied_head_has_no_weight_of_its_own():
+    embedding = Embedding(7, 4, **ON)
+    _fill(embedding)
+    head = LMHead(7, 4, tied_to=embedding, **ON)
+    assert head.weight is embedding.weight
+    hidden = embedding(torch.tensor([2, 5]))
+    torch.testing.assert_close(head(hidden), hidden @ embedding.weight.T)
+
+
+def test_nothing_keeps_gradients():
+    for module in (Embedding(7, 4, **ON), RMSNorm(4, eps=1e-6, **ON), LMHead(7, 4, **ON)):
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert not list(SiluAndMul(4, **ON).parameters())

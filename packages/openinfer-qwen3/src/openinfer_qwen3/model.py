@@ -1,0 +1,315 @@
+"""Qwen3 dense, top to bottom: attention, MLP, layer, model, weight names.
+
+A decoder-only transformer with grouped-query attention, an RMS norm on every query and key head
+before the rotation, a SwiGLU MLP, and norms in front of each (Qwen3 technical report, 2025). The
+configuration is in `config.py`, where no torch is needed to read it.
+
+Shapes in comments:
+    T  tokens of the step, of all sequences, one sequence after another
+    H  query heads, KVH key and value heads, D dimensions of a head
+    C  width of the residual stream (hidden_size), I width of the MLP, V vocabulary
+
+A step is ragged: there is no batch dimension. Which token belongs to which sequence, and where its
+keys lie, is in `StepInputs`.
+"""
+
+import torch
+from torch import nn
+
+from openinfer_nn import (
+    Attention,
+    CacheSpec,
+    CacheView,
+    Embedding,
+    Linear,
+    LinearScaling,
+    Llama3Scaling,
+    LMHead,
+    MergedLinear,
+    PlaneSpec,
+    QKVLinear,
+    RMSNorm,
+    RopeScaling,
+    RotaryEmbedding,
+    SiluAndMul,
+    StepInputs,
+    WeightMap,
+    YarnScaling,
+)
+from openinfer_qwen3.config import Qwen3Config, RopeConfig
+
+
+def rope_scaling(rope: RopeConfig) -> RopeScaling | None:
+    """Returns the scaling of the rotary frequencies that a configuration names."""
+    match rope.type:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(**rope.options)
+        case "yarn":
+            return YarnScaling(original_max_position=rope.original_max_position, **rope.options)
+        case "llama3":
+            return Llama3Scaling(original_max_position=rope.original_max_position, **rope.options)
+
+
+class Qwen3Attention(nn.Module):
+    """Grouped-query attention with normalised queries and keys."""
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        rotary: RotaryEmbedding,
+        *,
+        block_size: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        attention_backend: str,
+    ) -> None:
+        """Allocates the projections and the two head norms."""
+        super().__init__()
+        head_dim, eps = config.head_dim, config.rms_norm_eps
+        self.qkv_proj = QKVLinear(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=head_dim,
+            device=device,
+            dtype=dtype,
+        )
+        self.q_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
+        self.k_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
+        self.rotary = rotary
+        self.attention = Attention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            scale=head_dim**-0.5,
+            device=device,
+            dtype=dtype,
+            backend=attention_backend,
+        )
+        self.o_proj = Linear(
+            config.num_heads * head_dim, config.hidden_size, device=device, dtype=dtype
+        )
+
+    def forward(
+        self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Mixes each token with those before it in its sequence: [T, C] to [T, C]."""
+        q, k, v = self.qkv_proj.split(x)  # [T, H, D], [T, KVH, D], [T, KVH, D]
+        q, k = self.q_norm(q), self.k_norm(k)  # over D, one weight for all heads
+        q, k = self.rotary(q, k, inputs.positions)
+        out = self.attention(q, k, v, inputs, layer_cache)  # [T, H * D]
+        return self.o_proj(out)  # type: ignore[no-any-return]
+
+
+class Qwen3MLP(nn.Module):
+    """A gated MLP: down(silu(gate(x)) * up(x))."""
+
+    def __init__(
+        self, config: Qwen3Config, *, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        """Allocates gate and up as one product, and down."""
+        super().__init__()
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = MergedLinear(
+            hidden, (intermediate, intermediate), device=device, dtype=dtype
+        )
+        self.activation = SiluAndMul(intermediate, device=device, dtype=dtype)
+        self.down_proj = Linear(intermediate, hidden, device=device, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [T, C] to [T, C]."""
+        gate_up = self.gate_up_proj(x)  # [T, 2 I]
+        return self.down_proj(self.activation(gate_up))  # type: ignore[no-any-return]
+
+
+class Qwen3Layer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        rotary: RotaryEmbedding,
+        *,
+        block_size: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        attention_backend: str,
+    ) -> None:
+        """Allocates both halves and their norms."""
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+        self.attention = Qwen3Attention(
+            config,
+            rotary,
+            block_size=block_size,
+            device=device,
+            dtype=dtype,
+            attention_backend=attention_backend,
+        )
+        self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
+        self.mlp = Qwen3MLP(config, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        inputs: StepInputs,
+        layer_cache: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs the layer.
+
+        Each addition to the residual stream is done by the norm that reads its sum, so a layer
+        takes and returns the pair (what is still to be added, the stream).
+
+        Args:
+            x: [T, C], the output of the layer before, or the embeddings.
+            residual: [T, C], the stream; None at the first layer, where x is the stream.
+            inputs: The step.
+            layer_cache: Keys and values of this layer.
+        """
+        if residual is None:
+            residual, x = x, self.input_norm(x)
+        else:
+            x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, inputs, layer_cache)
+        x, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Qwen3Model(nn.Module):
+    """The whole network. Its weights are allocated, not initialised: see `weight_map`.
+
+    Build and call it under `torch.inference_mode`. It owns its weights and nothing else: inputs and
+    cache are the caller's, and one thread calls it at a time.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        block_size: int,
+        max_model_len: int | None = None,
+        attention_backend: str = "auto",
+    ) -> None:
+        """Allocates the weights and plans every op.
+
+        Args:
+            config: The shape.
+            device: Where weights and cache lie.
+            dtype: Of weights, activations and cache.
+            block_size: Tokens a cache block holds.
+            max_model_len: Longest sequence to prepare for; the configuration's if None.
+            attention_backend: Of `paged_attention`.
+
+        Raises:
+            BackendUnavailable: The attention backend cannot run here.
+        """
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.embed_tokens = Embedding(
+            config.vocab_size, config.hidden_size, device=device, dtype=dtype
+        )
+        rotary = RotaryEmbedding(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            theta=config.rope.theta,
+            scaling=rope_scaling(config.rope),
+            max_positions=max_model_len or config.max_position,
+            device=device,
+            dtype=dtype,
+        )
+        self.layers = nn.ModuleList(
+            Qwen3Layer(
+                config,
+                rotary,
+                block_size=block_size,
+                device=device,
+                dtype=dtype,
+                attention_backend=attention_backend,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, device=device, dtype=dtype)
+        self.lm_head = LMHead(
+            config.vocab_size,
+            config.hidden_size,
+            tied_to=self.embed_tokens if config.tie_word_embeddings else None,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, inputs: StepInputs, cache: CacheView) -> torch.Tensor:
+        """Runs a step, writing its keys and values to the cache.
+
+        Returns:
+            [T, C], the normalised hidden state of every token.
+        """
+        x: torch.Tensor = self.embed_tokens(inputs.token_ids)  # [T, C]
+        residual: torch.Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            x, residual = layer(x, residual, inputs, cache.layer(index))
+        assert residual is not None, "a model has at least one layer"
+        hidden, _ = self.norm.add(x, residual)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps hidden rows [n, C], those wanted, to logits [n, V], float32.
+
+        They are computed in the model's dtype, as it was trained, and widened: what follows
+        (temperature, softmax, logprobs) needs float32, and no caller has to know the dtype.
+        """
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
+
+    def cache_spec(self) -> CacheSpec:
+        """Returns what is cached: keys and values of every layer, for every token."""
+        heads = {"num_heads": self.config.num_kv_heads, "head_dim": self.config.head_dim}
+        return CacheSpec(
+            group="full",
+            kind="full",
+            num_layers=self.config.num_layers,
+            planes=(PlaneSpec(name="k", **heads), PlaneSpec(name="v", **heads)),
+            dtype=self.dtype,
+        )
+
+    def weight_map(self) -> WeightMap:
+        """Returns where each tensor of a checkpoint goes, by transformers' names."""
+        names = WeightMap()
+        names.add("model.embed_tokens.weight", self.embed_tokens.weight)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Qwen3Layer)
+            _add_layer(names, f"model.layers.{index}", layer)
+        names.add("model.norm.weight", self.norm.weight)
+        if self.config.tie_word_embeddings:
+            names.ignore("lm_head.weight")  # some checkpoints store the shared table twice
+        else:
+            names.add("lm_head.weight", self.lm_head.weight)
+        names.ignore("model.layers.*.self_attn.rotary_emb.inv_freq")  # computed, never learned
+        return names
+
+
+def _add_layer(names: WeightMap, prefix: str, layer: Qwen3Layer) -> None:
+    attention, mlp = layer.attention, layer.mlp
+    q, k, v = attention.qkv_proj.parts()
+    gate, up = mlp.gate_up_proj.parts()
+    for name, weight in {
+        "input_layernorm": layer.input_norm.weight,
+        "self_attn.q_proj": q,
+        "self_attn.k_proj": k,
+        "self_attn.v_proj": v,
+        "self_attn.q_norm": attention.q_norm.weight,
+        "self_attn.k_norm": attention.k_norm.weight,
+        "self_attn.o_proj": attention.o_proj.weight,
+        "post_attention_layernorm": layer.post_attention_norm.weight,
+        "mlp.gate_proj": gate,
+        "mlp.up_proj": up,
+        "mlp.down_proj": mlp.down_proj.weight,
+    }.items():
+        names.add(f"{prefix}.{name}.weight", weight)

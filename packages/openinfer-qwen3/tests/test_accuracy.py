@@ -1,0 +1,44 @@
+"""Every shape on every path against transformers, and the paths against themselves."""
+
+import numpy as np
+import pytest
+import torch
+
+from openinfer_testing.torch import TINY_CHECKPOINTS, run_gate
+
+
+@pytest.mark.parametrize("shape", [shape.name for shape in TINY_CHECKPOINTS])
+def test_float32_is_what_transformers_computes(shape, checkpoint, harness, way, prompts):
+    folder = checkpoint(shape)
+    model = harness(folder)
+    run_gate(folder, lambda ids: way(model, ids), prompts).check()
+
+
+@pytest.mark.parametrize("shape", [shape.name for shape in TINY_CHECKPOINTS])
+def test_bfloat16_is_as_good_as_transformers(shape, checkpoint, harness, way, prompts):
+    folder = checkpoint(shape)
+    model = harness(folder, torch.bfloat16)
+    run_gate(folder, lambda ids: way(model, ids), prompts, torch.bfloat16).check()
+
+
+@pytest.mark.parametrize("shape", ["gqa2-d64-fp16", "gqa2-yarn"])
+def test_float16_is_as_good_as_transformers(shape, checkpoint, harness, way, prompts):
+    folder = checkpoint(shape)
+    model = harness(folder, torch.float16)
+    run_gate(folder, lambda ids: way(model, ids), prompts, torch.float16).check()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_every_attention_backend_passes(backend, checkpoint, harness, way, prompts):
+    folder = checkpoint("odd7-mqa-d64")
+    model = harness(folder, attention_backend=backend)
+    run_gate(folder, lambda ids: way(model, ids), prompts).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rerun_is_bit_identical(dtype, checkpoint, harness, way, prompts):
+    folder = checkpoint("gqa2-yarn")
+    first = way(harness(folder, dtype), prompts)
+    second = way(harness(folder, dtype), prompts)
+    for a, b in zip(first, second, strict=True):
+        assert np.array_equal(a, b)

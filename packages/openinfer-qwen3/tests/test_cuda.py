@@ -1,0 +1,23 @@
+"""The same gate on a GPU: the same model file, other backends."""
+
+import pytest
+import torch
+
+from openinfer_testing.torch import run_gate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SHAPES = ["gqa2-d64-untied", "gqa4-d128-tied", "odd7-mqa-d64", "gqa2-yarn"]
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cuda_is_what_transformers_computes(
+    shape, dtype, backend, checkpoint, harness, way, prompts
+):
+    folder = checkpoint(shape)
+    model = harness(folder, dtype, device="cuda", attention_backend=backend)
+    run_gate(folder, lambda ids: way(model, ids), prompts, dtype).check()

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+import torch
+
+from openinfer_nn import CheckpointError, load_weights
+from openinfer_qwen3 import Qwen3Config
+from openinfer_qwen3.model import Qwen3Model
+
+
+def _model(folder, **options):
+    config = Qwen3Config.from_dict(json.loads((folder / "config.json").read_text()))
+    return Qwen3Model(config, device="cpu", dtype=torch.float32, block_size=16, **options)
+
+
+def test_the_head_shares_the_embedding_only_if_tied(checkpoint):
+    tied, untied = _model(checkpoint("mha-d64-tied")), _model(checkpoint("gqa2-d64-untied"))
+    assert tied.lm_head.weight is tied.embed_tokens.weight
+    assert untied.lm_head.weight is not untied.embed_tokens.weight
+
+
+def test_what_is_cached(checkpoint):
+    spec = _model(checkpoint("gqa2-d64-untied")).cache_spec()
+    assert [plane.name for plane in spec.planes] == ["k", "v"]
+    assert spec.bytes_per_token == 3 * 2 * 2 * 64 * 4
+    assert spec.bytes_per_block(16) == 16 * spec.bytes_per_token
+
+
+def test_logits_are_float32_and_none_are_allowed(checkpoint, harness):
+    model = harness(checkpoint("gqa4-d128-bf16"), torch.bfloat16).model
+    with torch.inference_mode():
+        for rows in (0, 1, 5):
+            logits = model.logits(torch.zeros(rows, 64, dtype=torch.bfloat16))
+            assert logits.shape == (rows, 320)
+            assert logits.dtype == torch.float32
+
+
+def test_the_rotary_table_is_as_long_as_asked(checkpoint):
+    folder = checkpoint("mha-d64-tied")
+    assert _model(folder).layers[0].attention.rotary.cos_sin.shape == (512, 64)
+    assert _model(folder, max_model_len=99).layers[0].attention.rotary.cos_sin.shape == (99, 64)
+
+
+def test_every_parameter_is_loaded_once(checkpoint):
+    model = _model(checkpoint("odd7-mqa-d64"))
+    model.weight_map().check_covers(model.named_parameters())
+
+
+def test_a_checkpoint_of_another_shape_is_refused(checkpoint):
+    model = _model(checkpoint("mha-d64-tied"))
+    with pytest.raises(CheckpointError, match=r"shape is \[128, 64\].*asks for \[256, 64\]"):
+        load_weights(checkpoint("gqa2-yarn"), model, model.weight_map())
+
+
+def test_a_tied_checkpoint_may_carry_the_head_and_an_untied_one_must(checkpoint):
+    untied = checkpoint("gqa2-d64-untied")
+    config = json.loads((untied / "config.json").read_text()) | {"tie_word_embeddings": True}
+    tied = Qwen3Model(
+        Qwen3Config.from_dict(config), device="cpu", dtype=torch.float32, block_size=16
+    )
+    load_weights(untied, tied, tied.weight_map())
+    headless = _model(untied)
+    with pytest.raises(CheckpointError, match=r"lm_head.weight.*missing"):
+        load_weights(checkpoint("gqa2-yarn"), headless, headless.weight_map())

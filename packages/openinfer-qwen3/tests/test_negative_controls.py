@@ -1,0 +1,162 @@
+"""Faults the gate must see: a gate that cannot fail proves nothing.
+
+Each one is a mistake that leaves shapes right and text fluent on a real model.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from openinfer_testing.torch import run_gate
+
+SHAPE = "gqa2-d64-untied"
+
+
+class Patched:
+    """An op whose arguments are changed on the way in."""
+
+    def __init__(self, op, change):
+        self.op, self.change = op, change
+
+    def __call__(self, *args):
+        return self.op(*self.change(*args))
+
+
+def _layers(harness):
+    return [layer.attention for layer in harness.model.layers]
+
+
+def query_one_position_late(harness):
+    # Shifting queries and keys together changes nothing: rotation knows distances alone.
+    rotary = harness.model.layers[0].attention.rotary
+    rope = rotary._rope
+
+    def rotate(q, k, cos_sin, positions):
+        return rope(q, k, cos_sin, positions + 1)[0], rope(q, k, cos_sin, positions)[1]
+
+    rotary._rope = rotate
+
+
+def wrong_theta(harness):
+    rotary = harness.model.layers[0].attention.rotary
+    head_dim = rotary.cos_sin.shape[1]
+    frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(torch.arange(rotary.cos_sin.shape[0]).float(), frequencies)
+    rotary.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def no_qk_norm(harness):
+    for attention in _layers(harness):
+        attention.q_norm.forward = lambda x: x
+        attention.k_norm.forward = lambda x: x
+
+
+def a_token_sees_the_next(harness):
+    for attention in _layers(harness):
+
+        def look_ahead(q, k, v, cu, lens, table, max_q, max_k):
+            longer = torch.minimum(lens + 1, torch.tensor(table.shape[1] * 16)).int()
+            return q, k, v, cu, longer, table, max_q, max_k + 1
+
+        attention.attention._attend = Patched(attention.attention._attend, look_ahead)
+
+
+def a_token_does_not_see_itself(harness):
+    for attention in _layers(harness):
+
+        def look_behind(q, k, v, cu, lens, table, max_q, max_k):
+            return q, k, v, cu, (lens - 1).clamp(min=1), table, max_q, max_k
+
+        attention.attention._attend = Patched(attention.attention._attend, look_behind)
+
+
+def one_stale_block(harness):
+    pack = harness.pack
+
+    def packed(rows):
+        inputs = pack(rows)
+        table = inputs.block_table.clone()
+        # A long sequence's first block is another's, already written.
+        long = (inputs.seq_lens > 32).nonzero().flatten()
+        if len(long) and table.shape[1] > 1:
+            table[long[-1], 0] = table[long[-1], 1]
+        return replace(inputs, block_table=table)
+
+    harness.pack = packed
+
+
+def wrong_kv_head(harness):
+    for attention in _layers(harness):
+
+        def roll(q, k, v, *rest):
+            return (q, k.roll(1, dims=2), v.roll(1, dims=2), *rest)
+
+        attention.attention._attend = Patched(attention.attention._attend, roll)
+
+
+def interleaved_kv_heads(harness):
+    """Query head h reads h % num_kv_heads, not h // group."""
+    for attention in _layers(harness):
+        attend = attention.attention._attend
+
+        def permuted(q, *rest, attend=attend):
+            order = [0, 2, 1, 3]
+            return attend(q[:, order].contiguous(), *rest)[:, order]
+
+        attention.attention._attend = permuted
+
+
+FAULTS = [
+    query_one_position_late,
+    wrong_theta,
+    no_qk_norm,
+    a_token_sees_the_next,
+    a_token_does_not_see_itself,
+    one_stale_block,
+    wrong_kv_head,
+    interleaved_kv_heads,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("name", ["batched", "decode"])
+def test_the_gate_goes_red(name, fault, dtype, checkpoint, harness, ways, prompts):
+    # Looking ahead in a decode step reads a slot nobody wrote, so give it an arena without NaN.
+    folder = checkpoint(SHAPE)
+    model = harness(folder, dtype)
+    with torch.inference_mode():
+        for index in range(model.cache.spec.num_layers):
+            for plane in model.cache.layer(index):
+                plane.zero_()
+    fault(model)
+    report = run_gate(folder, lambda ids: ways[name](model, ids), prompts, dtype)
+    assert not report.is_accurate, report
+    with pytest.raises(AssertionError, match="not what transformers computes"):
+        report.check()
+
+
+def test_a_path_that_reports_nothing_is_refused(checkpoint, prompts):
+    def silent(sequences):
+        return [torch.full((len(ids) - 1, 320), float("nan")).numpy() for ids in sequences]
+
+    with pytest.raises(ValueError, match="sequence 0, row 0: no logprob reported"):
+        run_gate(checkpoint(SHAPE), silent, prompts)
+
+
+def test_a_path_may_report_few(checkpoint, harness, ways, prompts):
+    folder = checkpoint(SHAPE)
+    model = harness(folder)
+
+    def forced_only(sequences):
+        rows = ways["alone"](model, sequences)
+        few = [torch.full(r.shape, float("nan")).numpy() for r in rows]
+        for ids, full, part in zip(sequences, rows, few, strict=True):
+            for row, token in enumerate(ids[1:]):
+                part[row, token] = full[row, token]
+        return few
+
+    report = run_gate(folder, forced_only, prompts)
+    assert report.num_compared == sum(len(ids) - 1 for ids in prompts)
+    report.check()

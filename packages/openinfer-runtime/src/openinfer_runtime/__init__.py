@@ -1,0 +1,37 @@
+"""The Executor on real devices: rows, memory plan, forward pass and sampling.
+
+`launch_torch` is what a model line's `launch` calls; `TorchExecutor` is what it returns.
+"""
+
+from openinfer_runtime._executor import TorchExecutor
+from openinfer_runtime._launch import BuildOptions, fingerprint, launch_torch
+from openinfer_runtime._machine import host_memory_bytes, physical_cores, useful_threads
+from openinfer_runtime._memory import MemoryPlan, plan_memory
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime.errors import (
+    DeviceError,
+    DeviceUnavailable,
+    InsufficientMemory,
+    ModelRejected,
+)
+
+__all__ = [
+    # Launching
+    "launch_torch",
+    "BuildOptions",
+    "TorchModel",
+    "fingerprint",
+    # Running
+    "TorchExecutor",
+    # The machine
+    "MemoryPlan",
+    "plan_memory",
+    "physical_cores",
+    "useful_threads",
+    "host_memory_bytes",
+    # Errors
+    "DeviceError",
+    "DeviceUnavailable",
+    "InsufficientMemory",
+    "ModelRejected",
+]

@@ -1,0 +1,261 @@
+"""Plans run by torch, on the CPU or on one CUDA device: the same operations, another clock.
+
+On a device every call but `wait` enqueues and returns: what a row sampled last stays there, the
+next step reads it there, and one small copy a step brings ids and logprobs to the host.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from openinfer_contract import (
+    Command,
+    CommandFailed,
+    CommandResult,
+    GenerateRequest,
+    TokenLogprobs,
+    command_name,
+)
+from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed
+from openinfer_nn import CacheView
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
+from openinfer_runtime._rows import RowTable, StepRows
+from openinfer_runtime._transfer import Download, download
+from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
+from openinfer_scheduler import RowStart, StepPlan, StepResult
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step between launch and wait."""
+
+    plan: StepPlan
+    rows: StepRows | None = None
+    logits: torch.Tensor | None = None
+    prompts: list[PromptScores] = field(default_factory=list)
+    sampled: SampledTokens | None = None
+    packed: Download | None = None
+    error: StepFailed | ExecutorDead | None = None
+
+
+class TorchExecutor:
+    """`openinfer_engine.Executor` over a model and an arena. Use from one thread.
+
+    On a device at most two steps are in flight: while one runs, the next is enqueued behind it.
+
+    Args:
+        model: built and loaded.
+        cache: the model's view of the arena.
+        info: limits and identity; `info.depth` is 1 on a CPU.
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        cache: CacheView,
+        info: ExecutorInfo,
+    ) -> None:
+        self._info = info
+        self._model = model
+        self._cache = cache
+        self._device = torch.device(info.device)
+        with torch.inference_mode():
+            self._rows = RowTable(
+                num_slots=info.max_num_seqs,
+                max_model_len=info.max_model_len,
+                block_size=cache.block_size,
+                device=self._device,
+            )
+            self._sampler = Sampler(
+                num_slots=info.max_num_seqs,
+                vocab_size=info.vocab_size,
+                device=self._device,
+                eos_token_ids=info.eos_token_ids,
+                max_stop_token_ids=info.max_stop_token_ids,
+            )
+        self._steps: dict[int, _Step] = {}
+        self._refused: dict[int, str] = {}
+        self._prompt_requests: dict[int, GenerateRequest] = {}
+        self._death: ExecutorDead | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Constant while the executor lives."""
+        return self._info
+
+    def launch(self, plan: StepPlan, /) -> int:
+        """Starts a step's forward pass; what goes wrong is said by `wait`."""
+        step = self._steps[plan.step_id] = _Step(plan, error=self._death)
+        if step.error is not None:
+            return plan.step_id
+        try:
+            with torch.inference_mode():
+                self._forward(step)
+        except Exception as error:
+            step.error = self._judge(error, plan)
+        return plan.step_id
+
+    def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
+        """Starts sampling; what goes wrong is said by `wait`."""
+        step = self._steps[ticket]
+        if step.error is not None or step.rows is None:
+            return
+        try:
+            with torch.inference_mode():
+                self._draw(step, step.rows, masks)
+        except Exception as error:
+            step.error = self._judge(error, step.plan)
+
+    def wait(self, ticket: int, /) -> StepResult:
+        """Blocks until the step is done.
+
+        Raises:
+            StepFailed: nothing of the step may be used; later steps go on.
+            ExecutorDead: the device is lost.
+        """
+        step = self._steps.pop(ticket)
+        if step.error is None:
+            try:
+                return self._result(step)
+            except Exception as error:
+                step.error = self._judge(error, step.plan)
+        raise step.error
+
+    def control(self, command: Command, /) -> CommandResult:
+        """No command is this executor's own."""
+        message = f"{command_name(command)} is not supported here"
+        return CommandFailed(kind="unsupported", message=message)
+
+    def close(self) -> None:
+        """Drops weights and arena; the executor is dead from here on. Idempotent."""
+        if self._death is None:
+            self._death = ExecutorDead("the executor is closed")
+        self._steps.clear()
+        for name in ("_model", "_cache", "_rows", "_sampler"):
+            self.__dict__.pop(name, None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _forward(self, step: _Step) -> None:
+        plan = step.plan
+        for slot in plan.ends:
+            self._prompt_requests.pop(slot, None)
+        for start in plan.starts:
+            self._start(start)
+        if not plan.rows:
+            return
+        step.rows = rows = self._rows.begin(plan)
+        hidden = self._model.forward(rows.inputs, self._cache)
+        if self._prompt_requests:
+            scored = {
+                index: self._prompt_requests[row.slot]
+                for index, row in enumerate(plan.rows)
+                if row.slot in self._prompt_requests
+            }
+            step.prompts = score_prompts(self._model, hidden, rows, scored)
+        if len(rows.sampled_rows):
+            wanted = hidden.index_select(0, rows.inputs.logits_indices)
+            step.logits = self._model.logits(wanted)
+
+    def _start(self, start: RowStart) -> None:
+        self._refused.pop(start.slot, None)
+        self._prompt_requests.pop(start.slot, None)
+        if start.request.prompt_logprobs is not None:
+            self._prompt_requests[start.slot] = start.request
+        try:
+            self._sampler.set(start.slot, start.request, seed=start.seed)
+        except (SamplerError, ValueError) as error:
+            # One request's parameters are no reason to fail the others of its step.
+            self._refused[start.slot] = str(error)
+
+    def _draw(self, step: _Step, rows: StepRows, masks: GrammarMasks) -> None:
+        parts = [scores.packed.flatten() for scores in step.prompts]
+        if step.logits is not None:
+            sampled = self._sampler.sample(
+                step.logits,
+                rows.sampled_slots,
+                rows.draw_positions,
+                masks=self._masks(rows, masks),
+            )
+            self._rows.settle(rows.device_slots, sampled.token_ids)
+            step.logits, step.sampled = None, sampled
+            parts.append(sampled.packed)
+        if parts:
+            step.packed = download(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    def _masks(
+        self, rows: StepRows, masks: GrammarMasks
+    ) -> tuple[npt.NDArray[np.int64], torch.Tensor] | None:
+        if not masks:
+            return None
+        at = {int(row): index for index, row in enumerate(rows.sampled_rows)}
+        index = np.array([at[row] for row in masks], np.int64)
+        bits = np.stack(list(masks.values())).astype(np.int64)
+        return index, upload(bits, self._device).to(torch.int32)
+
+    def _result(self, step: _Step) -> StepResult:
+        """Reads what a step has come to. Waits for the device."""
+        packed = step.packed.wait() if step.packed is not None else np.zeros(0, np.int32)
+        prompts: dict[int, TokenLogprobs] = {}
+        begin = 0
+        for scores in step.prompts:
+            end = begin + scores.packed.numel()
+            prompts[scores.row] = scores.unpack(packed[begin:end])
+            begin = end
+        counts = np.zeros(len(step.plan.rows), np.int32)
+        if step.rows is None or step.sampled is None:
+            return StepResult(
+                step_id=step.plan.step_id,
+                counts=counts,
+                token_ids=np.zeros(0, np.uint32),
+                prompt_logprobs=prompts,
+            )
+        tokens = step.sampled.unpack(packed[begin:])
+        row_of = step.rows.sampled_rows
+        failed = {int(row_of[index]): message for index, message in tokens.failed.items()}
+        failed |= self._refusals(step.rows)
+        counts[row_of] = 1
+        counts[list(failed)] = 0
+        return StepResult(
+            step_id=step.plan.step_id,
+            counts=counts,
+            token_ids=tokens.token_ids[counts[row_of] == 1],
+            logprobs={
+                int(row_of[index]): logprobs
+                for index, logprobs in tokens.logprobs.items()
+                if int(row_of[index]) not in failed
+            },
+            prompt_logprobs=prompts,
+            failed=failed,
+        )
+
+    def _refusals(self, rows: StepRows) -> dict[int, str]:
+        """Sampled rows whose parameters were refused when they started, and why."""
+        if not self._refused:
+            return {}
+        slots = rows.sampled_slots.tolist()
+        return {
+            row: self._refused[slot]
+            for row, slot in zip(rows.sampled_rows.tolist(), slots, strict=True)
+            if slot in self._refused
+        }
+
+    def _judge(self, error: Exception, plan: StepPlan) -> StepFailed | ExecutorDead:
+        """What an exception means for the engine: a step lost, or the device."""
+        _logger.error("step %d has failed", plan.step_id, exc_info=error)
+        if isinstance(error, torch.OutOfMemoryError):
+            return StepFailed(
+                f"out of device memory in a step of {plan.num_tokens} tokens; lower "
+                "--max-num-batched-tokens, --max-num-seqs or --gpu-memory-utilization"
+            )
+        if isinstance(error, torch.AcceleratorError):
+            # A device that has reported an error answers every later call with it.
+            self._death = ExecutorDead("the device has reported an error; see the engine's log")
+            return self._death
+        return StepFailed(f"the forward pass has failed with {type(error).__name__}")

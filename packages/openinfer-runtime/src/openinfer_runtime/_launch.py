@@ -1,0 +1,218 @@
+"""From a model line's decision to an executor: device, threads, weights, memory, arena."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, read_config
+from openinfer_kernels import KernelError
+from openinfer_kv_cache import CacheGroup, Plane
+from openinfer_nn import CacheSpec, CacheView, ModelError, load_weights, read_checkpoint
+from openinfer_runtime._executor import TorchExecutor
+from openinfer_runtime._machine import useful_threads
+from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime._rehearsal import rehearse
+from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
+from openinfer_sampler import HONOURED
+
+MAX_LOGPROBS = 20
+_DUMMY_STD = 0.02
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What a model is built for.
+
+    Attributes:
+        device: where its weights go.
+        dtype: of weights, activations and cache.
+        block_size: tokens a cache block holds.
+        max_model_len: longest sequence.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+
+
+def launch_torch(
+    spec: LaunchSpec, plan: ServePlan, build: Callable[[BuildOptions], TorchModel]
+) -> TorchExecutor:
+    """Builds and loads a model and returns its executor, ready to step.
+
+    A sequence length that nobody asked for shrinks to what the cache holds; `info` says to what.
+
+    Args:
+        spec: what was asked for.
+        plan: what the line decided.
+        build: allocates the model; its weights are filled here.
+
+    Raises:
+        DeviceUnavailable: no such device.
+        InsufficientMemory: it does not fit; says which flag to turn.
+        ModelRejected: the checkpoint or the kernels say no.
+        StepFailed: the model does not run.
+    """
+    device = _resolve_device(plan.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    block_size = spec.engine.block_size
+    build_options = BuildOptions(
+        device=device,
+        dtype=getattr(torch, plan.dtype),
+        block_size=block_size,
+        max_model_len=plan.max_model_len,
+    )
+    with torch.inference_mode(), _memory_errors_explained():
+        model = _load(spec, build, build_options)
+        weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        torch.set_num_threads(spec.engine.num_threads or useful_threads(weights_bytes))
+        memory = plan_memory(
+            model,
+            device,
+            spec.engine,
+            vocab_size=plan.vocab_size,
+            max_model_len=plan.max_model_len,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+        )
+        cache_spec = model.cache_spec()
+        num_bytes = memory.num_blocks * cache_spec.bytes_per_block(block_size)
+        arena = allocate_arena(num_bytes, device)
+        cache = CacheView(arena, cache_spec, block_size=block_size, num_blocks=memory.num_blocks)
+    if memory.max_model_len < plan.max_model_len:
+        _logger.warning(
+            "max_model_len is %d instead of the model's %d: that is what the KV cache holds; "
+            "--kv-cache-memory-bytes gives it more",
+            memory.max_model_len,
+            plan.max_model_len,
+        )
+    group = _cache_group(cache_spec, block_size)
+    executor = TorchExecutor(model, cache, _info(spec, plan, memory, group, device))
+    rehearse(executor)
+    return executor
+
+
+def fingerprint(spec: LaunchSpec) -> str:
+    """Digest over a checkpoint's config and the names, dtypes and shapes of its tensors.
+
+    Raises:
+        ModelRejected: the tensors' headers are unreadable.
+    """
+    tensors: list[tuple[str, str, tuple[int, ...]]] = []
+    if spec.engine.load_format != "dummy":
+        try:
+            entries = read_checkpoint(Path(spec.model_path))
+        except ModelError as error:
+            raise ModelRejected(str(error)) from error
+        tensors = sorted((entry.name, entry.dtype, entry.shape) for entry in entries.values())
+    identity = json.dumps([read_config(spec.model_path), tensors], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def _info(
+    spec: LaunchSpec,
+    plan: ServePlan,
+    memory: MemoryPlan,
+    group: CacheGroup,
+    device: torch.device,
+) -> ExecutorInfo:
+    return ExecutorInfo(
+        device=str(device),
+        dtype=plan.dtype,
+        vocab_size=plan.vocab_size,
+        eos_token_ids=plan.eos_token_ids,
+        max_model_len=memory.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        depth=2 if device.type == "cuda" else 1,
+        cache_groups=(group,),
+        num_blocks=memory.num_blocks,
+        model_fingerprint=fingerprint(spec),
+        max_logprobs=min(MAX_LOGPROBS, plan.vocab_size),
+        honoured=HONOURED | {"prompt_logprobs"},
+        memory=memory.parts,
+    )
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if name == "auto":
+        return torch.device("cpu")
+    reason = (
+        "this torch is built without CUDA"
+        if torch.version.cuda is None
+        else "torch finds no usable NVIDIA GPU; see nvidia-smi, or take --device cpu"
+    )
+    raise DeviceUnavailable(name, reason)
+
+
+def _load(
+    spec: LaunchSpec, build: Callable[[BuildOptions], TorchModel], options: BuildOptions
+) -> TorchModel:
+    try:
+        model = build(options)
+        if options.device.type == "cpu":
+            # Before they are written: until then they take address space and no memory.
+            check_host_memory(sum(parameter.nbytes for parameter in model.parameters()))
+        if spec.engine.load_format == "dummy":
+            _fill_randomly(model)
+        else:
+            assert isinstance(model, torch.nn.Module)
+            load_weights(Path(spec.model_path), model, model.weight_map())
+    except (ModelError, KernelError) as error:
+        raise ModelRejected(str(error)) from error
+    return model
+
+
+@contextmanager
+def _memory_errors_explained() -> Iterator[None]:
+    """What a device says when it is full, as a sentence about what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise InsufficientMemory(
+            "the device is out of memory while the model is loaded and measured: free memory that "
+            "others hold, lower --max-num-batched-tokens, --max-num-seqs or "
+            "--kv-cache-memory-bytes, or take a smaller model",
+            needed_bytes=total,
+            available_bytes=free,
+        ) from error
+
+
+def _fill_randomly(model: TorchModel) -> None:
+    """Weights of a plausible scale, the same ones every time; norms are the identity."""
+    for index, parameter in enumerate(model.parameters()):
+        if parameter.dim() < 2:
+            parameter.fill_(1.0)
+            continue
+        generator = torch.Generator(parameter.device).manual_seed(index)
+        parameter.normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def _cache_group(spec: CacheSpec, block_size: int) -> CacheGroup:
+    planes = tuple(
+        Plane(
+            name=plane.name,
+            bytes_per_token=spec.num_layers
+            * plane.num_heads
+            * plane.head_dim
+            * spec.dtype.itemsize,
+        )
+        for plane in spec.planes
+    )
+    return CacheGroup(name=spec.group, kind=spec.kind, tokens_per_block=block_size, planes=planes)

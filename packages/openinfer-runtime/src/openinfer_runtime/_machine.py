@@ -1,0 +1,58 @@
+"""What this host has: cores and memory that the process may really use."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+_ONE_CORE_WEIGHTS_BYTES = 32 << 20
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once.
+
+    A forward pass gains nothing from a core's second thread. A container's CPU quota is a bound
+    too: threads beyond it only wait for each other.
+    """
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # macOS has no affinity
+        return os.cpu_count() or 1
+    cores = {_siblings(cpu) for cpu in allowed}
+    quota = _cpu_quota()
+    return max(1, len(cores) if quota is None else min(len(cores), quota))
+
+
+def useful_threads(weights_bytes: int) -> int:
+    """Threads that a forward pass over so many bytes of weights gains from.
+
+    One core streams a small model in well under a millisecond; a second thread would spend longer
+    at the barriers between its products, and far longer when something else wants the core.
+    """
+    return 1 if weights_bytes < _ONE_CORE_WEIGHTS_BYTES else physical_cores()
+
+
+def host_memory_bytes() -> int:
+    """Memory of this machine, or what the container's limit leaves of it."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(_CGROUP / "memory.max")
+    return min(physical, int(limit)) if limit is not None and limit.isdigit() else physical
+
+
+def _siblings(cpu: int) -> str:
+    return _read(_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+
+
+def _cpu_quota() -> int | None:
+    """Whole cores of cgroup v2's `cpu.max`, "quota period" in microseconds; None: no quota."""
+    words = (_read(_CGROUP / "cpu.max") or "max").split()
+    if len(words) != 2 or not words[0].isdigit():
+        return None
+    return int(words[0]) // int(words[1])
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,239 @@
+"""The memory plan: what is held before the first request, and how many blocks the rest makes.
+
+device memory = weights + activations of the largest step + sampling + KV cache
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from openinfer_engine import EngineOptions
+from openinfer_nn import CacheSpec, CacheView, StepInputs
+from openinfer_runtime._machine import host_memory_bytes
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime.errors import InsufficientMemory
+from openinfer_sampler import Sampler
+
+_MAX_CPU_POOL_BYTES = 4 << 30
+# Allocations of a step differ in size from one to the next; the allocator keeps some of each.
+_FRAGMENTATION_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where the memory goes.
+
+    Attributes:
+        parts: (what, bytes), in the order of the start log's table.
+        num_blocks: blocks of the KV cache.
+        max_model_len: the one asked for, or what the cache holds if none was asked for.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_memory(
+    model: TorchModel,
+    device: torch.device,
+    options: EngineOptions,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> MemoryPlan:
+    """Measures what the largest step needs and gives the rest to the cache.
+
+    Args:
+        model: built and loaded.
+        device: where it is.
+        options: what was asked for.
+        vocab_size: columns of the logits.
+        max_model_len: longest sequence; may come out shorter if `options` leaves it open.
+        max_num_seqs: rows of the largest step.
+        max_num_batched_tokens: its tokens.
+
+    Raises:
+        InsufficientMemory: one sequence of the length asked for does not fit.
+    """
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    spec = model.cache_spec()
+    step = _LargestStep(vocab_size, max_num_seqs, max_num_batched_tokens, options.block_size)
+    if device.type == "cuda":
+        activations, sampling = step.measure(model, device)
+        available = _cuda_cache_bytes(device, options, activations + sampling)
+    else:
+        activations, sampling = step.estimate(model)
+        available = _host_cache_bytes(options, weights + activations + sampling)
+    if options.kv_cache_bytes is not None:
+        available = options.kv_cache_bytes
+    bytes_per_block = spec.bytes_per_block(options.block_size)
+    num_blocks = max(0, available) // bytes_per_block
+    # Nothing gains from more than every slot at its longest, and as much again to remember.
+    useful = 2 * max_num_seqs * -(-max_model_len // options.block_size)
+    if options.kv_cache_bytes is None:
+        num_blocks = min(num_blocks, useful)
+    length = _fitting_length(num_blocks, spec, options, max_model_len, device)
+    return MemoryPlan(
+        parts=(
+            ("weights", weights),
+            ("activations", activations),
+            ("sampling", sampling),
+            ("KV cache", num_blocks * bytes_per_block),
+        ),
+        num_blocks=num_blocks,
+        max_model_len=length,
+    )
+
+
+def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """[num_bytes], uint8, all zero; on the CPU it takes memory only where it has been written."""
+    if device.type == "cpu":
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class _LargestStep:
+    """One sequence that fills the token budget, and logits for every slot."""
+
+    vocab_size: int
+    num_logits: int
+    num_tokens: int
+    block_size: int
+
+    def measure(self, model: TorchModel, device: torch.device) -> tuple[int, int]:
+        """Peak bytes of the forward pass and of sampling, by running them on a device."""
+        spec = model.cache_spec()
+        num_blocks = -(-self.num_tokens // self.block_size)
+        arena = allocate_arena(num_blocks * spec.bytes_per_block(self.block_size), device)
+        cache = CacheView(arena, spec, block_size=self.block_size, num_blocks=num_blocks)
+        inputs = self._inputs(num_blocks, device)
+        before = _settled(device)
+        hidden = model.forward(inputs, cache)
+        logits = model.logits(hidden.index_select(0, inputs.logits_indices))
+        forward = torch.cuda.max_memory_allocated(device) - before
+        del hidden
+        before = _settled(device)
+        self._sample(logits, device)
+        sampling = torch.cuda.max_memory_allocated(device) - before
+        return forward, sampling
+
+    def estimate(self, model: TorchModel) -> tuple[int, int]:
+        """Likewise on the host, from shapes: torch does not count host allocations."""
+        matrices = [p for p in model.parameters() if p.dim() == 2 and p.shape[0] != self.vocab_size]
+        widest = max((p.shape[0] + p.shape[1] for p in matrices), default=0)
+        itemsize = max((p.itemsize for p in model.parameters()), default=4)
+        scores = 4 * self.num_logits * self.vocab_size
+        return 2 * self.num_tokens * widest * itemsize + scores, 4 * scores
+
+    def _inputs(self, num_blocks: int, device: torch.device) -> StepInputs:
+        tokens = torch.arange(self.num_tokens, device=device)
+        total = torch.tensor([self.num_tokens], dtype=torch.int32, device=device)
+        return StepInputs(
+            token_ids=torch.zeros_like(tokens),
+            # Positions past the table of angles would be read otherwise.
+            positions=torch.zeros_like(tokens),
+            cu_seqlens_q=torch.cat((torch.zeros_like(total), total)),
+            seq_lens=total,
+            block_table=torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0),
+            slot_mapping=tokens,
+            logits_indices=tokens.new_zeros(self.num_logits),
+            max_seqlen_q=self.num_tokens,
+            max_seqlen_k=self.num_tokens,
+        )
+
+    def _sample(self, logits: torch.Tensor, device: torch.device) -> None:
+        sampler = Sampler(num_slots=self.num_logits, vocab_size=self.vocab_size, device=device)
+        sampler.rehearse(logits)
+        torch.cuda.synchronize(device)
+
+
+def _settled(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _cuda_cache_bytes(device: torch.device, options: EngineOptions, step_bytes: int) -> int:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    used = total - free
+    return int(total * options.gpu_memory_utilization) - used - step_bytes - _FRAGMENTATION_BYTES
+
+
+def check_host_memory(held_bytes: int) -> int:
+    """What a host that holds so much has left; filling its memory gets a process killed.
+
+    Raises:
+        InsufficientMemory: nothing is left.
+    """
+    total = host_memory_bytes()
+    if held_bytes >= total:
+        raise InsufficientMemory(
+            f"weights and buffers need {gib(held_bytes)}, this machine has {gib(total)}; "
+            "lower --max-num-batched-tokens or --max-num-seqs, or take a smaller model",
+            needed_bytes=held_bytes,
+            available_bytes=total,
+        )
+    return total - held_bytes
+
+
+def _host_cache_bytes(options: EngineOptions, held_bytes: int) -> int:
+    left = check_host_memory(held_bytes)
+    asked = options.kv_cache_bytes
+    if asked is not None and asked > left:
+        raise InsufficientMemory(
+            f"--kv-cache-memory-bytes asks for {gib(asked)}, weights and buffers leave {gib(left)} "
+            "of this machine's memory; lower it",
+            needed_bytes=held_bytes + asked,
+            available_bytes=held_bytes + left,
+        )
+    return min(_MAX_CPU_POOL_BYTES, host_memory_bytes() // 4, left)
+
+
+def _fitting_length(
+    num_blocks: int,
+    spec: CacheSpec,
+    options: EngineOptions,
+    max_model_len: int,
+    device: torch.device,
+) -> int:
+    """The longest sequence the cache holds, at most `max_model_len`."""
+    room = num_blocks * options.block_size
+    if room >= max_model_len:
+        return max_model_len
+    if options.max_model_len is None and room:
+        return room
+    needed = -(-max_model_len // options.block_size) * spec.bytes_per_block(options.block_size)
+    raise InsufficientMemory(
+        f"one sequence of {max_model_len} tokens needs {gib(needed)} of KV cache and "
+        f"{gib(num_blocks * spec.bytes_per_block(options.block_size))} are left for it: "
+        f"{_advice(device, room)}",
+        needed_bytes=needed,
+        available_bytes=num_blocks * spec.bytes_per_block(options.block_size),
+    )
+
+
+def _advice(device: torch.device, room: int) -> str:
+    shorter = f"set --max-model-len to {room} or less, " if room else ""
+    if device.type == "cpu":
+        return (
+            f"{shorter}or raise --kv-cache-memory-bytes"
+            if shorter
+            else ("raise --kv-cache-memory-bytes")
+        )
+    return (
+        f"{shorter}raise --gpu-memory-utilization, or lower --max-num-seqs or "
+        "--max-num-batched-tokens"
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people."""
+    if num_bytes < 1 << 30:
+        return f"{num_bytes / (1 << 20):.2f} MiB"
+    return f"{num_bytes / (1 << 30):.2f} GiB"

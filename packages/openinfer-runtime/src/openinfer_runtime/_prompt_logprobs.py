@@ -1,0 +1,73 @@
+"""Logprobs of prompt tokens, chunk by chunk as they are forwarded.
+
+The logits at position p are about the token at p + 1, so a chunk [a, b) scores the prompt's tokens
+in [max(a + 1, start), min(b + 1, num_prompt_tokens)). Requests without the wish cost nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from openinfer_contract import GenerateRequest, TokenLogprobs
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime._rows import StepRows
+from openinfer_sampler import score_tokens, unpack_scores, upload
+
+# Logits computed at a time: a long chunk's whole would not fit beside the largest step.
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The scores of one row of the plan, on the device."""
+
+    row: int
+    packed: torch.Tensor
+    """[num_tokens, columns], int32."""
+
+    def unpack(self, packed: npt.NDArray[np.int32]) -> TokenLogprobs:
+        """Reads the flattened `packed` once it is on the host."""
+        return unpack_scores(packed.reshape(self.packed.shape))
+
+
+def score_prompts(
+    model: TorchModel,
+    hidden: torch.Tensor,
+    rows: StepRows,
+    requests: Mapping[int, GenerateRequest],
+) -> list[PromptScores]:
+    """Scores the prompt tokens that this step's chunks are about.
+
+    Args:
+        model: for its logits.
+        hidden: [num_tokens, hidden_size], of the step.
+        rows: of the step.
+        requests: by row of the plan, those that ask for prompt logprobs.
+    """
+    scores = []
+    for row, request in requests.items():
+        options = request.prompt_logprobs
+        assert options is not None
+        position = int(rows.chunk_starts[row])
+        begin, end = int(rows.token_starts[row]), int(rows.token_starts[row + 1])
+        first = max(position + 1, options.start)
+        last = min(position + 1 + end - begin, request.num_prompt_tokens)
+        if first >= last:
+            continue
+        prompt = np.frombuffer(request.prompt_token_ids, "<u4")
+        targets = upload(prompt[first:last].astype(np.int64), hidden.device)
+        begin += first - position - 1
+        about = hidden[begin : begin + last - first]
+        parts = [
+            score_tokens(
+                model.logits(about[at : at + _ROWS_AT_ONCE]),
+                targets[at : at + _ROWS_AT_ONCE],
+                options.num_top,
+            )
+            for at in range(0, last - first, _ROWS_AT_ONCE)
+        ]
+        scores.append(PromptScores(row, torch.cat(parts)))
+    return scores

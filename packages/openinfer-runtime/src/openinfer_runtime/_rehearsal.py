@@ -1,0 +1,62 @@
+"""The first steps of an executor, before anyone is waiting for them.
+
+A device compiles kernels and loads libraries when they are first used, and a model that cannot run
+should say so while it starts.
+"""
+
+import numpy as np
+
+from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
+from openinfer_runtime._executor import TorchExecutor
+from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+
+_PROMPT = (0, 0)
+
+
+def rehearse(executor: TorchExecutor) -> None:
+    """Prefills and decodes in slot 0 and the first blocks, and leaves nothing behind.
+
+    What it writes there is never read: a block is written before its entries are attended to.
+
+    Raises:
+        StepFailed: the model does not run.
+        ExecutorDead: the device is lost.
+    """
+    info = executor.info
+    if info.max_model_len <= len(_PROMPT):
+        return
+    request = GenerateRequest(
+        request_id="rehearsal",
+        prompt_token_ids=pack_ids(_PROMPT),
+        stop=StopRules(max_tokens=2),
+        sampling=Sampling(),
+    )
+    token_ids = np.array(_PROMPT, np.uint32)
+    num_blocks = -(-(len(_PROMPT) + 1) // info.cache_groups[0].tokens_per_block)
+    start = RowStart(
+        slot=0,
+        request=request,
+        token_ids=token_ids,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        block_ids=(np.arange(num_blocks, dtype=np.int32),),
+        seed=0,
+    )
+    prefill, decode = (
+        PlannedRow(
+            slot=0,
+            num_tokens=1 if ids is None else len(ids),
+            token_ids=ids,
+            new_block_ids=(np.zeros(0, np.int32),),
+            is_sampled=True,
+        )
+        for ids in (token_ids, None)
+    )
+    for plan in (
+        StepPlan(step_id=0, ends=(), starts=(start,), rows=(prefill,)),
+        StepPlan(step_id=1, ends=(), starts=(), rows=(decode,)),
+        StepPlan(step_id=2, ends=(0,), starts=(), rows=()),
+    ):
+        ticket = executor.launch(plan)
+        executor.sample(ticket, {})
+        executor.wait(ticket)

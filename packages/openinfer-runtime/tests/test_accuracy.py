@@ -1,0 +1,113 @@
+"""The executor against transformers, on every path there is, driven by the real scheduler."""
+
+import numpy as np
+import pytest
+import torch
+
+from openinfer_contract import PromptLogprobOptions, unpack_floats, unpack_ids
+from openinfer_testing.torch import run_gate, teacher_forced_logprobs
+
+NUM_TOP = 20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def prompt_rows(output, length, vocab_size):
+    """[length - 1, vocab_size] from prompt logprobs: the tokens themselves and the top 20."""
+    scores = output.event.prompt_logprobs
+    assert scores.start == 1
+    rows = np.full((length - 1, vocab_size), np.nan, np.float32)
+    ids = np.array(unpack_ids(scores.logprobs.top_ids)).reshape(length - 1, NUM_TOP)
+    top = np.array(unpack_floats(scores.logprobs.top)).reshape(length - 1, NUM_TOP)
+    np.put_along_axis(rows, ids, top, axis=1)
+    return rows
+
+
+@pytest.fixture
+def forced(ask):
+    """A path that forces sequences by asking for their prompt logprobs."""
+
+    def path_of(engine, *, is_batched):
+        def path(sequences):
+            options = PromptLogprobOptions(num_top=NUM_TOP)
+            requests = [ask(ids, prompt_logprobs=options) for ids in sequences]
+            batches = [requests] if is_batched else [[request] for request in requests]
+            outputs = [output for batch in batches for output in engine.run(batch)]
+            vocab_size = engine.executor.info.vocab_size
+            return [
+                prompt_rows(output, len(ids), vocab_size)
+                for output, ids in zip(outputs, sequences, strict=True)
+            ]
+
+        return path
+
+    return path_of
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", ["alone", "batched", "chunked"])
+def test_forced_prompts(engine, forced, prompts, way, dtype):
+    budget = 8 if way == "chunked" else 512
+    runner = engine(dtype=dtype, max_num_batched_tokens=budget)
+    path = forced(runner, is_batched=way != "alone")
+    run_gate(runner.spec.model_path, path, prompts, DTYPES[dtype]).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_position_by_position_over_a_cached_prefix(engine, ask, prompts, dtype):
+    # Every position is a request of its own, whose prompt is cached but for its last block.
+    runner = engine(dtype=dtype)
+
+    def path(sequences):
+        return [
+            np.concatenate(
+                [
+                    runner.run([ask(ids[:end], wants_all=True)])[0].by_id
+                    for end in range(1, len(ids))
+                ]
+            )
+            for ids in sequences
+        ]
+
+    run_gate(runner.spec.model_path, path, prompts, DTYPES[dtype]).check()
+    assert runner.loop.load().num_cached_tokens > 0
+
+
+WAYS = {
+    "alone": ({}, False),
+    "batched": ({}, True),
+    "chunked": ({"max_num_batched_tokens": 9}, True),
+    "preempted": ({"kv_cache_bytes": 9, "max_model_len": 112}, True),
+    "prefix_hit": ({}, "again"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", WAYS)
+def test_decoded_tokens(engine, ask, prompts, block_bytes, way, dtype):
+    options, is_batched = WAYS[way]
+    if "kv_cache_bytes" in options:
+        scale = 1 if dtype == "float32" else 0.5
+        options = options | {"kv_cache_bytes": int(9 * block_bytes * scale)}
+    runner = engine(dtype=dtype, **options)
+    requests = [ask(ids, max_tokens=40, wants_all=True) for ids in prompts]
+    if is_batched:
+        outputs = runner.run(requests)
+        if is_batched == "again":
+            assert runner.loop.load().num_cached_tokens == 0
+            outputs = runner.run(requests)
+            assert runner.loop.load().num_cached_tokens > 0
+    else:
+        outputs = [runner.run([request])[0] for request in requests]
+    assert (runner.loop.load().num_preemptions > 0) == (way == "preempted")
+
+    sequences = [ids + output.token_ids for ids, output in zip(prompts, outputs, strict=True)]
+
+    # What the prompts' own positions say is tested above: here they count as exact.
+    folder, compute = runner.spec.model_path, DTYPES[dtype]
+    rows = [
+        np.concatenate([own[: len(ids) - 1], output.by_id])
+        for own, ids, output in zip(
+            teacher_forced_logprobs(folder, sequences, compute), prompts, outputs, strict=True
+        )
+    ]
+    run_gate(folder, lambda _: rows, sequences, compute).check()

@@ -1,0 +1,191 @@
+"""The executor on a CUDA device, end to end. One command on a machine that has one:
+
+pytest -m gpu packages/openinfer-runtime/tests/test_cuda.py
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from openinfer_contract import LogprobOptions, PromptLogprobOptions, unpack_floats, unpack_ids
+from openinfer_engine import assemble
+from openinfer_runtime import InsufficientMemory
+from openinfer_testing.torch import run_gate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHAPES = ("gqa2-d64-untied", "odd7-mqa-d64", "gqa4-d128-tied", "gqa2-yarn")
+CUDA = {"device": "cuda", "gpu_memory_utilization": 0.5}
+MIXED = (
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 2**64 - 1},
+    {"temperature": 1.3, "top_k": 12, "min_p": 0.01, "seed": 0},
+)
+
+
+@pytest.fixture(autouse=True)
+def _full_precision():
+    # The gate's bound for float32 is for float32 products.
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("budget", [8, 512])
+def test_forced_prompts_and_decoded_tokens(engine, ask, prompts, shape, dtype, budget):
+    runner = engine(shape, dtype=dtype, max_num_batched_tokens=budget, **CUDA)
+    wish = PromptLogprobOptions(num_top=20)
+    outputs = runner.run(
+        [ask(ids, max_tokens=30, wants_all=True, prompt_logprobs=wish) for ids in prompts]
+    )
+    sequences = [ids + output.token_ids for ids, output in zip(prompts, outputs, strict=True)]
+    rows = []
+    for ids, output in zip(prompts, outputs, strict=True):
+        forced = np.full((len(ids) - 1, output.by_id.shape[1]), np.nan, np.float32)
+        scores = output.event.prompt_logprobs.logprobs
+        top_ids = np.array(unpack_ids(scores.top_ids)).reshape(len(forced), 20)
+        top = np.array(unpack_floats(scores.top)).reshape(len(forced), 20)
+        np.put_along_axis(forced, top_ids, top, axis=1)
+        rows.append(np.concatenate([forced, output.by_id]))
+    run_gate(runner.spec.model_path, lambda _: rows, sequences, DTYPES[dtype]).check()
+
+
+def test_the_same_as_the_cpu_in_float32(engine, ask, prompts):
+    def run(**options):
+        runner = engine(dtype="float32", **options)
+        requests = [
+            ask(ids, max_tokens=24, logprobs=LogprobOptions(num_top=5), **sampling)
+            for ids, sampling in zip(prompts, MIXED, strict=True)
+        ]
+        return runner.run(requests)
+
+    for here, there in zip(run(device="cpu"), run(**CUDA), strict=True):
+        assert here.token_ids == there.token_ids
+        ours, theirs = (unpack_floats(o.event.logprobs.sampled) for o in (here, there))
+        assert ours == pytest.approx(theirs, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 11},
+        {"max_num_seqs": 2},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_however_they_are_batched(engine, ask, prompts, options):
+    def requests():
+        return [
+            ask(ids, max_tokens=24, **sampling)
+            for ids, sampling in zip(prompts, MIXED, strict=True)
+        ]
+
+    alone = engine(dtype="float32", **CUDA)
+    expected = [alone.run([request])[0].token_ids for request in requests()]
+    runner = engine(dtype="float32", **CUDA, **options)
+    for _ in range(2):
+        assert [output.token_ids for output in runner.run(requests())] == expected
+
+
+def test_preempted_sequences_replay_their_tokens(engine, ask, prompts, block_bytes):
+    small = engine(kv_cache_bytes=10 * block_bytes, max_model_len=80, dtype="float32", **CUDA)
+    roomy = engine(dtype="float32", **CUDA)
+    outputs, expected = (
+        [o.token_ids for o in runner.run([ask(ids, max_tokens=24) for ids in prompts])]
+        for runner in (small, roomy)
+    )
+    assert small.loop.load().num_preemptions > 0
+    assert outputs == expected
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_launch_and_sample_never_wait_for_the_device(engine, ask, prompts):
+    runner = engine(**CUDA)
+    executor = runner.executor
+    order = []
+
+    def watched(name, method):
+        def call(*arguments):
+            order.append(name)
+            try:
+                torch.cuda.set_sync_debug_mode("error")
+                return method(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    def requests():
+        wish = LogprobOptions(num_top=3)
+        return [
+            ask(ids, max_tokens=16, min_tokens=4, logprobs=wish, **sampling)
+            for ids, sampling in zip(prompts, MIXED, strict=True)
+        ]
+
+    runner.run(requests())  # compiles
+    wait = executor.wait
+    executor.launch = watched("launch", executor.launch)
+    executor.sample = watched("sample", executor.sample)
+    executor.wait = lambda ticket: order.append("wait") or wait(ticket)
+    runner.loop = assemble(executor, runner.options)
+    outputs = runner.run(requests())
+    assert all(len(output.token_ids) == 16 for output in outputs)
+    # Two steps are in flight before the first is waited for.
+    assert order[:5] == ["launch", "sample", "launch", "sample", "wait"]
+
+
+def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
+    """With the device held up, both calls return: nothing in them depends on its results."""
+    runner = engine(**CUDA)
+    runner.run([ask(ids, max_tokens=8) for ids in prompts])
+    executor = runner.executor
+    launch, was_busy = executor.launch, []
+
+    def held_up(plan):
+        torch.cuda._sleep(50_000_000)  # tens of milliseconds
+        ticket = launch(plan)
+        was_busy.append(not torch.cuda.current_stream().query())
+        return ticket
+
+    executor.launch = held_up
+    outputs = runner.run([ask(ids, max_tokens=8) for ids in prompts])
+    assert all(len(output.token_ids) == 8 for output in outputs)
+    assert all(was_busy)
+
+
+def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
+    runner = engine(**CUDA)
+    logits = runner.executor._model.logits
+    num_calls = iter(range(1000))
+
+    def poisoned(hidden):
+        rows = logits(hidden)
+        if next(num_calls) == 5:
+            rows[1, 7] = torch.nan
+        return rows
+
+    monkeypatch.setattr(runner.executor._model, "logits", poisoned)
+    outputs = runner.run([ask(ids, max_tokens=20) for ids in prompts])
+    assert sorted(len(output.token_ids) for output in outputs) == [5, 20, 20, 20]
+
+
+def test_the_memory_plan_is_kept(engine, ask, prompts):
+    before = torch.cuda.mem_get_info()[0]
+    runner = engine(device="cuda", gpu_memory_utilization=0.3, max_num_batched_tokens=2048)
+    parts = dict(runner.executor.info.memory)
+    assert all(num_bytes > 0 for num_bytes in parts.values())
+    runner.run([ask(ids, max_tokens=4) for ids in prompts])
+    used = before - torch.cuda.mem_get_info()[0]
+    assert used < 0.3 * torch.cuda.get_device_properties(0).total_memory
+    runner.executor.close()
+
+
+def test_a_budget_without_room_for_the_cache_says_which_flag(engine):
+    with pytest.raises(InsufficientMemory, match="--gpu-memory-utilization"):
+        engine(device="cuda", gpu_memory_utilization=1e-6, max_model_len=512)

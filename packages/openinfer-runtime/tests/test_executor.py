@@ -1,0 +1,245 @@
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from openinfer_contract import (
+    Failed,
+    LogprobOptions,
+    PromptLogprobOptions,
+    ResetPrefixCache,
+    unpack_floats,
+    unpack_ids,
+)
+from openinfer_engine import ExecutorDead, StepFailed, assemble
+from openinfer_runtime import TorchExecutor
+from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+
+MIXED = (
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 2**64 - 1},
+    {"temperature": 1.3, "top_k": 12, "min_p": 0.01, "seed": 0},
+)
+
+
+@pytest.fixture
+def requests(ask, prompts):
+    """Four requests of mixed controls, fresh ids every time."""
+
+    def make(**common):
+        return [
+            ask(ids, max_tokens=24, **sampling, **common)
+            for ids, sampling in zip(prompts, MIXED, strict=True)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def expected(engine, ask, prompts) -> list[list[int]]:
+    """What each of `requests` yields alone."""
+    runner = engine(enable_prefix_caching=False)
+    return [
+        runner.run([ask(ids, max_tokens=24, **sampling)])[0].token_ids
+        for ids, sampling in zip(prompts, MIXED, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 11},
+        {"max_num_seqs": 2},
+        {"block_size": 4},
+        {"enable_prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_however_they_are_batched(engine, requests, expected, options):
+    runner = engine(**options)
+    for _ in range(2):  # the second time over cached prefixes
+        outputs = runner.run(requests())
+        assert [output.token_ids for output in outputs] == expected
+
+
+def test_a_preempted_sequence_replays_its_tokens(engine, requests, expected, block_bytes):
+    runner = engine(kv_cache_bytes=10 * block_bytes, max_model_len=80)
+    outputs = runner.run(requests())
+    assert runner.loop.load().num_preemptions > 0
+    assert [output.token_ids for output in outputs] == expected
+
+
+def test_a_step_may_be_launched_before_the_last_is_read(engine, requests, expected):
+    # As on a device: the next step's tokens come from the rows, the host does not know them yet.
+    base = engine()
+    executor = base.executor
+    deep = TorchExecutor(executor._model, executor._cache, replace(executor.info, depth=2))
+    launched, order = [], []
+    launch, wait = deep.launch, deep.wait
+    deep.launch = lambda plan: order.append("launch") or launched.append(plan) or launch(plan)
+    deep.wait = lambda ticket: order.append("wait") or wait(ticket)
+    base.loop = assemble(deep, base.options)
+    outputs = base.run(requests())
+    assert [output.token_ids for output in outputs] == expected
+    assert order[:3] == ["launch", "launch", "wait"]
+
+
+def test_logprobs_agree_however_they_are_batched(engine, requests):
+    common = {"logprobs": LogprobOptions(num_top=5)}
+    alone, together = engine(), engine(max_num_batched_tokens=16)
+    singles = [alone.run([request])[0].event for request in requests(**common)]
+    batch = [output.event for output in together.run(requests(**common))]
+    for one, other in zip(singles, batch, strict=True):
+        assert one.logprobs.top_ids == other.logprobs.top_ids
+        for field in ("sampled", "top"):
+            pair = [unpack_floats(getattr(event.logprobs, field)) for event in (one, other)]
+            assert pair[0] == pytest.approx(pair[1], abs=1e-4)
+
+
+def test_prompt_logprobs_start_where_they_are_asked_to(engine, ask, prompts):
+    runner = engine(max_num_batched_tokens=8)
+    whole, part = runner.run(
+        [
+            ask(prompts[3], prompt_logprobs=PromptLogprobOptions(num_top=1)),
+            ask(prompts[3], prompt_logprobs=PromptLogprobOptions(num_top=1, start=20)),
+        ]
+    )
+    all_scores, scores = whole.event.prompt_logprobs, part.event.prompt_logprobs
+    assert (all_scores.start, scores.start) == (1, 20)
+    sampled = unpack_floats(all_scores.logprobs.sampled)
+    assert len(sampled) == 49
+    assert unpack_floats(scores.logprobs.sampled) == pytest.approx(sampled[19:], abs=1e-4)
+    assert unpack_ids(scores.logprobs.ranks) == unpack_ids(all_scores.logprobs.ranks)[19:]
+
+
+def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
+    runner = engine()
+    logits = runner.executor._model.logits
+    num_calls = iter(range(1000))
+
+    def poisoned(hidden):
+        rows = logits(hidden)
+        if next(num_calls) == 5:
+            rows[1, 7] = torch.nan
+        return rows
+
+    monkeypatch.setattr(runner.executor._model, "logits", poisoned)
+    outputs = runner.run([ask(ids, max_tokens=20) for ids in prompts])
+    ends = [output.event.end for output in outputs]
+    failed = [end for end in ends if isinstance(end, Failed)]
+    assert len(failed) == 1
+    assert "NaN" in failed[0].message
+    assert sorted(len(output.token_ids) for output in outputs) == [5, 20, 20, 20]
+
+
+def start(slot, request, blocks, seed=0):
+    ids = np.array(unpack_ids(request.prompt_token_ids), np.uint32)
+    return RowStart(
+        slot=slot,
+        request=request,
+        token_ids=ids,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        block_ids=(np.array(blocks, np.int32),),
+        seed=seed,
+    )
+
+
+def prefill(slot, request, *, is_sampled=True):
+    ids = np.array(unpack_ids(request.prompt_token_ids), np.uint32)
+    none = (np.zeros(0, np.int32),)
+    return PlannedRow(
+        slot=slot, num_tokens=len(ids), token_ids=ids, new_block_ids=none, is_sampled=is_sampled
+    )
+
+
+def plan_of(step_id, *pairs, ends=()):
+    return StepPlan(step_id=step_id, ends=ends, starts=tuple(pairs[::2]), rows=tuple(pairs[1::2]))
+
+
+def run(executor, plan, masks=None):
+    ticket = executor.launch(plan)
+    executor.sample(ticket, masks or {})
+    return executor.wait(ticket)
+
+
+def test_parameters_that_are_not_honoured_fail_their_row_alone(engine, ask):
+    executor = engine().executor
+    good, bad = ask([1, 2, 3]), ask([4, 5], repetition_penalty=1.5)
+    result = run(
+        executor,
+        plan_of(1, start(0, bad, [0]), prefill(0, bad), start(3, good, [1]), prefill(3, good)),
+    )
+    assert "repetition_penalty" in result.failed[0]
+    assert result.counts.tolist() == [0, 1]
+    assert len(result.token_ids) == 1
+    # The slot's next sequence starts clean.
+    again = run(executor, plan_of(2, start(0, good, [0]), prefill(0, good), ends=(0, 3)))
+    assert not again.failed
+    assert again.token_ids.tolist() == result.token_ids.tolist()
+
+
+def test_a_mask_binds_its_row(engine, ask):
+    executor = engine().executor
+    one, two = ask([1, 2, 3]), ask([1, 2, 3])
+    bits = np.zeros(10, np.uint32)
+    bits[9] = 1 << 31
+    plan = plan_of(1, start(0, one, [0]), prefill(0, one), start(1, two, [1]), prefill(1, two))
+    result = run(executor, plan, {1: bits})
+    assert result.token_ids[1] == 319
+    assert result.token_ids[0] != 319
+
+
+def test_plans_without_rows_or_without_samples(engine, ask):
+    executor = engine().executor
+    request = ask([1, 2, 3])
+    empty = run(executor, plan_of(1, ends=(2,)))
+    assert len(empty.counts) == len(empty.token_ids) == 0
+    plan = plan_of(2, start(0, request, [0]), prefill(0, request, is_sampled=False))
+    result = run(executor, plan)
+    assert result.counts.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (RuntimeError("shape"), StepFailed, "RuntimeError"),
+        (torch.OutOfMemoryError("CUDA out of memory"), StepFailed, "--max-num-batched-tokens"),
+        (torch.AcceleratorError("CUDA error"), ExecutorDead, "device"),
+    ],
+    ids=["bug", "memory", "device"],
+)
+@pytest.mark.parametrize("stage", ["forward", "logits"])
+def test_what_goes_wrong_is_said_by_wait(engine, ask, monkeypatch, error, kind, words, stage):
+    executor = engine().executor
+    request = ask([1, 2, 3])
+    good = run(executor, plan_of(1, start(0, request, [0]), prefill(0, request)))
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._model, stage, fail)
+        plan = plan_of(2, start(0, request, [0]), prefill(0, request))
+        ticket = executor.launch(plan)
+        executor.sample(ticket, {})
+        with pytest.raises(kind, match=words):
+            executor.wait(ticket)
+    plan = plan_of(3, start(0, request, [0]), prefill(0, request))
+    if kind is ExecutorDead:
+        with pytest.raises(ExecutorDead):
+            run(executor, plan)
+    else:
+        assert run(executor, plan).token_ids.tolist() == good.token_ids.tolist()
+
+
+def test_close_is_idempotent_and_final(engine, ask):
+    executor = engine().executor
+    request = ask([1])
+    assert executor.control(ResetPrefixCache()).kind == "unsupported"
+    executor.close()
+    executor.close()
+    with pytest.raises(ExecutorDead):
+        run(executor, plan_of(1, start(0, request, [0]), prefill(0, request)))

@@ -1,0 +1,134 @@
+"""Rows on the device against a plain re-computation, over random plans."""
+
+import numpy as np
+import pytest
+import torch
+
+from openinfer_contract import GenerateRequest, StopRules, pack_ids
+from openinfer_runtime._rows import RowTable
+from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 37
+
+
+class Sequence:
+    """What the test knows of a sequence: all its tokens, its blocks, how much is forwarded."""
+
+    def __init__(self, rng, free):
+        self.tokens = rng.integers(0, 1000, rng.integers(1, 20)).tolist()
+        self.num_cached = int(rng.integers(0, len(self.tokens)))
+        self.free = free
+        self.blocks = [free.pop() for _ in range(-(-self.num_cached // BLOCK_SIZE))]
+        self.start_blocks = list(self.blocks)
+
+    def grow(self, num_tokens):
+        new = []
+        while (len(self.blocks) + len(new)) * BLOCK_SIZE < self.num_cached + num_tokens:
+            new.append(self.free.pop())
+        self.blocks += new
+        return new
+
+
+def int32(values):
+    return np.array(values, np.int32)
+
+
+def row_start(slot, sequence):
+    request = GenerateRequest(
+        request_id="r", prompt_token_ids=pack_ids(sequence.tokens), stop=StopRules(max_tokens=9)
+    )
+    return RowStart(
+        slot=slot,
+        request=request,
+        token_ids=np.array(sequence.tokens, np.uint32),
+        num_output_tokens=0,
+        num_cached_tokens=sequence.num_cached,
+        block_ids=(int32(sequence.start_blocks),),
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_plans(seed):
+    rng = np.random.default_rng(seed)
+    table = RowTable(
+        num_slots=5, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, device=torch.device("cpu")
+    )
+    free = rng.permutation(400).tolist()
+    live: dict[int, Sequence] = {}
+    for step_id in range(40):
+        ends = [s for s in list(live) if len(live[s].tokens) > 30 or rng.random() < 0.1]
+        for slot in ends:
+            del live[slot]
+        starts = []
+        for slot in range(5):
+            if slot not in live and rng.random() < 0.5:
+                live[slot] = Sequence(rng, free)
+                starts.append(row_start(slot, live[slot]))
+        rows, truth = [], []
+        for slot in rng.permutation(list(live)).tolist():
+            sequence = live[slot]
+            known = len(sequence.tokens) - sequence.num_cached
+            # The last token is the one the device drew: only a forward of it alone may omit it.
+            is_unknown = known == 1 and sequence.num_cached > 0 and hasattr(sequence, "drawn")
+            count = 1 if is_unknown else int(rng.integers(1, known + 1))
+            begin, end = sequence.num_cached, sequence.num_cached + count
+            rows.append(
+                PlannedRow(
+                    slot=slot,
+                    num_tokens=count,
+                    token_ids=None
+                    if is_unknown
+                    else np.array(sequence.tokens[begin:end], np.uint32),
+                    new_block_ids=(int32(sequence.grow(count)),),
+                    is_sampled=end == len(sequence.tokens),
+                )
+            )
+            truth.append((sequence, begin, end))
+            sequence.num_cached = end
+        if not rows:
+            continue
+        plan = StepPlan(step_id=step_id, ends=tuple(ends), starts=tuple(starts), rows=tuple(rows))
+        check(table, plan, truth)
+        for row, (sequence, _, _) in zip(rows, truth, strict=True):
+            if row.is_sampled:
+                sequence.drawn = True
+                sequence.tokens.append(draw_of(step_id, row.slot))
+
+
+def draw_of(step_id, slot):
+    return 1000 + step_id * 10 + slot
+
+
+def check(table, plan, truth):
+    step = table.begin(plan)
+    inputs = step.inputs
+    token_ids, positions, slots, ends, sampled = [], [], [], [0], []
+    for row, (sequence, begin, end) in zip(plan.rows, truth, strict=True):
+        token_ids += sequence.tokens[begin:end]
+        positions += range(begin, end)
+        slots += [
+            sequence.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+            for p in range(begin, end)
+        ]
+        ends.append(len(token_ids))
+        if row.is_sampled:
+            sampled.append((len(token_ids) - 1, row.slot, end))
+    assert inputs.token_ids.tolist() == token_ids
+    assert inputs.positions.tolist() == positions
+    assert inputs.slot_mapping.tolist() == slots
+    assert inputs.cu_seqlens_q.tolist() == ends
+    assert inputs.seq_lens.tolist() == [end for _, _, end in truth]
+    for index, (sequence, _, end) in enumerate(truth):
+        used = -(-end // BLOCK_SIZE)
+        assert inputs.block_table[index, :used].tolist() == sequence.blocks[:used]
+    assert inputs.logits_indices.tolist() == [at for at, _, _ in sampled]
+    assert step.sampled_slots.tolist() == step.device_slots.tolist() == [s for _, s, _ in sampled]
+    assert step.draw_positions.tolist() == [end for _, _, end in sampled]
+    assert inputs.max_seqlen_q == max(end - begin for _, begin, end in truth)
+    assert inputs.max_seqlen_k == max(end for _, _, end in truth)
+    assert inputs.token_ids.dtype == inputs.slot_mapping.dtype == torch.int64
+    assert inputs.block_table.dtype == inputs.seq_lens.dtype == torch.int32
+    drawn = [draw_of(plan.step_id, slot) for _, slot, _ in sampled]
+    table.settle(step.device_slots, torch.tensor(drawn, dtype=torch.int64))

@@ -1,0 +1,72 @@
+"""Top-k, top-p and min-p as one threshold a row.
+
+All three keep the tokens at or above some score, so a row's controls come down to the highest of
+three thresholds. Tokens that tie with the last one kept are kept too, which makes the set a
+function of the scores alone and not of the order in which some sort leaves equals.
+"""
+
+import torch
+
+# Scores sorted at first for top-p on a CPU, and how many times as many if that mass falls short.
+_CPU_PREFIX = 1024
+_PREFIX_GROWTH = 8
+
+
+def filter_(
+    scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, log_min_p: torch.Tensor,
+    max_top_k: int, has_top_p: bool,
+) -> None:  # fmt: skip
+    """Sets the scores of tokens that may not be drawn to -inf, in place.
+
+    Args:
+        scores: [n, vocab_size], float32: logits over temperature.
+        top_k: [n], int64: tokens kept at most; vocab_size switches it off.
+        top_p: [n], float64: of what top_k left, keep the smallest set that reaches this
+            probability; 1 switches it off.
+        log_min_p: [n], float64: log of the share of the largest probability that a token must
+            reach; -inf switches it off.
+        max_top_k: the largest top_k below vocab_size, 0 if there is none. Known on the host.
+        has_top_p: whether any row's top_p is below 1. Known on the host.
+    """
+    threshold = scores.amax(dim=1) + log_min_p.to(scores.dtype)
+    if max_top_k or has_top_p:
+        vocab_size = scores.shape[1]
+        is_limited = top_k < vocab_size
+        length = min(vocab_size, _prefix_length(scores, max_top_k, has_top_p))
+        ordered = scores.topk(length, dim=1).values
+        last = top_k.clamp(max=length).sub_(1).unsqueeze(1)
+        kth = ordered.gather(1, last).squeeze(1).masked_fill_(~is_limited, -torch.inf)
+        threshold = torch.maximum(threshold, kth)
+        if has_top_p:
+            threshold = torch.maximum(threshold, _nucleus(scores, ordered, kth, top_p))
+    scores.masked_fill_(scores < threshold.unsqueeze(1), -torch.inf)
+
+
+def _prefix_length(scores: torch.Tensor, max_top_k: int, has_top_p: bool) -> int:
+    if not has_top_p:
+        return max_top_k
+    # A device cannot look whether a prefix was enough without making the host wait.
+    return max(max_top_k, _CPU_PREFIX) if scores.device.type == "cpu" else scores.shape[1]
+
+
+def _nucleus(
+    scores: torch.Tensor, ordered: torch.Tensor, kth: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """The lowest score of the smallest set of survivors of top-k that reaches top_p: [n]."""
+    kept = scores.masked_fill(scores < kth.unsqueeze(1), -torch.inf)
+    log_mass = kept.logsumexp(dim=1, keepdim=True)
+    before = _mass_before(ordered, log_mass)
+    while ordered.shape[1] < scores.shape[1] and bool((before[:, -1] < top_p).any()):
+        length = min(scores.shape[1], ordered.shape[1] * _PREFIX_GROWTH)
+        ordered = scores.topk(length, dim=1).values
+        before = _mass_before(ordered, log_mass)
+    num_kept = (before < top_p.unsqueeze(1)).sum(dim=1, keepdim=True)
+    lowest = ordered.gather(1, num_kept.sub_(1).clamp_(min=0)).squeeze(1)
+    # The sum of all probabilities may round to less than 1, or to more before the end.
+    return lowest.masked_fill_(top_p >= 1, -torch.inf)
+
+
+def _mass_before(ordered: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
+    """Probability of all tokens ahead of each one, in float64; 1 behind what top-k left."""
+    probability = (ordered - log_mass).to(torch.float64).exp_()
+    return probability.cumsum(dim=1).sub_(probability)

@@ -1,0 +1,14 @@
+"""Host to device without making the host wait."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def upload(array: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """`array` on `device`; the copy is ordered with the current stream, the host goes on."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    # Pinned blocks come from torch's caching allocator, which keeps them until the copy is done.
+    return tensor.pin_memory().to(device, non_blocking=True)

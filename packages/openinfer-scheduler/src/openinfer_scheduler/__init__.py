@@ -1,0 +1,37 @@
+"""Admission, continuous batching, chunked prefill and preemption as a state machine."""
+
+from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._fcfs import FCFS
+from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
+from openinfer_scheduler._policy import Policy, installed_policies, load_policy
+from openinfer_scheduler._priority import Priority
+from openinfer_scheduler._scheduler import Scheduler
+from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler._settle import Effects
+from openinfer_scheduler.errors import PolicyError, SchedulerError, StepOrderError, UnknownPolicy
+
+__all__ = [
+    # the state machine
+    "Scheduler",
+    "SchedulerConfig",
+    "Effects",
+    # plans
+    "StepPlan",
+    "PlannedRow",
+    "RowStart",
+    "StepResult",
+    "TokenIds",
+    "BlockIds",
+    # policies
+    "Policy",
+    "SequenceState",
+    "FCFS",
+    "Priority",
+    "load_policy",
+    "installed_policies",
+    # errors
+    "SchedulerError",
+    "StepOrderError",
+    "PolicyError",
+    "UnknownPolicy",
+]

@@ -1,0 +1,24 @@
+"""First come, first served."""
+
+from collections.abc import Sequence
+
+from openinfer_scheduler._sequence import SequenceState
+
+
+class FCFS:
+    """Serves in order of arrival, takes chunks as large as allowed, preempts the youngest.
+
+    Starvation-free: the oldest request is never preempted and nothing is admitted before it.
+    """
+
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+        """As they came."""
+        return sequences
+
+    def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
+        """As much as allowed."""
+        return max_tokens
+
+    def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
+        """The youngest."""
+        return candidates[-1]

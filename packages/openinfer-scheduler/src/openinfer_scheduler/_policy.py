@@ -1,0 +1,79 @@
+"""What researchers replace: the order of sequences, the size of chunks, the choice of victims.
+
+The core owns budgets, blocks, reservation and aborts, so that a policy can be bad but not wrong.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.errors import PolicyError, UnknownPolicy
+
+ENTRY_POINT_GROUP = "openinfer.schedulers"
+
+
+class Policy(Protocol):
+    """Decides who goes first, how much of a prompt a step takes, and who makes room.
+
+    Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core:
+    read it, keep nothing but request ids.
+    """
+
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+        """The same sequences, first to be served first.
+
+        Called once a plan for the running sequences and, if a slot is free, once for the waiting
+        ones. Both arrive oldest first (by `arrival_index`), so that returning the argument is
+        first come, first served. The core serves decode rows before prefill chunks and running
+        prefills before waiting ones, each kind in this order, and stops admitting at the first
+        waiting sequence that does not fit: nothing overtakes.
+        """
+
+    def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
+        """Tokens of the next prefill chunk of `sequence`; the core clamps to [1, `max_tokens`].
+
+        `max_tokens` is what the step's budget, `max_chunk_tokens` and the sequence's own known
+        tokens leave.
+        """
+
+    def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
+        """Which of `candidates` gives its blocks back, to be recomputed later.
+
+        `candidates` is not empty and in the order of `order`: the running sequences that come
+        after the one that needs blocks. The first of all is therefore never a victim, and always
+        progresses.
+        """
+
+
+def installed_policies() -> tuple[str, ...]:
+    """Names that `load_policy` knows, sorted. Imports none of them."""
+    return tuple(sorted(entry_points(group=ENTRY_POINT_GROUP).names))
+
+
+def load_policy(name: str) -> Policy:
+    """Imports and builds the installed policy of that name.
+
+    Raises:
+        UnknownPolicy: naming the installed ones.
+    """
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        policy: Policy = point.load()()
+        return policy
+    raise UnknownPolicy(name, installed_policies())
+
+
+def checked_order(
+    policy: Policy, sequences: Sequence[SequenceState], now: float
+) -> Sequence[SequenceState]:
+    """The policy's order of `sequences`, proven to be one.
+
+    Raises:
+        PolicyError: it is no permutation of what the policy was given.
+    """
+    ordered = policy.order(sequences, now)
+    if ordered is sequences:
+        return ordered
+    if len(ordered) != len(sequences) or set(map(id, ordered)) != set(map(id, sequences)):
+        raise PolicyError("order() must return each of the sequences it was given once")
+    return ordered

@@ -1,0 +1,45 @@
+"""Which of a step's prompt logprobs are news to the client."""
+
+from openinfer_contract import PromptLogprobs, TokenLogprobs, num_ids
+from openinfer_scheduler._sequence import SequenceState
+
+
+def owed_prompt_logprobs(
+    sequence: SequenceState, position: int, logprobs: TokenLogprobs
+) -> PromptLogprobs | None:
+    """The part of a chunk's prompt logprobs that was not delivered before a preemption.
+
+    Args:
+        sequence: its `prompt_logprobs_from` moves on, to None once the prompt is through.
+        position: first position the chunk forwarded; its logits are about the token after it.
+        logprobs: consecutive tokens from `max(position + 1, start)` on.
+    """
+    options, owed = sequence.request.prompt_logprobs, sequence.prompt_logprobs_from
+    if options is None or owed is None:
+        return None
+    start = max(position + 1, options.start)
+    end = start + num_ids(logprobs.sampled)
+    sequence.prompt_logprobs_from = end if end < sequence.request.num_prompt_tokens else None
+    if end <= owed:
+        sequence.prompt_logprobs_from = owed
+        return None
+    return PromptLogprobs(start=max(start, owed), logprobs=_without(logprobs, max(0, owed - start)))
+
+
+def _without(logprobs: TokenLogprobs, num: int) -> TokenLogprobs:
+    """The columns without their first `num` tokens."""
+    if not num:
+        return logprobs
+    total = num_ids(logprobs.sampled)
+
+    def rest(column: bytes) -> bytes:
+        return column[len(column) // total * num :]
+
+    return TokenLogprobs(
+        sampled=rest(logprobs.sampled),
+        ranks=rest(logprobs.ranks),
+        num_top=logprobs.num_top,
+        top_ids=rest(logprobs.top_ids),
+        top=rest(logprobs.top),
+        by_id=rest(logprobs.by_id),
+    )

@@ -1,0 +1,212 @@
+"""What the scheduler holds, and the few moves that change who is where.
+
+Blocks are the cache's to count, slots `Slots`'; here lives which sequence has which.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
+from openinfer_kv_cache import KVCache
+from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._plan import StepPlan
+from openinfer_scheduler._queue import WaitingQueue
+from openinfer_scheduler._sequence import SequenceState, Stay
+from openinfer_scheduler._slots import Slots
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInFlight:
+    """A plan that was made and neither applied, failed nor reverted."""
+
+    plan: StepPlan
+    stays: list[Stay]
+    """By row of the plan."""
+    started: list[Stay]
+    """By `plan.starts`."""
+    prompt_positions: dict[int, int]
+    """By row index, where prompt logprobs are wanted: the first position forwarded."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; they only grow."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: int = 0
+    num_preemptions: int = 0
+    num_rejected: int = 0
+    num_failed: int = 0
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """Every live request is in `live`, and either in `waiting`, in `running` or settling."""
+
+    config: SchedulerConfig
+    cache: KVCache
+    slots: Slots
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    running: list[SequenceState] = field(default_factory=list)
+    """In order of arrival; their stays are open."""
+    live: dict[str, SequenceState] = field(default_factory=dict)
+    in_flight: deque[StepInFlight] = field(default_factory=deque)
+    counters: Counters = field(default_factory=Counters)
+    next_step: int = 1
+    last_completed: int = 0
+    parked_until: int = 0
+    """The newest step that holds blocks of closed stays."""
+    settling: list[Stay] = field(default_factory=list)
+    """Preempted stays with rows in flight."""
+
+    @property
+    def has_blocks_coming(self) -> bool:
+        """Whether a step in flight holds blocks that return when it completes."""
+        return bool(self.in_flight) and self.parked_until > self.last_completed
+
+    def start(self, sequence: SequenceState, stay: Stay, now: float) -> None:
+        """Moves a waiting sequence into its slot."""
+        self.waiting.remove(sequence)
+        sequence.stay = stay
+        running = self.running
+        running.append(sequence)
+        if len(running) > 1 and running[-2].arrival_index > sequence.arrival_index:
+            running.sort(key=lambda s: s.arrival_index)
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = now
+            sequence.num_cached_tokens = stay.num_planned
+
+    def close(self, stay: Stay) -> None:
+        """Takes a stay out of all later plans; its blocks return after its last step in flight."""
+        stay.settle_blocks()
+        stay.is_open = False
+        stay.plain_until = 0
+        self.running.remove(stay.sequence)
+        self.slots.give_back(stay.slot)
+        self._close_cache(stay)
+
+    def _close_cache(self, stay: Stay) -> None:
+        if stay.last_step > self.last_completed:
+            stay.cache.close(in_flight_until=stay.last_step)
+            self.parked_until = max(self.parked_until, stay.last_step)
+        else:
+            stay.cache.close(in_flight_until=None)
+
+    def preempt(self, stay: Stay) -> None:
+        """Takes a sequence's blocks; it waits again once its tokens in flight are known."""
+        stay.sequence.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self.close(stay)
+        if stay.last_step > self.last_completed:
+            self.settling.append(stay)
+        else:
+            self.requeue(stay)
+
+    def restart(self, stay: Stay) -> None:
+        """Like `preempt`, for a stay, preempted or not, whose tokens in flight must not count."""
+        if stay.is_open:
+            stay.sequence.num_preemptions += 1
+            self.counters.num_preemptions += 1
+            self.close(stay)
+        else:
+            self.settling.remove(stay)
+        self.requeue(stay)
+
+    def requeue(self, stay: Stay) -> None:
+        """Sends a closed stay's sequence back to its place in the queue."""
+        stay.is_settling = False
+        stay.sequence.stay = None
+        self.waiting.push(stay.sequence)
+
+    def requeue_settled(self, step_id: int) -> None:
+        """Sends preempted sequences back whose last step in flight was this one."""
+        for stay in [s for s in self.settling if s.last_step <= step_id]:
+            self.settling.remove(stay)
+            self.requeue(stay)
+
+    def finish(
+        self,
+        sequence: SequenceState,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token_id: int | None = None,
+    ) -> Finished:
+        """Ends a live sequence as it should, or by abort."""
+        self._leave(sequence)
+        self.counters.num_finished += 1
+        return sequence.finished(reason, now, stop_token_id=stop_token_id)
+
+    def fail(self, sequence: SequenceState, message: str, *, is_retryable: bool) -> Failed:
+        """Ends a live sequence that cannot go on."""
+        self._leave(sequence)
+        self.counters.num_failed += 1
+        return Failed(
+            message=message,
+            is_retryable=is_retryable,
+            num_prompt_tokens=sequence.request.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+        )
+
+    def _leave(self, sequence: SequenceState) -> None:
+        stay = sequence.stay
+        if stay is None:
+            self.waiting.remove(sequence)
+        else:
+            stay.is_settling = False
+            if stay.is_open:
+                self.close(stay)
+            else:
+                self.settling.remove(stay)
+        sequence.stay = None
+        sequence.is_ended = True
+        del self.live[sequence.request_id]
+
+    def revert_newest(self) -> None:
+        """Takes back the newest plan: rows, blocks, slots and admissions."""
+        step = self.in_flight.pop()
+        step_id = step.plan.step_id
+        for stay in step.started:
+            self._revert_start(stay, step_id)
+        self.cache.revert_step(step_id)
+        self.parked_until = step_id - 1
+        self.next_step = step_id
+        for row, stay in zip(step.plan.rows, step.stays, strict=True):
+            stay.num_planned -= row.num_tokens
+            stay.last_step = step_id - 1
+            stay.chunk_step = min(stay.chunk_step, step_id - 1)
+            if stay.is_open:
+                stay.update_plain_until()
+        self.slots.revert_announce(step.plan.ends)
+
+    def _revert_start(self, stay: Stay, step_id: int) -> None:
+        if not stay.is_open:
+            self.slots.revert_give_back(stay.slot)
+            return
+        sequence = stay.sequence
+        stay.is_open = stay.is_settling = False
+        stay.plain_until = 0
+        self.running.remove(sequence)
+        self.slots.revert_take(stay.slot)
+        stay.cache.close(in_flight_until=step_id)
+        if sequence.num_preemptions == 0:
+            sequence.scheduled_at = None
+            sequence.num_cached_tokens = 0
+        sequence.stay = None
+        self.waiting.push(sequence)
+
+    def event(self, sequence: SequenceState, end: End) -> tuple[str, TokenEvent]:
+        """The terminal event of a sequence that was not ended by a token."""
+        return sequence.request_id, TokenEvent(scheduled=self.announce(sequence), end=end)
+
+    def announce(self, sequence: SequenceState) -> Scheduled | None:
+        """Scheduled, the first time it can be said."""
+        if sequence.is_announced or sequence.scheduled_at is None:
+            return None
+        sequence.is_announced = True
+        counters = self.counters
+        counters.num_prompt_tokens += sequence.request.num_prompt_tokens
+        counters.num_cached_tokens += sequence.num_cached_tokens
+        return sequence.scheduled()

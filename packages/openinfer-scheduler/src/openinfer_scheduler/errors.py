@@ -1,0 +1,42 @@
+"""Errors of the scheduler.
+
+SchedulerError (OpenInferError)
+├── UnknownPolicy       no installed policy has this name; the installed ones are named
+├── StepOrderError      a step was applied, failed or reverted out of order
+└── PolicyError         a policy returned something that is not its to return
+"""
+
+from openinfer_contract import OpenInferError
+
+
+class SchedulerError(OpenInferError):
+    """Root of the scheduler's errors."""
+
+
+class UnknownPolicy(SchedulerError):
+    """No installed package brings a policy of this name.
+
+    Attributes:
+        name: the name asked for.
+        installed: the names there are, sorted.
+    """
+
+    def __init__(self, name: str, installed: tuple[str, ...]) -> None:
+        known = ", ".join(installed) or "none"
+        super().__init__(
+            f"no scheduling policy {name!r}; installed: {known}. A package brings one by the "
+            "entry point group openinfer.schedulers"
+        )
+        self.name = name
+        self.installed = installed
+
+
+class StepOrderError(SchedulerError):
+    """Steps are applied or failed oldest first and reverted newest first, each once."""
+
+
+class PolicyError(SchedulerError):
+    """A policy returned sequences it was not given, some twice, or left some out.
+
+    Raised before anything of the plan has taken effect.
+    """

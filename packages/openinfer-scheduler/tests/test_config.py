@@ -1,0 +1,29 @@
+import pytest
+
+from openinfer_scheduler import SchedulerConfig
+
+GOOD = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_model_len", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 3),
+        ("depth", 0),
+        ("max_queued_requests", 0),
+        ("max_queued_tokens", -1),
+        ("max_chunk_tokens", 0),
+        ("watermark", 1.0),
+        ("watermark", -0.1),
+        ("admission", "eager"),
+    ],
+)
+def test_nonsense_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        SchedulerConfig(**(GOOD | {field: value}))
+
+
+def test_good_values_pass():
+    assert SchedulerConfig(**GOOD).depth == 2

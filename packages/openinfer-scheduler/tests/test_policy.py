@@ -1,0 +1,137 @@
+import pytest
+
+from openinfer_contract import TokenEvent
+from openinfer_scheduler import (
+    FCFS,
+    PolicyError,
+    Priority,
+    UnknownPolicy,
+    installed_policies,
+    load_policy,
+)
+
+
+def test_unknown_policy_names_the_installed_ones():
+    with pytest.raises(UnknownPolicy, match="'lottery'") as caught:
+        load_policy("lottery")
+    assert caught.value.installed == installed_policies()
+
+
+def test_policies_are_found_by_entry_point(monkeypatch, tmp_path):
+    info = tmp_path / "some_policies-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-policies\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[openinfer.schedulers]\nurgent = openinfer_scheduler:Priority\n"
+        "broken = no_such_module:Policy\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"broken", "urgent"} <= set(installed_policies())
+    assert isinstance(load_policy("urgent"), Priority)
+    with pytest.raises(ModuleNotFoundError):
+        load_policy("broken")
+
+
+def finish_order(subject):
+    order = []
+    take = subject.take
+
+    def record(effects):
+        order.extend(request_id for request_id, event in effects if event.end is not None)
+        return take(effects)
+
+    subject.take = record
+    subject.run()
+    return order
+
+
+def test_fcfs_serves_in_order_of_arrival(loop):
+    subject = loop(policy=FCFS(), max_num_seqs=1)
+    for priority in (3, 1, 2):
+        subject.add([1, 2], max_tokens=2, priority=priority, ignore_eos=True)
+    assert finish_order(subject) == ["r0", "r1", "r2"]
+
+
+def test_priority_serves_low_values_first_and_equals_by_arrival(loop):
+    subject = loop(policy=Priority(), max_num_seqs=1)
+    for priority in (3, 1, 2, 1):
+        subject.add([1, 2], max_tokens=2, priority=priority, ignore_eos=True)
+    assert finish_order(subject) == ["r1", "r3", "r2", "r0"]
+
+
+def crowd(loop, policy, priorities):
+    """Sequences that fit together at first and not when they grow."""
+    subject = loop(policy=policy, num_blocks=9, max_num_batched_tokens=40)
+    for number, priority in enumerate(priorities):
+        subject.add([10 + number] * 7, max_tokens=17, priority=priority, ignore_eos=True)
+    subject.run()
+    return [subject.ends[f"r{n}"].num_preemptions for n in range(len(priorities))]
+
+
+def test_fcfs_preempts_the_youngest(loop):
+    preemptions = crowd(loop, FCFS(), (5, 4, 3))
+    assert preemptions[0] == 0
+    assert preemptions[2] > 0
+
+
+def test_priority_preempts_the_least_urgent_and_never_the_first(loop):
+    preemptions = crowd(loop, Priority(), (3, 1, 2))
+    assert preemptions[1] == 0
+    assert preemptions[0] > 0
+
+
+class Broken(FCFS):
+    def __init__(self, order=None, victim=None):
+        self._order = order
+        self._victim = victim
+
+    def order(self, sequences, now, /):
+        return self._order(list(sequences)) if self._order else sequences
+
+    def victim(self, candidates, /):
+        return self._victim if self._victim else candidates[-1]
+
+
+@pytest.mark.parametrize(
+    "order", [lambda s: s[1:], lambda s: s + s[:1], lambda s: s[:1] * (len(s) + 1)]
+)
+def test_an_order_that_is_none_leaves_nothing_behind(loop, order):
+    policy = Broken(order=order)
+    subject = loop(policy=policy)
+    subject.add([1, 2, 3])
+    subject.add([4, 5, 6])
+    with pytest.raises(PolicyError, match="order"):
+        subject.scheduler.plan(0.0)
+    policy._order = None
+    subject.run()
+
+
+def test_a_victim_of_its_own_invention_leaves_nothing_behind(loop):
+    policy = Broken(victim=object())
+    subject = loop(policy=policy, num_blocks=9, max_num_batched_tokens=40, depth=1)
+    for number in range(3):
+        subject.add([10 + number] * 7, max_tokens=17, ignore_eos=True)
+    with pytest.raises(PolicyError, match="victim"):
+        subject.run()
+    policy._victim = None
+    subject.run()
+
+
+def test_a_policy_that_raises_leaves_nothing_behind(loop):
+    class Raising(FCFS):
+        is_broken = True
+
+        def chunk(self, sequence, max_tokens, /):
+            if self.is_broken and sequence.arrival_index == 1:
+                raise ZeroDivisionError
+            return max_tokens
+
+    subject = loop(policy=Raising())
+    subject.add([1, 2, 3])
+    subject.add([4, 5, 6])
+    with pytest.raises(ZeroDivisionError):
+        subject.scheduler.plan(0.0)
+    assert subject.scheduler.load().num_running == 0
+    Raising.is_broken = False
+    subject.run()
+    assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)

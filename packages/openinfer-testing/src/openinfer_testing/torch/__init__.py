@@ -1,0 +1,38 @@
+"""Tiny checkpoints and the accuracy gate: what holds a model path to transformers.
+
+Needs the extra `openinfer-testing[torch]`; the package above does not import it.
+"""
+
+from openinfer_testing.torch._gate import (
+    MAX_ERROR_RATIO,
+    MAX_FLOAT32_ERROR,
+    GateReport,
+    LogprobPath,
+    run_gate,
+)
+from openinfer_testing.torch._reference import (
+    FloatArray,
+    reference_logits,
+    teacher_forced_logprobs,
+)
+from openinfer_testing.torch._tiny import MIN_LOGIT_STD, TINY_CHECKPOINTS, TinyCheckpoint
+from openinfer_testing.torch._tokenizer import CHAT_TEMPLATE, train_tokenizer
+
+__all__ = [
+    # Tiny checkpoints
+    "CHAT_TEMPLATE",
+    "MIN_LOGIT_STD",
+    "TINY_CHECKPOINTS",
+    "TinyCheckpoint",
+    "train_tokenizer",
+    # The truth
+    "FloatArray",
+    "reference_logits",
+    "teacher_forced_logprobs",
+    # The gate
+    "GateReport",
+    "LogprobPath",
+    "MAX_ERROR_RATIO",
+    "MAX_FLOAT32_ERROR",
+    "run_gate",
+]

@@ -1,0 +1,125 @@
+"""The accuracy gate: is a path's output what transformers computes, within what rounding allows?
+
+A path is a callable from token ids to logprobs, so the same gate holds a model in a loop, an
+executor and a server over HTTP. Bounds:
+
+- float32: every logprob within 0.01 of transformers in float32;
+- bfloat16 (and float16): mean and 99th percentile of the error against transformers in float32 at
+  most 1.5 times those of transformers' own run in that dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from openinfer_testing.torch._reference import FloatArray, teacher_forced_logprobs
+
+MAX_FLOAT32_ERROR = 0.01
+MAX_ERROR_RATIO = 1.5
+
+LogprobPath = Callable[[Sequence[Sequence[int]]], Sequence[FloatArray]]
+"""From token ids per sequence to logprobs per sequence, [len(sequence) - 1, vocab_size], float32:
+row i is about token i + 1. NaN where the path does not report a token; every row reports some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateReport:
+    """How far a path is from the truth.
+
+    Attributes:
+        dtype: The path computes in.
+        num_compared: Logprobs compared.
+        max_error: Largest absolute error, nats.
+        mean_error: Mean absolute error.
+        p99_error: 99th percentile of the absolute error.
+        mean_ratio: Mean error over that of transformers in the same dtype; 0.0 for float32.
+        p99_ratio: The same of the 99th percentile.
+        worst: (sequence, row, token) of the largest error.
+    """
+
+    dtype: torch.dtype
+    num_compared: int
+    max_error: float
+    mean_error: float
+    p99_error: float
+    mean_ratio: float
+    p99_ratio: float
+    worst: tuple[int, int, int]
+
+    @property
+    def is_accurate(self) -> bool:
+        """Whether the path is within the bounds of its dtype."""
+        if self.dtype is torch.float32:
+            return self.max_error <= MAX_FLOAT32_ERROR
+        return self.mean_ratio <= MAX_ERROR_RATIO and self.p99_ratio <= MAX_ERROR_RATIO
+
+    def check(self) -> None:
+        """Raises AssertionError with the figures unless the path is accurate."""
+        assert self.is_accurate, f"not what transformers computes: {self}"
+
+
+def run_gate(
+    folder: Path,
+    path: LogprobPath,
+    sequences: Sequence[Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+) -> GateReport:
+    """Forces the sequences through a path and compares it with transformers.
+
+    Args:
+        folder: The checkpoint the path serves.
+        path: What is judged.
+        sequences: Token ids, each of two or more.
+        dtype: What the path computes in.
+
+    Raises:
+        ValueError: The path returned other shapes, or a row without a single logprob.
+    """
+    truth = teacher_forced_logprobs(folder, sequences, torch.float32)
+    got = [np.asarray(rows, dtype=np.float32) for rows in path(sequences)]
+    _check_shapes(got, truth)
+    errors = _errors(got, truth)
+    worst_sequence = int(np.argmax([np.nanmax(error) for error in errors]))
+    worst = errors[worst_sequence]
+    row, token = np.unravel_index(int(np.nanargmax(worst)), worst.shape)
+    own_mean, own_p99 = 0.0, 0.0
+    if dtype is not torch.float32:
+        own = _errors(teacher_forced_logprobs(folder, sequences, dtype), truth)
+        # The same entries on both sides, or a path that reports few would be judged by others.
+        reported = [np.where(np.isnan(e), np.nan, o) for e, o in zip(errors, own, strict=True)]
+        own_mean, own_p99 = _mean_and_p99(reported)
+    mean, p99 = _mean_and_p99(errors)
+    return GateReport(
+        dtype=dtype,
+        num_compared=sum(int(np.count_nonzero(~np.isnan(error))) for error in errors),
+        max_error=float(np.nanmax(worst)),
+        mean_error=mean,
+        p99_error=p99,
+        mean_ratio=mean / own_mean if own_mean else 0.0,
+        p99_ratio=p99 / own_p99 if own_p99 else 0.0,
+        worst=(worst_sequence, int(row), int(token)),
+    )
+
+
+def _errors(got: Sequence[FloatArray], truth: Sequence[FloatArray]) -> list[FloatArray]:
+    return [np.abs(g - t) for g, t in zip(got, truth, strict=True)]
+
+
+def _mean_and_p99(errors: Sequence[FloatArray]) -> tuple[float, float]:
+    flat = np.concatenate([error[~np.isnan(error)] for error in errors])
+    return float(flat.mean()), float(np.percentile(flat, 99))
+
+
+def _check_shapes(got: Sequence[FloatArray], truth: Sequence[FloatArray]) -> None:
+    shapes, wanted = [g.shape for g in got], [t.shape for t in truth]
+    if shapes != wanted:
+        raise ValueError(f"the path returned shapes {shapes}, wanted {wanted}")
+    for index, rows in enumerate(got):
+        blank = np.isnan(rows).all(axis=1)
+        if blank.any():
+            raise ValueError(f"sequence {index}, row {int(blank.argmax())}: no logprob reported")
+        if np.isposinf(rows).any() or np.isneginf(rows).any():
+            raise ValueError(f"sequence {index}: an infinite logprob")

@@ -1,0 +1,57 @@
+"""What transformers says about a checkpoint: the truth that every path is held to."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", local_files_only=True
+    )
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
+
+
+def reference_logits(
+    folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype
+) -> list[FloatArray]:
+    """Runs transformers (eager attention) over each sequence alone.
+
+    Args:
+        folder: A checkpoint.
+        sequences: Token ids.
+        dtype: To compute in, whatever the weights are stored in.
+
+    Returns:
+        Per sequence [len(sequence), vocab_size], float32: row i is what follows token i.
+    """
+    model = _load(folder, dtype)
+    with torch.inference_mode():
+        return [
+            np.asarray(model(torch.tensor([list(ids)])).logits[0].float().numpy())
+            for ids in sequences
+        ]
+
+
+def teacher_forced_logprobs(
+    folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
+) -> list[FloatArray]:
+    """Returns transformers' logprobs of every token at every forced position.
+
+    Returns:
+        Per sequence [len(sequence) - 1, vocab_size], float32: row i is about token i + 1.
+    """
+    return [
+        torch.log_softmax(torch.from_numpy(logits[:-1]), dim=-1).numpy()
+        for logits in reference_logits(folder, sequences, dtype)
+    ]

@@ -1,0 +1,169 @@
+"""From the messages of a request to the messages a template reads.
+
+What clients send (OpenAI's shapes) and what published templates expect differ in known places:
+content as a list of parts, arguments of tool calls as a JSON string, null content beside tool
+calls, the developer role, and three names for reasoning. All of it is settled here.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jinja2 import nodes
+
+from openinfer_text.errors import InvalidChatInput
+
+ContentFormat = Literal["string", "openai"]
+"""What a template takes as `content`: a string, or OpenAI's list of typed parts."""
+
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class MessageNormalizer:
+    """Shapes messages for one template; immutable, any thread."""
+
+    def __init__(
+        self, *, content_format: ContentFormat, wraps_strings: bool, words: frozenset[str]
+    ) -> None:
+        """Settles what the template takes.
+
+        Args:
+            content_format: shape of `content` the template reads.
+            wraps_strings: with "openai", whether plain strings must become a list of one part.
+            words: strings in the template's code. Roles among them are its own; a template that
+                does not know `developer` gets `system`.
+        """
+        self.content_format = content_format
+        self._wraps_strings = wraps_strings
+        self._roles = _ROLES | words
+        self._keeps_developer = "developer" in words
+
+    def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Fresh messages, ready for the template; the given ones are not changed.
+
+        Raises:
+            InvalidChatInput: naming the field, such as `messages[2].tool_calls[0].function`.
+        """
+        if not messages:
+            raise InvalidChatInput("messages", "must hold at least one message")
+        return [self._one(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+    def _one(self, message: Mapping[str, Any], field: str) -> dict[str, Any]:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidChatInput(f"{field}.role", "must be a string")
+        if message["role"] not in self._roles:
+            # Templates pass over a role that they do not know, and the message would be lost.
+            known = ", ".join(sorted(_ROLES))
+            raise InvalidChatInput(f"{field}.role", f"is {message['role']!r}; known are {known}")
+        if "content" not in message and message["role"] != "assistant":
+            raise InvalidChatInput(f"{field}.content", "is missing")
+        shaped = {key: value for key, value in message.items() if value is not None}
+        if shaped["role"] == "developer" and not self._keeps_developer:
+            shaped["role"] = "system"
+        shaped["content"] = self._content(shaped.get("content", ""), f"{field}.content")
+        calls = shaped.pop("tool_calls", None)
+        if calls:
+            shaped["tool_calls"] = _tool_calls(calls, f"{field}.tool_calls")
+        reasoning = next((shaped[key] for key in _REASONING_FIELDS if key in shaped), None)
+        if reasoning is not None:
+            shaped["reasoning_content"] = reasoning
+            shaped.setdefault("thinking", reasoning)
+        return shaped
+
+    def _content(self, content: Any, field: str) -> str | list[dict[str, Any]]:
+        if isinstance(content, str):
+            wrap = self.content_format == "openai" and self._wraps_strings
+            return [{"type": "text", "text": content}] if wrap else content
+        if not isinstance(content, Sequence):
+            raise InvalidChatInput(field, "must be a string or a list of content parts")
+        texts = [_part_text(part, f"{field}[{index}]") for index, part in enumerate(content)]
+        if self.content_format == "openai":
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+
+def _part_text(part: Any, field: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        known = ", ".join(_TEXT_PARTS)
+        raise InvalidChatInput(f"{field}.type", f"is {kind!r}; this model reads text ({known})")
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise InvalidChatInput(f"{field}.{_TEXT_PARTS[kind]}", "must be a string")
+    return text
+
+
+def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise InvalidChatInput(field, "must be a list of tool calls")
+    shaped = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise InvalidChatInput(f"{field}[{index}].function", "must be an object")
+        arguments = _arguments(function.get("arguments"))
+        shaped.append({**call, "function": {**function, "arguments": arguments}})
+    return shaped
+
+
+def _arguments(arguments: Any) -> Any:
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        # A model's broken call must be able to come back in the history it is part of.
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def normalizer_for(
+    template: nodes.Template, *, content_format: ContentFormat | Literal["auto"] = "auto"
+) -> MessageNormalizer:
+    """The normalizer for a parsed template.
+
+    A template that loops over a message's content takes parts, any other one strings. One that
+    also asks whether the content is a string gets strings as they are.
+    """
+    aliases = {
+        assign.target.name
+        for assign in template.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node, frozenset())
+    }
+    names = frozenset(aliases)
+    loops = any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For))
+    tests = any(
+        test.name == "string" and _is_content(test.node, names)
+        for test in template.find_all(nodes.Test)
+    )
+    detected: ContentFormat = "openai" if loops else "string"
+    return MessageNormalizer(
+        content_format=detected if content_format == "auto" else content_format,
+        wraps_strings=not tests,
+        words=frozenset(
+            const.value for const in template.find_all(nodes.Const) if isinstance(const.value, str)
+        ),
+    )
+
+
+def _is_content(node: nodes.Node | None, aliases: frozenset[str]) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Name):
+        return node.name in aliases
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return False

@@ -1,0 +1,199 @@
+"""`TextModel`: everything about text that a checkpoint folder says, in one object."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from openinfer_contract import pack_ids
+from openinfer_text._folder import read_chat_templates, read_json, read_number
+from openinfer_text._generation import GenerationDefaults
+from openinfer_text._messages import ContentFormat
+from openinfer_text._output import OutputText
+from openinfer_text._template import ChatTemplate
+from openinfer_text._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
+from openinfer_text._turns import TurnTokens, find_boundaries, learn_turn_tokens
+from openinfer_text.errors import CheckpointTextError, NoChatTemplate
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as the engine takes it."""
+
+    text: str
+    """What the template rendered."""
+    token_ids: bytes
+    """Little-endian u32 column."""
+    boundaries: tuple[int, ...]
+    """Token positions at which a message ends, ascending; hints, possibly none."""
+
+
+class TextModel:
+    """Tokenizer, chat template and generation defaults of one checkpoint; shared by all threads.
+
+    Attributes:
+        tokenizer: text to ids and back.
+        chat_template: None for a checkpoint without one.
+        generation: recommended sampling parameters.
+        stop_token_ids: ids that end a generation, ascending: `eos_token_id` of
+            generation_config.json (else of config.json) and the tokenizer's own EOS.
+        max_model_len: longest sequence config.json declares, None if it does not say.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        generation: GenerationDefaults | None = None,
+        stop_token_ids: Collection[int] = (),
+        max_model_len: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.generation = generation or GenerationDefaults()
+        self.stop_token_ids = tuple(sorted(stop_token_ids))
+        self.max_model_len = max_model_len
+        turns = TurnTokens()
+        if chat_template is not None:
+            turns = learn_turn_tokens(chat_template, tokenizer.added_tokens)
+        self._opener_ids = [tokenizer.added_tokens[token] for token in turns.openers]
+        self._closer_ids = [tokenizer.added_tokens[token] for token in turns.closers]
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        chat_template: str | None = None,
+        content_format: ContentFormat | Literal["auto"] = "auto",
+        segment_cache_bytes: int = DEFAULT_SEGMENT_CACHE_BYTES,
+    ) -> "TextModel":
+        """Reads a checkpoint folder; under a second for a vocabulary of 151k.
+
+        Args:
+            path: the folder.
+            chat_template: Jinja source to use instead of the checkpoint's.
+            content_format: shape of message content the template takes.
+            segment_cache_bytes: budget of the tokenizer's cache.
+
+        Raises:
+            CheckpointTextError: naming the file and field that is missing or wrong.
+            TemplateError: if the template is not valid Jinja.
+        """
+        folder = Path(path)
+        tokenizer = Tokenizer.from_folder(folder, segment_cache_bytes=segment_cache_bytes)
+        sources: Mapping[str, str]
+        if chat_template is not None:
+            sources = {"default": chat_template}
+        else:
+            sources = read_chat_templates(folder, read_json(folder, "tokenizer_config.json") or {})
+        template = None
+        if sources:
+            template = ChatTemplate(
+                sources, special_tokens=tokenizer.special_tokens, content_format=content_format
+            )
+        config = _text_config(read_json(folder, "config.json") or {})
+        generation = read_json(folder, "generation_config.json") or {}
+        stop_ids = _eos_ids("generation_config.json", generation) or _eos_ids("config.json", config)
+        if tokenizer.eos_token_id is not None:
+            stop_ids |= {tokenizer.eos_token_id}
+        return cls(
+            tokenizer,
+            chat_template=template,
+            generation=GenerationDefaults.from_config(generation),
+            stop_token_ids=stop_ids,
+            max_model_len=read_number("config.json", config, "max_position_embeddings", int),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Token ids of a text, as `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> ChatPrompt:
+        """Renders and encodes a chat; parameters as `ChatTemplate.render`.
+
+        Special tokens inside message contents become their ids, as they do in vLLM and
+        transformers: content can imitate turns. `add_special_tokens` puts BOS in front once more
+        for templates that leave it to the tokenizer.
+
+        Raises:
+            NoChatTemplate: if the checkpoint has none.
+            InvalidChatInput: naming the field that cannot be used.
+            TemplateError: if the template fails or refuses.
+        """
+        if self.chat_template is None:
+            raise NoChatTemplate
+        text = self.chat_template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ChatPrompt(text, token_ids, self._boundaries(token_ids))
+
+    def _boundaries(self, token_ids: bytes) -> tuple[int, ...]:
+        bos = self.tokenizer.bos_token_id
+        starts_with_bos = bos is not None and token_ids.startswith(pack_ids((bos,)))
+        return find_boundaries(
+            token_ids,
+            opener_ids=self._opener_ids,
+            closer_ids=self._closer_ids,
+            start=1 if starts_with_bos else 0,
+        )
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, as `Tokenizer.decode`."""
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def output(
+        self,
+        *,
+        stops: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        stop_token_ids: Collection[int] | None = None,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        context_ids: Iterable[int] = (),
+    ) -> OutputText:
+        """A new output stream, as `OutputText`; stop ids are the checkpoint's unless given.
+
+        Raises:
+            ValueError: if a stop string is empty.
+        """
+        return OutputText(
+            self.tokenizer,
+            stops=stops,
+            include_stop_str_in_output=include_stop_str_in_output,
+            stop_token_ids=self.stop_token_ids if stop_token_ids is None else stop_token_ids,
+            min_tokens=min_tokens,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            context_ids=context_ids,
+        )
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def _eos_ids(file: str, config: Mapping[str, Any]) -> set[int]:
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise CheckpointTextError(file, "eos_token_id", "must be a token id or a list of them")
+    return set(ids)

@@ -1,0 +1,124 @@
+"""`OutputText`: what one output stream shows, from token ids to text with stop strings applied."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from openinfer_text._detokenizer import IncrementalDetokenizer
+from openinfer_text._stop import StopStrings
+from openinfer_text._tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What some new tokens add to the visible text."""
+
+    text: str
+    """New visible text, "" while everything is held back."""
+    stopped_by: str | None
+    """The stop string that ended the text, None while it goes on."""
+    num_tokens: int
+    """How many of the pushed tokens were used: those after a stop string are not."""
+
+
+class OutputText:
+    """Detokeniser and stop strings of one output stream; one thread at a time.
+
+    Tokens may be pushed one by one or in any groups, the text and the stop are the same.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        context_ids: Iterable[int] = (),
+    ) -> None:
+        """Starts an output.
+
+        Args:
+            tokenizer: shared, not owned.
+            stops: strings that end the text.
+            include_stop_str_in_output: show the stop string, and the text of a stop token too.
+            stop_token_ids: ids at which the engine ends the request. It delivers them like any
+                other; their text is not part of the output. Leave out ids that may pass
+                (ignore_eos).
+            min_tokens: stop strings are looked for only in the text after so many tokens.
+            skip_special_tokens: as `IncrementalDetokenizer`.
+            spaces_between_special_tokens: as `IncrementalDetokenizer`.
+            context_ids: as `IncrementalDetokenizer`; usually the end of the prompt.
+
+        Raises:
+            ValueError: if a stop string is empty.
+        """
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            context_ids=context_ids,
+        )
+        self._stops = StopStrings(stops, include_stop_str_in_output=include_stop_str_in_output)
+        self._silent = frozenset() if include_stop_str_in_output else frozenset(stop_token_ids)
+        self._num_unwatched = min_tokens
+        self._num_decoded = 0
+        # Per token not yet shown whole: the length of decoded text at which it will be.
+        self._waiting: deque[int] = deque()
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text, None while it goes on."""
+        return self._stops.matched
+
+    @property
+    def num_held_tokens(self) -> int:
+        """How many of the last tokens have text or bytes that were not shown yet."""
+        return len(self._waiting)
+
+    def push(self, token_ids: Iterable[int]) -> TextDelta:
+        """Appends tokens; after a stop string nothing more is used or shown."""
+        shown: list[str] = []
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._stops.matched is not None:
+                break
+            num_tokens += 1
+            if token_id not in self._silent:
+                shown.append(self._push_one(token_id))
+        return TextDelta("".join(shown), self._stops.matched, num_tokens)
+
+    def finish(self) -> TextDelta:
+        """Ends the stream: releases what was held back; a last broken character may match too."""
+        text = ""
+        if self._stops.matched is None:
+            text = self._stops.push(self._detokenizer.flush())
+            if self._stops.matched is None:
+                text += self._stops.flush()
+        self._waiting.clear()
+        return TextDelta(text, self._stops.matched, 0)
+
+    def _push_one(self, token_id: int) -> str:
+        text = self._detokenizer.push(token_id)
+        if self._num_unwatched:
+            self._num_unwatched -= 1
+            shown = text
+        else:
+            shown = self._stops.push(text)
+        self._num_decoded += len(text)
+        pending = self._detokenizer.has_pending
+        if pending or self._stops.held or self._waiting:
+            self._settle(pending)
+        return shown
+
+    def _settle(self, pending: bool) -> None:
+        if self._stops.matched is not None:
+            self._waiting.clear()
+            return
+        # A token whose bytes are held is whole once at least one more character was decoded.
+        self._waiting.append(self._num_decoded + pending)
+        num_shown = self._num_decoded - len(self._stops.held)
+        while self._waiting and self._waiting[0] <= num_shown:
+            self._waiting.popleft()

@@ -1,0 +1,93 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openinfer_contract import unpack_ids
+from openinfer_text import OutputText, Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoints):
+    return Tokenizer.from_folder(checkpoints["qwen"])
+
+
+def _ids(tokenizer, text):
+    return unpack_ids(tokenizer.encode(text, add_special_tokens=False))
+
+
+@given(
+    text=st.text("ab 😀é\n", max_size=40),
+    stops=st.lists(st.text("ab 😀é\n", min_size=1, max_size=4), max_size=3),
+    sizes=st.lists(st.integers(1, 5), min_size=1),
+)
+@settings(max_examples=200, deadline=None)
+def test_grouping_of_tokens_changes_nothing(tokenizer, text, stops, sizes):
+    ids = _ids(tokenizer, text)
+
+    def run(groups):
+        output = OutputText(tokenizer, stops=stops)
+        deltas = [*(output.push(group) for group in groups), output.finish()]
+        return (
+            "".join(delta.text for delta in deltas),
+            deltas[-1].stopped_by,
+            sum(delta.num_tokens for delta in deltas),
+        )
+
+    groups = []
+    rest = list(ids)
+    while rest:
+        size = sizes[len(groups) % len(sizes)]
+        groups.append(rest[:size])
+        rest = rest[size:]
+    one_by_one = run([[i] for i in ids])
+    assert run(groups) == one_by_one
+    if one_by_one[1] is None:
+        assert one_by_one[0] == tokenizer.decode(ids)
+        assert one_by_one[2] == len(ids)
+    else:
+        assert not any(stop in one_by_one[0] for stop in stops)
+
+
+def test_stop_across_tokens_reports_what_was_used(tokenizer):
+    ids = _ids(tokenizer, "hello world, and then")
+    output = OutputText(tokenizer, stops=["o w"])
+    delta = output.push(ids)
+    assert (delta.text, delta.stopped_by) == ("hell", "o w")
+    assert delta.num_tokens < len(ids)
+    assert output.push(ids) == ("", "o w", 0)
+    assert output.finish() == ("", "o w", 0)
+
+
+def test_held_tokens_are_counted(tokenizer):
+    ids = [i for char in "ab𝄞" for i in _ids(tokenizer, char)]
+    output = OutputText(tokenizer, stops=["bX", "𝄞𝄞"])
+    held = []
+    texts = []
+    for token_id in ids:
+        texts.append(output.push([token_id]).text)
+        held.append(output.num_held_tokens)
+    # a | b may begin "bX" | three tokens of a cut character | its last byte may begin "𝄞𝄞"
+    assert texts == ["a", "", "", "", "", "b"]
+    assert held == [0, 1, 2, 3, 4, 4]
+    assert output.finish().text == "𝄞"
+    assert output.num_held_tokens == 0
+
+
+def test_stop_token_has_no_text(tokenizer):
+    newline = _ids(tokenizer, "\n")
+    ids = [*_ids(tokenizer, "hello"), *newline]
+    plain = OutputText(tokenizer, stop_token_ids=newline)
+    assert plain.push(ids) == ("hello", None, len(ids))
+    including = OutputText(tokenizer, stop_token_ids=newline, include_stop_str_in_output=True)
+    assert including.push(ids).text == "hello\n"
+
+
+def test_min_tokens_delays_stop_strings(tokenizer):
+    ids = _ids(tokenizer, "\n") * 4
+    assert OutputText(tokenizer, stops=["\n"], min_tokens=3).push(ids) == ("\n\n\n", "\n", 4)
+
+
+def test_special_tokens_are_skipped_or_shown(tokenizer):
+    ids = [*_ids(tokenizer, "hi"), tokenizer.eos_token_id]
+    assert OutputText(tokenizer).push(ids).text == "hi"
+    assert OutputText(tokenizer, skip_special_tokens=False).push(ids).text == "hi<|im_end|>"

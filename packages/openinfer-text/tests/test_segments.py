@@ -1,0 +1,65 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openinfer_text import Tokenizer
+from openinfer_text._segments import SegmentCache, literal_pattern
+
+
+@given(words=st.sets(st.text("ab<.", min_size=1, max_size=4), min_size=1), text=st.text("ab<."))
+def test_pattern_is_leftmost_longest(words, text):
+    plain = re.compile("|".join(re.escape(w) for w in sorted(words, key=len, reverse=True)))
+    ours = re.compile(literal_pattern(words))
+    assert [m.span() for m in ours.finditer(text)] == [m.span() for m in plain.finditer(text)]
+
+
+def test_pattern_of_thousands_of_words_is_fast():
+    words = [f"<unused{n}>" for n in range(6000)]
+    pattern = re.compile(literal_pattern(words))
+    assert pattern.findall("<unused1><unused5999> <unused6000>") == ["<unused1>", "<unused5999>"]
+    assert pattern.search("<" * 20_000) is None
+
+
+def test_cache_keeps_what_was_used_last():
+    cache = SegmentCache(max_bytes=5 * 213)
+    for name in "abcde":
+        cache.put_all([(name, b"x" * 12)])
+    assert cache.get_all(["a"]) == [b"x" * 12]
+    cache.put_all([("f", b"x" * 12)])
+    assert [ids is not None for ids in cache.get_all(list("abcdef"))] == [
+        True, False, True, True, True, True,
+    ]  # fmt: skip
+    assert cache.num_bytes == 5 * 213
+
+
+def test_cache_budget_holds_whatever_comes():
+    cache = SegmentCache(max_bytes=10_000)
+    for n in range(500):
+        cache.put_all([(f"{n} é" * (n % 40), bytes(4 * (n % 97)))])
+        assert cache.num_bytes <= 10_000
+    cache.put_all([("big", bytes(9000))])
+    assert cache.get_all(["big"]) == [None]
+
+
+def test_cache_of_no_size_is_no_cache(checkpoints):
+    with pytest.raises(ValueError, match="negative"):
+        SegmentCache(-1)
+    off = Tokenizer.from_folder(checkpoints["qwen"], segment_cache_bytes=0)
+    on = Tokenizer.from_folder(checkpoints["qwen"])
+    text = "<|im_start|>hello<|im_end|>"
+    assert off.encode(text) == off.encode(text) == on.encode(text)
+
+
+def test_known_segments_are_not_encoded_again(checkpoints, monkeypatch):
+    tokenizer = Tokenizer.from_folder(checkpoints["qwen"])
+    seen: list[str] = []
+    encode = tokenizer._engine.encode_pieces
+    monkeypatch.setattr(
+        tokenizer._engine, "encode_pieces", lambda texts: [seen.extend(texts), encode(texts)][1]
+    )
+    turn = "<|im_start|>user\nhello<|im_end|>\n"
+    tokenizer.encode(turn + turn)
+    tokenizer.encode(turn + turn + "<|im_start|>user\nmore<|im_end|>\n")
+    assert seen == ["user\nhello", "\n", "user\nmore"]

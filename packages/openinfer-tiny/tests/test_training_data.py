@@ -1,0 +1,54 @@
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture(scope="module")
+def dataset(training, tokenizer):
+    from tiny_training.dataset import Dataset
+
+    return Dataset(tokenizer, "train", seed=1, batch_tokens=2048)
+
+
+def test_the_shipped_template_is_the_trained_one(training, folder):
+    trained = Path(training.__path__[0], "chat_template.jinja").read_text()
+    shipped = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    assert shipped == trained
+
+
+def test_only_the_assistants_words_weigh_fully(dataset, tokenizer):
+    text = (
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi there!<|im_end|>\n"
+        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\nGoodbye!<|im_end|>\n"
+    )
+    ids = tokenizer.encode(text).ids
+    weights = dataset.weigh(ids)
+    heavy = [token for token, weight in zip(ids, weights, strict=True) if weight == 1.0]
+    assert tokenizer.decode(heavy, skip_special_tokens=False) == (
+        "Hi there!<|im_end|>Goodbye!<|im_end|>"
+    )
+
+
+def test_batches_keep_to_the_budget_and_weigh_no_padding(dataset, tokenizer):
+    end_of_text = tokenizer.token_to_id("<|endoftext|>")
+    for token_ids, weights in islice(dataset, 20):
+        assert token_ids.shape == weights.shape
+        assert token_ids.numel() <= 2048 or len(token_ids) == 1
+        padding = weights == 0
+        assert (token_ids[padding] == end_of_text).all()
+        assert (weights[:, 0] > 0).all()
+
+
+def test_the_stream_is_seeded(training, tokenizer):
+    from tiny_training.dataset import Dataset
+
+    one, other = (
+        next(iter(Dataset(tokenizer, "held-out", seed=2, batch_tokens=512))) for _ in range(2)
+    )
+    assert one[0].tolist() == other[0].tolist()
+    assert one[1].tolist() == other[1].tolist()

@@ -1,0 +1,1 @@
+"""The recipe of the built-in model: text, tokenizer, training and evaluation. Not shipped."""

@@ -1,0 +1,105 @@
+"""Patterns with choices: `[Hi|Hello] there` stands for "Hi there" and "Hello there".
+
+A choice may be empty and may hold choices. `draw` picks one reading with a seeded generator;
+`readings` lists all of them, in order. `load` reads a file of `text/`, where `<rule>` in a pattern
+stands for the pattern of that name in the table `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+Node: TypeAlias = "str | list[Sequence]"
+Sequence: TypeAlias = "list[Node]"
+
+_TEXT = Path(__file__).with_name("text")
+
+_cache: dict[str, Sequence] = {}
+
+
+def load(name: str) -> dict[str, Any]:
+    """The content of `text/<name>.toml`, its rules filled in."""
+    source = (_TEXT / f"{name}.toml").read_text()
+    rules = tomllib.loads(source).get("rules", {})
+    return tomllib.loads(re.sub(r"<(\w+)>", lambda match: rules[match[1]], source))
+
+
+def draw(pattern: str, rng: Random) -> str:
+    """One reading of `pattern`."""
+    return _draw(_parse(pattern), rng)
+
+
+def readings(pattern: str) -> list[str]:
+    """Every reading of `pattern`, leftmost choice slowest."""
+    return _readings(_parse(pattern))
+
+
+def article(noun: str) -> str:
+    """The noun with "a" or "an" before it."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[0].upper() + text[1:]
+
+
+def _draw(sequence: Sequence, rng: Random) -> str:
+    return "".join(
+        node if isinstance(node, str) else _draw(rng.choice(node), rng) for node in sequence
+    )
+
+
+def _readings(sequence: Sequence) -> list[str]:
+    parts = [
+        [node] if isinstance(node, str) else [text for option in node for text in _readings(option)]
+        for node in sequence
+    ]
+    return ["".join(combination) for combination in product(*parts)]
+
+
+def _parse(pattern: str) -> Sequence:
+    if pattern not in _cache:
+        sequence, end = _parse_sequence(pattern, 0, depth=0)
+        if end != len(pattern):
+            raise ValueError(f"unbalanced ']' at {end} in pattern {pattern!r}")
+        _cache[pattern] = sequence
+    return _cache[pattern]
+
+
+def _parse_sequence(pattern: str, start: int, depth: int) -> tuple[Sequence, int]:
+    sequence: Sequence = []
+    literal = position = start
+    while position < len(pattern):
+        char = pattern[position]
+        if char == "]" or (char == "|" and depth):
+            break
+        if char == "[":
+            if literal < position:
+                sequence.append(pattern[literal:position])
+            options, position = _parse_options(pattern, position + 1, depth + 1)
+            sequence.append(options)
+            literal = position
+        else:
+            position += 1
+    if literal < position:
+        sequence.append(pattern[literal:position])
+    return sequence, position
+
+
+def _parse_options(pattern: str, start: int, depth: int) -> tuple[list[Sequence], int]:
+    options: list[Sequence] = []
+    position = start
+    while True:
+        option, position = _parse_sequence(pattern, position, depth)
+        options.append(option)
+        if position == len(pattern):
+            raise ValueError(f"'[' without ']' in pattern {pattern!r}")
+        if pattern[position] == "]":
+            return options, position + 1
+        position += 1

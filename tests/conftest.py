@@ -1,0 +1,165 @@
+"""Real servers, as a client meets them: started by the command line, checked to be idle after."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from openai import OpenAI
+
+_READY = re.compile(r"ready in [\d.]+ s: .* (http://\S+)$")
+_START_S = 60
+_IDLE_S = 10
+
+
+class Server:
+    """One `openinfer serve` process and what belongs to it."""
+
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, has_own_group: bool = False
+    ) -> None:
+        self.log: list[str] = []
+        self.expected_status = 0
+        self._ready = threading.Event()
+        self.url = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "openinfer", "serve", "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})},
+            start_new_session=has_own_group,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(_START_S) or not self.url:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError("the server did not start:\n" + "\n".join(self.log))
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip())
+            if match := _READY.search(line.rstrip()):
+                self.url = match[1]
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                status, content = response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                status, content = error.code, error.read()
+        return status, json.loads(content) if content else {}
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        return self.request("POST", path, body)
+
+    def load(self) -> dict[str, Any]:
+        status, load = self.get("/load")
+        assert status == 200, load
+        return load
+
+    def assert_idle(self) -> None:
+        deadline = time.monotonic() + _IDLE_S
+        while not (load := self.load())["is_idle"]:
+            assert time.monotonic() < deadline, f"not idle: {load}"
+            time.sleep(0.02)
+
+    def children(self, module: str) -> list[psutil.Process]:
+        """Child processes that run `python -m module`."""
+        found = psutil.Process(self.process.pid).children()
+        return [child for child in found if module in child.cmdline()]
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = self.children("openinfer_engine")
+        return engine
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=60)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+@pytest.fixture(scope="session")
+def _tiny_server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    assert server.stop() == 0, "\n".join(server.log)
+
+
+@pytest.fixture
+def tiny_server(_tiny_server: Server) -> Iterator[Server]:
+    """The server of the README's first command, shared by the tests and idle after each."""
+    yield _tiny_server
+    _tiny_server.assert_idle()
+
+
+@pytest.fixture
+def start_server() -> Iterator[Any]:
+    """Starts servers of a test's own; those that still run are idle after it, all end well."""
+    servers: list[Server] = []
+
+    def start(*arguments: str, **options: Any) -> Server:
+        servers.append(Server(*arguments, **options))
+        return servers[-1]
+
+    yield start
+    try:
+        for server in servers:
+            if server.process.poll() is None:
+                server.assert_idle()
+    finally:
+        statuses = [server.stop() for server in servers]
+    assert statuses == [server.expected_status for server in servers]
+
+
+@pytest.fixture
+def run_openinfer() -> Any:
+    """Runs a command to its end: (exit status, stdout, stderr)."""
+
+    def run(
+        *arguments: str, stdin: str = "", timeout: float = 60, cwd: Path | None = None
+    ) -> tuple[int, str, str]:
+        command: Sequence[str] = [sys.executable, "-m", "openinfer", *arguments]
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run

@@ -1,0 +1,69 @@
+"""The serving guide names every flag, as it is, and its examples work."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from openinfer._config_file import read_config_file
+from openinfer._flags import FLAGS
+from openinfer._serve import _DEFAULTS
+from openinfer_engine import EngineOptions
+
+_GUIDE = (Path(__file__).parents[1] / "docs/guides/serving.md").read_text(encoding="utf-8")
+_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL)
+_ENGINE = {field.name: field.default for field in msgspec.structs.fields(EngineOptions)}
+_URL = "http://127.0.0.1:8000"
+
+
+def _row(flag):
+    first, *others = (f"`{name}`" for name in (*flag.names, *flag.off))
+    value = (_ENGINE | _DEFAULTS).get(flag.dest)
+    default = "" if value is None else f"`{str(value).lower() if value is True else value}`"
+    choices = f" ({', '.join(flag.choices)})" if flag.choices else ""
+    return f"| {first} | {', '.join(others)} | {default} | {flag.help}{choices} |"
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.dest)
+def test_every_flag_has_its_row(flag):
+    assert _row(flag) in _GUIDE, f"docs/guides/serving.md lacks the line\n{_row(flag)}"
+
+
+def test_no_row_names_a_flag_that_is_gone():
+    rows = re.findall(r"^\| `--.*$", _GUIDE, re.MULTILINE)
+    assert sorted(rows) == sorted(map(_row, FLAGS))
+
+
+def test_the_config_file_is_understood(tmp_path):
+    (text,) = (text for kind, text in _BLOCKS if kind == "yaml")
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    values, unknown = read_config_file(str(file))
+    assert len(values) >= 4
+    assert unknown == {}
+
+
+@pytest.mark.parametrize(
+    "command", [text for kind, text in _BLOCKS if kind == "sh" and "curl" in text]
+)
+def test_the_curl_commands_get_an_answer(tiny_server, command):
+    for line in command.replace("\\\n", " ").strip().splitlines():
+        words = shlex.split(line.replace(_URL, tiny_server.url))
+        done = subprocess.run([*words, "--fail", "--silent"], capture_output=True, check=False)
+        assert done.returncode == 0, (line, done)
+
+
+def test_every_route_is_named(tiny_server):
+    _, description = tiny_server.get("/openapi.json")
+    for path in description["paths"]:
+        assert path in _GUIDE, path
+
+
+def test_the_fields_it_says_are_refused_are_refused(tiny_server):
+    (body,) = (text for kind, text in _BLOCKS if kind == "json" and "response_format" in text)
+    status, answer = tiny_server.post("/v1/chat/completions", json.loads(body))
+    assert (status, answer["error"]["param"]) == (400, "response_format")

@@ -1,0 +1,308 @@
+"""Processes: what runs where, what dies, what drains, and what the command line says."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from openinfer_tiny import CHECKPOINT
+
+
+def _has_torch(process: psutil.Process) -> bool:
+    return any("torch" in mapping.path for mapping in process.memory_maps())
+
+
+def _wait(condition, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def test_torch_is_in_the_engine_process_alone(tiny_server):
+    assert _has_torch(tiny_server.engine)
+    front = psutil.Process(tiny_server.process.pid)
+    assert not _has_torch(front)
+    assert front.memory_info().rss < 200e6
+
+
+def test_the_front_end_runs_with_torch_blocked():
+    code = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'triton', 'transformers'):\n"
+        "            raise ImportError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "from openinfer._prepare import prepare\n"
+        "import openinfer._serve, openinfer._front, openinfer_frontend, openinfer_text\n"
+        "prepared = prepare(None, {})\n"
+        "openinfer_text.TextModel.from_folder(prepared.model.path)\n"
+        "assert prepared.plan.vocab_size > 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_engine_killed_mid_stream_fails_clearly_and_comes_back(start_server):
+    server = start_server()
+    engine = server.engine
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as stream:
+        stream.readline()
+        engine.send_signal(signal.SIGKILL)
+        rest = stream.read().decode()
+    events = [line[6:] for line in rest.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert "error" in json.loads(events[-2])
+    status, answer = server.post("/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert (status, bool(answer.get("error"))) in {(503, True), (200, False)}
+    _wait(lambda: server.get("/ready")[0] == 200)
+    assert server.post("/v1/completions", {"model": "tiny", "prompt": "x"})[0] == 200
+    assert server.engine.pid != engine.pid
+    server.assert_idle()
+
+
+def test_sigterm_lets_the_running_request_end(start_server):
+    server = start_server()
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    engine = server.engine
+    with urllib.request.urlopen(request, timeout=30) as stream:
+        stream.readline()
+        server.process.send_signal(signal.SIGTERM)
+        events = [line for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert any('"finish_reason":"length"' in event for event in events)
+    assert server.process.wait(timeout=30) == 0
+    assert not engine.is_running()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--api-server-count", "2")])
+def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments):
+    server = start_server(*arguments, has_own_group=True)
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 800, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as stream:
+        stream.readline()
+        os.killpg(server.process.pid, signal.SIGINT)
+        events = [line for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert any('"finish_reason":"length"' in event for event in events)
+    assert server.process.wait(timeout=60) == 0
+    assert not any(process.is_running() for process in processes)
+    said = "\n".join(server.log)
+    assert "starting another" not in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_while_it_starts_ends_it():
+    with subprocess.Popen(
+        [sys.executable, "-m", "openinfer", "serve", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        parent = psutil.Process(process.pid)
+        _wait(parent.children)
+        (engine,) = parent.children()
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    _wait(lambda: not engine.is_running())
+
+
+def test_the_engine_ends_when_its_parent_is_killed(start_server):
+    server = start_server()
+    engine = server.engine
+    server.process.kill()
+    server.expected_status = -signal.SIGKILL
+    server.process.wait()
+    _wait(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_two_front_processes_share_the_port_and_the_engine(start_server):
+    server = start_server("--api-server-count", "2", "--max-num-seqs", "8")
+    (other,) = server.children("openinfer._front")
+    for _ in range(40):
+        answer = server.post(
+            "/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 3}
+        )
+        assert answer[0] == 200
+    assert not _has_torch(other)
+    server.assert_idle()
+    # With the first front stopped, the second one alone still answers.
+    psutil.Process(server.process.pid).suspend()
+    try:
+        served = [
+            server.post("/v1/completions", {"model": "tiny", "prompt": "Hi", "max_tokens": 2})[0]
+            for _ in range(3)
+        ]
+    finally:
+        psutil.Process(server.process.pid).resume()
+    assert served == [200] * 3
+
+
+@pytest.mark.parametrize("reaches_all", [False, True])
+def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all):
+    server = start_server("--api-server-count", "2")
+    (other,) = server.children("openinfer._front")
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1800, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    # The first front answers the long request: the other one cannot.
+    other.suspend()
+    with urllib.request.urlopen(request, timeout=30) as stream:
+        stream.readline()
+        other.resume()
+        if reaches_all:
+            other.terminate()
+        server.process.send_signal(signal.SIGTERM)
+        _wait(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+        assert server.get("/ready")[0] == 503, "the first front is still draining"
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert server.process.wait(timeout=30) == 0
+    assert not any("starting another" in line for line in server.log)
+
+
+def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start_server("--engine-address", f"tcp:127.0.0.1:{port}")
+    code = (
+        "import asyncio\n"
+        "from openinfer_contract import GenerateRequest, StopRules, pack_ids, stream\n"
+        "from openinfer_engine import RemoteEngine\n"
+        "async def main():\n"
+        f"    engine = await RemoteEngine.connect('tcp:127.0.0.1:{port}')\n"
+        "    request = GenerateRequest(request_id='a', prompt_token_ids=pack_ids([5, 6, 7]),\n"
+        "                              stop=StopRules(max_tokens=4, ignore_eos=True))\n"
+        "    events = [event async for event in stream(engine, request)]\n"
+        "    assert sum(event.num_tokens for event in events) == 4\n"
+        "    engine.disconnect()\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_port_in_use_is_one_sentence(run_openinfer):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, _, stderr = run_openinfer("serve", "--port", port)
+    assert status == 1
+    assert "--port" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no-such-model",), ("no-such-model", "tiny")),
+        (("nobody/nothing",), ("nobody/nothing", "HF_HUB_OFFLINE")),
+        (("-tp", "2"), ("tensor_parallel_size",)),
+        (("--max-model-len", "10M"), ("max_model_len",)),
+        (("--quantization", "fp8"), ("--quantization", "not available")),
+        (("--max-num-seq", "3"), ("--max-num-seqs",)),
+        (("--kv-cache-memory-bytes", "1k"), ("--kv-cache-memory-bytes",)),
+        (("--scheduling-policy", "best"), ("best", "fcfs")),
+        (("--config", "nothing.yaml"), ("nothing.yaml",)),
+        (("--device", "cuda"), ("cuda",)),
+        (("--port", "65536"), ("--port", "65535")),
+        (("-pp", "2"), ("-pp", "not available")),
+        (("--block-size", "0"), ("block_size",)),
+        (("--engine-address", "nowhere"), ("nowhere", "unix:PATH")),
+        (("--chat-template", "none.jinja"), ("none.jinja",)),
+        (("tiny", "--model", "other"), ("tiny", "other")),
+        (("--attention-backend", "odd"), ("attention_backend",)),
+        (("--enable-prefix-caching", "a", "b"), ("unexpected argument", "a")),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(run_openinfer, arguments, words):
+    status, _, stderr = run_openinfer("serve", "--port", "0", *arguments)
+    assert status == 1, stderr
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("openinfer: ")
+    assert all(word in last for word in words), last
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-model-len", "1x"), "'1x' is no count such as 4096"),
+        (("--device", "tpu"), "invalid choice: 'tpu'"),
+        (("--port",), "expected one argument"),
+    ],
+)
+def test_what_cannot_be_parsed_says_why(run_openinfer, arguments, words):
+    status, _, stderr = run_openinfer("serve", *arguments)
+    assert status == 2
+    assert words in stderr
+
+
+def test_a_config_file_gives_flags_and_the_command_line_wins(start_server, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("served-model-name: [one, two]\nmax-model-len: 1k\nmax_num_seqs: 3\n")
+    server = start_server("--config", str(file), "--max-model-len", "512")
+    models = server.client.models.list().data
+    assert [model.id for model in models] == ["one", "two"]
+    assert models[0].model_extra["max_model_len"] == 512
+
+
+def test_an_unknown_key_in_a_config_file_is_named(run_openinfer, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("max-modle-len: 1k\n")
+    status, _, stderr = run_openinfer("serve", "--port", "0", "--config", str(file))
+    assert status == 1
+    assert "--max-model-len" in stderr
+
+
+def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_server, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(CHECKPOINT.path(), folder)
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05, "top_p": 0.9}')
+    server = start_server(str(folder), "--api-server-count", "2")
+    warnings = [line for line in server.log if "WARNING" in line]
+    assert len(warnings) == 1
+    assert "repetition_penalty 1.05" in warnings[0]
+    body = {"model": "model", "prompt": "Hello", "max_tokens": 2}
+    for process in (None, psutil.Process(server.process.pid)):
+        # With the first front stopped, the second one alone answers.
+        if process is not None:
+            process.suspend()
+        try:
+            assert server.post("/v1/completions", body)[0] == 200
+            asked = server.post("/v1/completions", body | {"repetition_penalty": 1.05})
+            assert (asked[0], asked[1]["error"]["param"]) == (400, "repetition_penalty")
+        finally:
+            if process is not None:
+                process.resume()

@@ -1,0 +1,80 @@
+"""What the README shows works, letter by letter."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text(encoding="utf-8")
+_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _README, re.MULTILINE | re.DOTALL)
+_URL = "http://127.0.0.1:8000"
+
+
+def _block(language: str, word: str) -> str:
+    (found,) = (text for kind, text in _BLOCKS if kind == language and word in text)
+    return found
+
+
+def _run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_two_commands_stand_there():
+    assert _block("sh", "uv>=") == 'pip install "uv>=0.13,<0.14" && uv run openinfer serve\n'
+    assert _block("sh", "pytest") == "uv run pytest\n"
+
+
+def test_curl_gets_an_answer(tiny_server):
+    words = shlex.split(_block("sh", "curl").replace("\\\n", " ").replace(_URL, tiny_server.url))
+    done = subprocess.run([*words, "--fail", "--silent"], capture_output=True, check=False)
+    assert done.returncode == 0, done
+    assert b'"content":"' in done.stdout.replace(b'": "', b'":"')
+    assert b'"finish_reason"' in done.stdout
+
+
+def test_the_openai_snippet_prints_an_answer(tiny_server):
+    code = _block("python", "from openai")
+    assert _URL in code
+    text = _run(code.replace(_URL, tiny_server.url))
+    assert text[0].isupper()
+    assert len(text.split()) >= 2
+
+
+def test_the_llm_snippet_prints_two_texts():
+    lines = _run(_block("python", "from openinfer")).strip().splitlines()
+    assert len(lines) >= 2
+
+
+@pytest.mark.parametrize("command", re.findall(r"`uv run openinfer (\w+)", _README))
+def test_the_commands_it_names_exist(run_openinfer, command):
+    status, stdout, _ = run_openinfer(command, "--help")
+    assert status == 0
+    assert f"openinfer {command}" in stdout
+
+
+def test_its_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", _README):
+        assert (_ROOT / target).exists(), target
+
+
+def test_every_package_is_on_the_map():
+    folders = {path.parent.name for path in (_ROOT / "packages").glob("*/pyproject.toml")}
+    assert folders | {"openinfer"} == set(re.findall(r"^\| \[([\w-]+)\]", _README, re.MULTILINE))
+
+
+def test_the_applications_own_example_runs():
+    text = (_ROOT / "apps/openinfer/README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(_run(code).splitlines()) >= 4
