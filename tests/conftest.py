@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ class Server:
                 self._ready.set()
         self._ready.set()
 
-    @property
+    @cached_property
     def client(self) -> OpenAI:
+        """The official client; its connections close with the server."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
@@ -101,6 +103,8 @@ class Server:
         return engine
 
     def stop(self) -> int:
+        if "client" in self.__dict__:
+            self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout=60)

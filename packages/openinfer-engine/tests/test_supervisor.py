@@ -312,12 +312,13 @@ def test_other_clients_find_the_restarted_engine_where_it_was(
                 long = make_request(request_id=recorder.request_id, max_tokens=900)
                 other.submit(long, recorder)
                 await recorder.until_tokens(2)
-            os.kill(engine.info.pid, signal.SIGKILL)
+            killed = engine.info.pid
+            os.kill(killed, signal.SIGKILL)
             for other, recorder in zip(others, recorders, strict=True):
                 assert (await recorder.failed()).is_retryable
                 with pytest.raises(EngineDead):
                     other.submit(make_request(), Recorder("x"))
-            await until(lambda: engine.state == "ready")
+            await until(lambda: engine.state == "ready" and engine.info.pid != killed)
             assert engine.addresses == addresses
             for address in addresses:
                 again = await RemoteEngine.connect(address)
