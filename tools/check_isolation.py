@@ -1,6 +1,7 @@
 """Runs every member's tests with only its declared dependencies installed.
 
 A package that imports an undeclared sibling passes in the shared environment and fails here.
+Two run at a time: an engine's tests wait more than they compute.
 
     check_isolation.py [PACKAGE ...]
 """
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from check_repo import ROOT, members
 
@@ -32,6 +34,8 @@ def run_one(name: str) -> bool:
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(members())
-    failed = [name for name in chosen if not run_one(name)]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        passed = list(pool.map(run_one, chosen))
+    failed = [name for name, is_good in zip(chosen, passed, strict=True) if not is_good]
     print(f"failed alone: {', '.join(failed)}" if failed else f"{len(chosen)} members pass alone")
     sys.exit(bool(failed))
