@@ -23,6 +23,30 @@ def test_recipe():
     assert seeded[0].hex() == "30c0c938a35bde1ceeeb282c6295683f"
 
 
+def test_a_seed_moves_every_key_of_the_chain():
+    tokens = list(range(12))
+    chains = [
+        chain(tokens),
+        chain(tokens, salt=b"s"),
+        chain(tokens, adapter_uid=b"a"),
+        chain(tokens, adapter_uid=b"a", salt=b"s"),
+    ]
+    assert len({key for keys in chains for key in keys}) == 12
+
+
+def test_token_ids_are_kept_on_demand():
+    keys = BlockKeys(2, keeps_token_ids=True)
+    keys.extend(np.array([1, 2, 3], np.uint32))
+    keys.slice(0, 1)
+    keys.extend(np.array([4, 5], np.uint32))
+    assert np.frombuffer(keys.token_column(1, 2), "<u4").tolist() == [3, 4]
+    assert keys.token_column(0, 2) == np.array([1, 2, 3, 4], "<u4").tobytes()
+    with pytest.raises(ValueError, match="of 2"):
+        keys.token_column(1, 3)
+    with pytest.raises(ValueError, match="not keep"):
+        BlockKeys(2).token_column(0, 0)
+
+
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9), max_size=6), st.integers(1, 5))
 def test_growing_in_pieces_is_growing_at_once(pieces, size):
     keys = BlockKeys(size)

@@ -30,21 +30,49 @@ class BlockKeys:
     It belongs to the request and outlives a `SequenceCache`: a preempted request is matched again
     with the keys it has. Hashing is put off until a key is asked for; 100k tokens take about 1 ms.
 
+    Args:
+        tokens_per_block: tokens that one key adds to its parent.
+        adapter_uid: digest of the adapter's bytes; empty for the base model.
+        salt: keeps requests with other salts apart.
+        keeps_token_ids: whether `token_column` can give the ids back; events need them.
+
     Attributes:
         num_tokens: tokens known so far.
+        adapter_uid: as given.
+        salt: as given.
+        seed: what the first key is chained to; empty for the base model without a salt.
     """
 
-    __slots__ = ("_keys", "_parent", "_stride", "_tail", "num_tokens")
+    __slots__ = (
+        "_column",
+        "_keys",
+        "_parent",
+        "_stride",
+        "_tail",
+        "adapter_uid",
+        "num_tokens",
+        "salt",
+        "seed",
+    )
 
     def __init__(
-        self, tokens_per_block: int, *, adapter_uid: bytes = b"", salt: bytes = b""
+        self,
+        tokens_per_block: int,
+        *,
+        adapter_uid: bytes = b"",
+        salt: bytes = b"",
+        keeps_token_ids: bool = False,
     ) -> None:
         if tokens_per_block < 1:
             raise ValueError(f"tokens_per_block must be at least 1, got {tokens_per_block}")
         self._stride = tokens_per_block * _BYTES_PER_ID
-        self._parent = _chain_seed(adapter_uid, salt)
+        self.adapter_uid = adapter_uid
+        self.salt = salt
+        self.seed = _chain_seed(adapter_uid, salt)
+        self._parent = self.seed
         self._keys: list[bytes] = []
         self._tail = b""
+        self._column = bytearray() if keeps_token_ids else None
         self.num_tokens = 0
 
     @property
@@ -68,6 +96,8 @@ class BlockKeys:
                 raise ValueError(f"token ids are [n] uint32, got {token_ids.dtype}")
             column = (token_ids if _IS_LITTLE else token_ids.byteswap()).tobytes()
         self._tail += column
+        if self._column is not None:
+            self._column += column
         self.num_tokens += len(column) // _BYTES_PER_ID
 
     def slice(self, start: int, stop: int) -> list[bytes]:
@@ -77,6 +107,18 @@ class BlockKeys:
         if stop > len(self._keys):
             self._hash_tail()
         return self._keys[start:stop]
+
+    def token_column(self, start: int, stop: int) -> bytes:
+        """Token ids of blocks `[start, stop)` as a column of little-endian u32.
+
+        Raises:
+            ValueError: the ids were not kept, or there are fewer blocks.
+        """
+        if self._column is None:
+            raise ValueError("these keys do not keep their token ids")
+        if not 0 <= start <= stop <= self.num_blocks:
+            raise ValueError(f"blocks [{start}, {stop}) of {self.num_blocks}")
+        return bytes(self._column[start * self._stride : stop * self._stride])
 
     def _hash_tail(self) -> None:
         stride, tail, parent = self._stride, self._tail, self._parent
