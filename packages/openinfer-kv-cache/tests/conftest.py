@@ -1,8 +1,9 @@
 """A naive world around the cache: rows, an executor that is late, and memory that shows misuse.
 
-Memory holds, per position, which tokens it was computed from. A block is scribbled over the moment
-it is handed out, steps execute when they complete, all reads of a step come before its writes: so a
-block freed, shared or sealed too early is read with wrong content.
+Memory holds, per position, which tokens it was computed from. Steps execute when they complete, and
+all reads of a step come before its writes. A block is scribbled over the moment it is handed out,
+and a copy stream, which waits for no step, scribbles over blocks whenever they are free and loads
+into blocks that it leases: so a block freed, shared or sealed too early is read with wrong content.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from openinfer_kv_cache import BlockKeys, CacheGroup, KVCache, Plane, Reservation, SequenceCache
+from openinfer_kv_cache import (
+    BlockKeys,
+    CacheGroup,
+    KVCache,
+    MutableLease,
+    Plane,
+    Reservation,
+    SequenceCache,
+)
 
 MAX_TOKENS = 26
 
@@ -67,6 +76,7 @@ class World:
         self.waiting: list[Row] = []
         self.parked: list[tuple[int, list[int]]] = []
         self.steps: list[Step] = []
+        self.copies: list[MutableLease] = []
         self.chains: list[BlockKeys] = []
         self.next_step = 1
         self.version = 0
@@ -85,6 +95,7 @@ class World:
             self.revert_row,
             self.revert_step,
             self.reset,
+            self.copy,
         )
 
     def run(self, program):
@@ -161,6 +172,7 @@ class World:
     def grant(self, blocks):
         held = {b for row in self.rows for b in row.table}
         held |= {b for _, table in self.parked for b in table}
+        held |= {b for lease in self.copies for b in lease.ids.tolist()}
         assert not held & set(blocks), "a block has two owners"
         assert len(set(blocks)) == len(blocks)
         for block in blocks:
@@ -265,7 +277,23 @@ class World:
             self.cache.reset()
             self.version += 1
 
+    def copy(self, a, b):
+        """The copy stream ends a load or begins one."""
+        if self.copies and a % 2:
+            self.copies.pop(b % len(self.copies)).close()
+            return
+        lease = MutableLease.try_take(self.cache._pool, 1 + b % 3)
+        if lease is not None:
+            self.grant(lease.ids.tolist())
+            self.copies.append(lease)
+
+    def scribble_free(self):
+        pool = self.cache._pool
+        for block in pool._free[: pool.num_free].tolist():
+            self.memory[block] = ["scribble"] * self.size
+
     def check(self):
+        self.scribble_free()
         stats = self.cache.stats()
         assert stats.num_free + stats.num_evictable + stats.num_used == stats.num_blocks
         held = {b for row in self.rows for b in row.table}
@@ -284,6 +312,8 @@ class World:
             self.close(row)
         while self.steps:
             self.complete(0, 0)
+        while self.copies:
+            self.copies.pop().close()
         self.cache.assert_idle()
         num_blocks = self.cache.stats().num_blocks
         self.begin(0, 0)

@@ -29,9 +29,9 @@ def test_programs_keep_the_rules(world, program, num_blocks, size):
 def random_programs(num, length=120):
     for seed in range(num):
         rng = random.Random(seed)
-        weights = [rng.random() for _ in range(11)]
+        weights = [rng.random() for _ in range(12)]
         yield [
-            (rng.choices(range(11), weights)[0], rng.randrange(64), rng.randrange(64))
+            (rng.choices(range(12), weights)[0], rng.randrange(64), rng.randrange(64))
             for _ in range(length)
         ]
 
