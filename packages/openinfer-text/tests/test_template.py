@@ -114,7 +114,7 @@ def test_parts_become_what_the_template_takes(templates):
     )
 
 
-def test_arguments_become_objects_where_they_parse(templates):
+def test_arguments_become_objects(templates):
     def shown(arguments):
         call = {"function": {"name": "f", "arguments": arguments}}
         chat = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
@@ -123,10 +123,34 @@ def test_arguments_become_objects_where_they_parse(templates):
 
     assert shown('{"a":1}') == '{"a": 1}'
     assert shown({"a": 1}) == '{"a": 1}'
-    assert shown('{"a": broken') == '{"a": broken'
-    assert shown('"text"') == '"text"'
     assert shown("") == "{}"
     assert shown(None) == "{}"
+    for arguments in ('{"a": broken', '"text"', "[1]", 3, [1], "[" * 100_000):
+        with pytest.raises(InvalidChatInput, match="must be a JSON object") as caught:
+            shown(arguments)
+        assert caught.value.field == "messages[1].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("calls", "field"),
+    [
+        ("f", "messages[0].tool_calls"),
+        ([1], "messages[0].tool_calls[0].function"),
+        ([CALL, {"function": {"arguments": "{}"}}], "messages[0].tool_calls[1].function.name"),
+    ],
+)
+def test_tool_calls_of_another_shape_are_named(templates, calls, field):
+    with pytest.raises(InvalidChatInput) as caught:
+        ChatTemplate(templates["chatml"]).render([{"role": "assistant", "tool_calls": calls}])
+    assert caught.value.field == field
+
+
+def test_whether_a_template_takes_tools(templates):
+    assert ChatTemplate(templates["chatml"]).takes_tools
+    assert not ChatTemplate(templates["parts"]).takes_tools
+    both = ChatTemplate({"default": templates["parts"], "tool_use": templates["chatml"]})
+    assert both.takes_tools
+    assert both.tools_source == templates["chatml"]
 
 
 def test_input_is_left_as_it_was(templates):

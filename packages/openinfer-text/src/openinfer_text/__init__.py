@@ -1,11 +1,22 @@
-"""Text to token ids and back: tokenizer, templates, detokenisation, stop strings."""
+"""Text to token ids and back: tokenizer, templates, detokenisation, stop strings, parsers."""
 
+from openinfer_text._assistant import AssistantTurn, ToolCall
 from openinfer_text._detokenizer import IncrementalDetokenizer
 from openinfer_text._engine import AddedToken, HuggingFaceEngine, Pipeline, TokenizerEngine
 from openinfer_text._generation import GenerationDefaults
+from openinfer_text._installed_parsers import check_parser, installed_parsers
 from openinfer_text._messages import ContentFormat
 from openinfer_text._model import ChatPrompt, TextModel
 from openinfer_text._output import OutputText, TextDelta
+from openinfer_text._parser import OutputParser, ParseContext, ParserFactory, ParserStream
+from openinfer_text._pieces import (
+    Content,
+    Piece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from openinfer_text._stop import StopStrings
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import Tokenizer
@@ -13,6 +24,7 @@ from openinfer_text.errors import (
     CheckpointTextError,
     InvalidChatInput,
     NoChatTemplate,
+    ParserError,
     TemplateError,
     TextError,
 )
@@ -36,10 +48,26 @@ __all__ = [
     "TextDelta",
     "IncrementalDetokenizer",
     "StopStrings",
+    # reasoning and tool calls
+    "OutputParser",
+    "ParserFactory",
+    "ParserStream",
+    "ParseContext",
+    "installed_parsers",
+    "check_parser",
+    "Piece",
+    "Content",
+    "Reasoning",
+    "ToolCallStart",
+    "ToolCallArguments",
+    "ToolCallEnd",
+    "AssistantTurn",
+    "ToolCall",
     # errors
     "TextError",
     "CheckpointTextError",
     "TemplateError",
     "InvalidChatInput",
     "NoChatTemplate",
+    "ParserError",
 ]

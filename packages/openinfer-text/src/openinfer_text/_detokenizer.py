@@ -1,7 +1,7 @@
 """`IncrementalDetokenizer`: token ids to text, one id at a time, never half a character."""
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from openinfer_text._token_bytes import REPLACE_EACH_BYTE
 from openinfer_text._tokenizer import Tokenizer
@@ -33,6 +33,7 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
+        shown_tokens: Collection[str] = (),
         spaces_between_special_tokens: bool = True,
         context_ids: Iterable[int] = (),
     ) -> None:
@@ -41,6 +42,7 @@ class IncrementalDetokenizer:
         Args:
             tokenizer: shared, not owned.
             skip_special_tokens: special tokens contribute no text.
+            shown_tokens: special tokens that contribute text all the same.
             spaces_between_special_tokens: False joins neighbouring added tokens by their bare
                 contents; only tokenizers whose decoder writes spaces show a difference.
             context_ids: the end of what stands before this text (a few ids are enough): a character
@@ -48,6 +50,7 @@ class IncrementalDetokenizer:
         """
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown_ids = frozenset(map(tokenizer.token_id, shown_tokens))
         self._bare_neighbours = not (skip_special_tokens or spaces_between_special_tokens)
         self._last_was_added = False
         is_table = tokenizer.decoder_plan.is_table
@@ -65,7 +68,7 @@ class IncrementalDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that this id completes, "" while its bytes are held back."""
         if self._skip:
-            if self._tokenizer.is_special(token_id):
+            if self._tokenizer.is_special(token_id) and token_id not in self._shown_ids:
                 return ""
         elif self._bare_neighbours:
             added = self._tokenizer.added_token(token_id)

@@ -107,25 +107,32 @@ def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
         raise InvalidChatInput(field, "must be a list of tool calls")
     shaped = []
     for index, call in enumerate(calls):
+        where = f"{field}[{index}].function"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise InvalidChatInput(f"{field}[{index}].function", "must be an object")
-        arguments = _arguments(function.get("arguments"))
+            raise InvalidChatInput(where, "must be an object")
+        if not isinstance(function.get("name"), str):
+            raise InvalidChatInput(f"{where}.name", "must be a string")
+        arguments = _arguments(function.get("arguments"), f"{where}.arguments")
         shaped.append({**call, "function": {**function, "arguments": arguments}})
     return shaped
 
 
-def _arguments(arguments: Any) -> Any:
+def _arguments(arguments: Any, field: str) -> dict[str, Any]:
+    """The object that templates write out; clients send it as a string of JSON."""
     if arguments is None or arguments == "":
         return {}
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        # A model's broken call must be able to come back in the history it is part of.
-        return arguments
-    return value if isinstance(value, dict) else arguments
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        raise InvalidChatInput(
+            field, "must be a JSON object, as a string; leave out a call that was cut off"
+        )
+    return value
 
 
 def normalizer_for(

@@ -7,12 +7,16 @@ from typing import Any, Literal, NamedTuple
 from openinfer_contract import pack_ids
 from openinfer_text._folder import read_chat_templates, read_json, read_number
 from openinfer_text._generation import GenerationDefaults
+from openinfer_text._installed_parsers import choose_parser
 from openinfer_text._messages import ContentFormat
 from openinfer_text._output import OutputText
+from openinfer_text._parser import OutputParser, ParseContext, ParserFactory
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
 from openinfer_text._turns import TurnTokens, find_boundaries, learn_turn_tokens
 from openinfer_text.errors import CheckpointTextError, NoChatTemplate
+
+_TURN_CHARS = 32
 
 
 class ChatPrompt(NamedTuple):
@@ -24,6 +28,8 @@ class ChatPrompt(NamedTuple):
     """Little-endian u32 column."""
     boundaries: tuple[int, ...]
     """Token positions at which a message ends, ascending; hints, possibly none."""
+    turn: str
+    """What `text` already holds of the turn that the model continues, such as an open `<think>`."""
 
 
 class TextModel:
@@ -36,6 +42,8 @@ class TextModel:
         stop_token_ids: ids that end a generation, ascending: `eos_token_id` of
             generation_config.json (else of config.json) and the tokenizer's own EOS.
         max_model_len: longest sequence config.json declares, None if it does not say.
+        tool_parser: finds tool calls in answers, None where nobody knows how.
+        reasoning_parser: finds reasoning in answers, None where there is none to find.
     """
 
     def __init__(
@@ -46,15 +54,20 @@ class TextModel:
         generation: GenerationDefaults | None = None,
         stop_token_ids: Collection[int] = (),
         max_model_len: int | None = None,
+        tool_parser: ParserFactory | None = None,
+        reasoning_parser: ParserFactory | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.generation = generation or GenerationDefaults()
         self.stop_token_ids = tuple(sorted(stop_token_ids))
         self.max_model_len = max_model_len
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
         turns = TurnTokens()
         if chat_template is not None:
             turns = learn_turn_tokens(chat_template, tokenizer.added_tokens)
+        self._borders = turns.openers | turns.closers
         self._opener_ids = [tokenizer.added_tokens[token] for token in turns.openers]
         self._closer_ids = [tokenizer.added_tokens[token] for token in turns.closers]
 
@@ -65,6 +78,8 @@ class TextModel:
         *,
         chat_template: str | None = None,
         content_format: ContentFormat | Literal["auto"] = "auto",
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
         segment_cache_bytes: int = DEFAULT_SEGMENT_CACHE_BYTES,
     ) -> "TextModel":
         """Reads a checkpoint folder; under a second for a vocabulary of 151k.
@@ -73,11 +88,14 @@ class TextModel:
             path: the folder.
             chat_template: Jinja source to use instead of the checkpoint's.
             content_format: shape of message content the template takes.
+            tool_parser: an installed parser, `none`, or `auto`: the one that claims the template.
+            reasoning_parser: likewise.
             segment_cache_bytes: budget of the tokenizer's cache.
 
         Raises:
             CheckpointTextError: naming the file and field that is missing or wrong.
             TemplateError: if the template is not valid Jinja.
+            ParserError: if a parser is not known, or several claim the template.
         """
         folder = Path(path)
         tokenizer = Tokenizer.from_folder(folder, segment_cache_bytes=segment_cache_bytes)
@@ -102,6 +120,10 @@ class TextModel:
             generation=GenerationDefaults.from_config(generation),
             stop_token_ids=stop_ids,
             max_model_len=read_number("config.json", config, "max_position_embeddings", int),
+            tool_parser=choose_parser(
+                "tool", tool_parser, None if template is None else template.tools_source
+            ),
+            reasoning_parser=choose_parser("reasoning", reasoning_parser, sources.get("default")),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
@@ -141,7 +163,12 @@ class TextModel:
             chat_template_kwargs=chat_template_kwargs,
         )
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ChatPrompt(text, token_ids, self._boundaries(token_ids))
+        return ChatPrompt(text, token_ids, self._boundaries(token_ids), self._open_turn(text))
+
+    def _open_turn(self, text: str) -> str:
+        """What stands behind the last border of two turns; the end of the text without borders."""
+        starts = [text.rfind(border) + len(border) for border in self._borders if border in text]
+        return text[max(starts, default=-_TURN_CHARS) :]
 
     def _boundaries(self, token_ids: bytes) -> tuple[int, ...]:
         bos = self.tokenizer.bos_token_id
@@ -165,6 +192,7 @@ class TextModel:
         stop_token_ids: Collection[int] | None = None,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        shown_tokens: Collection[str] = (),
         spaces_between_special_tokens: bool = True,
         context_ids: Iterable[int] = (),
     ) -> OutputText:
@@ -180,8 +208,31 @@ class TextModel:
             stop_token_ids=self.stop_token_ids if stop_token_ids is None else stop_token_ids,
             min_tokens=min_tokens,
             skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             context_ids=context_ids,
+        )
+
+    def parser(
+        self, turn: str, *, has_tools: bool, has_parallel_calls: bool = True
+    ) -> OutputParser | None:
+        """A parser for one answer of a chat, None if there is nothing to find in it.
+
+        Its `markers` belong to the `shown_tokens` of the answer's output stream.
+
+        Args:
+            turn: of the `ChatPrompt`.
+            has_tools: whether tool calls are looked for. Without tools text is left as it is.
+            has_parallel_calls: as `OutputParser`.
+        """
+        tools = self.tool_parser if has_tools else None
+        if tools is None and self.reasoning_parser is None:
+            return None
+        return OutputParser(
+            ParseContext(turn=turn),
+            reasoning=self.reasoning_parser,
+            tools=tools,
+            has_parallel_calls=has_parallel_calls,
         )
 
 

@@ -35,6 +35,7 @@ class OutputText:
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        shown_tokens: Collection[str] = (),
         spaces_between_special_tokens: bool = True,
         context_ids: Iterable[int] = (),
     ) -> None:
@@ -49,6 +50,7 @@ class OutputText:
                 (ignore_eos).
             min_tokens: stop strings are looked for only in the text after so many tokens.
             skip_special_tokens: as `IncrementalDetokenizer`.
+            shown_tokens: as `IncrementalDetokenizer`; usually the markers of a parser.
             spaces_between_special_tokens: as `IncrementalDetokenizer`.
             context_ids: as `IncrementalDetokenizer`; usually the end of the prompt.
 
@@ -58,6 +60,7 @@ class OutputText:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             context_ids=context_ids,
         )

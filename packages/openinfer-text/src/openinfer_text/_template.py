@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,14 +30,16 @@ class ChatTemplate:
     """Messages to prompt text, byte for byte what transformers' `apply_chat_template` renders.
 
     Messages are first shaped for the template: content parts become text (joined by newlines) or,
-    for templates that loop over content, stay parts; argument strings of tool calls become objects
-    where they parse; null content becomes ""; `developer` becomes `system` unless the template
+    for templates that loop over content, stay parts; argument strings of tool calls become objects,
+    others are refused; null content becomes ""; `developer` becomes `system` unless the template
     knows it; other null fields are dropped; reasoning is readable under each of its names.
 
     Rendering holds the GIL. Any thread may render; nothing is shared between renders.
 
     Attributes:
         content_format: what the default template takes as `content`.
+        tools_source: Jinja source of the template for requests with tools.
+        takes_tools: whether that template reads them.
     """
 
     def __init__(
@@ -73,6 +76,9 @@ class ChatTemplate:
                 reason = f"chat template {name!r}, line {error.lineno}: {error.message}"
                 raise TemplateError(reason) from error
         self.content_format: ContentFormat = self._templates["default"][2].content_format
+        self.tools_source = named.get("tool_use", named["default"])
+        parsed = environment.parse(self.tools_source)
+        self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the default template is given them.

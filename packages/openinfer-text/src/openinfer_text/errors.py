@@ -4,7 +4,8 @@ TextError
 ├── CheckpointTextError   a file of the checkpoint is missing or wrong; names the file and the field
 ├── TemplateError         the chat template failed or refused the messages: the client's 400
 ├── InvalidChatInput      messages no template can be given; names the field: a 400
-└── NoChatTemplate        a chat was asked of a checkpoint that brings no chat template: a 400
+├── NoChatTemplate        a chat was asked of a checkpoint that brings no chat template: a 400
+└── ParserError           a tool or reasoning parser that is not there, or not the only one
 
 What the front end answers with a 400 never carries a path or a traceback in its text.
 """
@@ -64,3 +65,7 @@ class NoChatTemplate(TextError):
 
     def __init__(self) -> None:
         super().__init__("this model has no chat template; send plain text or configure a template")
+
+
+class ParserError(TextError):
+    """A tool or reasoning parser that is not installed, does not load, or is not the only one."""

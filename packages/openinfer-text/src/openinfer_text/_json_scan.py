@@ -1,0 +1,54 @@
+"""`JsonScanner`: where a JSON object in a growing text ends, by its brackets and strings."""
+
+import re
+
+_OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9A-Za-z.+\-]')
+_INSIDE = re.compile(r'["\\\x00-\x1f]')
+
+
+class JsonScanner:
+    """Follows one object or array through pushes of text; does not judge what it is made of.
+
+    Attributes:
+        broken_at: where in the last push a character stood that no JSON can hold there: a bare
+            line break inside a string, say. Nothing behind it was read.
+    """
+
+    def __init__(self) -> None:
+        self.broken_at: int | None = None
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+
+    def find_end(self, text: str) -> int | None:
+        """The position behind the object's last bracket, None while it goes on."""
+        at = 0
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            found = (_INSIDE if self._is_string else _OUTSIDE).search(text, at)
+            if found is None:
+                return None
+            at = found.end()
+            if not self._accept(found.group()):
+                self.broken_at = found.start()
+                return None
+            if self._depth == 0:
+                return at
+        return None
+
+    def _accept(self, char: str) -> bool:
+        if char == '"':
+            self._is_string = not self._is_string
+        elif self._is_string:
+            self._is_escaped = char == "\\"
+            return self._is_escaped
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+        else:
+            return False
+        return True

@@ -1,0 +1,142 @@
+"""`OutputParser`: one answer's text to pieces, by a reasoning parser and a tool parser in a row.
+
+    text -> reasoning parser -> Reasoning, Content -> tool parser -> Content, ToolCall...
+
+Both halves have one shape, `ParserStream`, so that either may be missing. What makes them for a
+kind of model is a `ParserFactory`, and that is what an entry point of `openinfer.tool_parsers` or
+`openinfer.reasoning_parsers` names.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from openinfer_text._pieces import Content, Piece, ToolCallEnd, ToolCallStart
+
+
+def new_call_id() -> str:
+    """A fresh id in the form that OpenAI's own have."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseContext:
+    """What a parser may know of the request before the first text."""
+
+    turn: str = ""
+    """What the prompt already holds of the turn that the model continues."""
+    new_call_id: Callable[[], str] = new_call_id
+
+
+class ParserStream(Protocol):
+    """One answer being parsed; one thread at a time.
+
+    The pieces do not depend on how the text is cut into pushes, save that texts of one kind come in
+    more or fewer parts. Nothing is lost: what turns out not to be reasoning or a call is content.
+    """
+
+    def push(self, text: str, /) -> Iterable[Piece]:
+        """The pieces that `text` completes."""
+
+    def finish(self) -> Iterable[Piece]:
+        """Ends the text: releases what was held back."""
+
+
+class ParserFactory(Protocol):
+    """A way to write reasoning or tool calls; immutable, any thread.
+
+    Attributes:
+        name: what `--tool-call-parser` or `--reasoning-parser` calls it.
+        markers: tokens that must reach the parser, also where special tokens are not shown.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def markers(self) -> tuple[str, ...]: ...
+
+    def claims(self, template: str, /) -> bool:
+        """Whether the model behind this chat template (its Jinja source) writes in this way."""
+
+    def start(self, context: ParseContext, /) -> ParserStream:
+        """A parser for one answer."""
+
+
+class OutputParser:
+    """Turns the text of one answer into pieces as it comes; one thread at a time.
+
+    Attributes:
+        markers: tokens that must be part of the text, also where special tokens are not shown.
+    """
+
+    def __init__(
+        self,
+        context: ParseContext,
+        *,
+        reasoning: ParserFactory | None,
+        tools: ParserFactory | None,
+        has_parallel_calls: bool = True,
+    ) -> None:
+        """Starts an answer.
+
+        Args:
+            context: of the request.
+            reasoning: finds reasoning; None leaves it in the content.
+            tools: finds tool calls; None leaves them in the content.
+            has_parallel_calls: False keeps the first call and drops the others.
+        """
+        factories = [factory for factory in (reasoning, tools) if factory]
+        self.markers = tuple(marker for factory in factories for marker in factory.markers)
+        self._reasoning = reasoning.start(context) if reasoning else None
+        self._tools = tools.start(context) if tools else None
+        self._has_parallel_calls = has_parallel_calls
+        self._num_open = self._num_ended = 0
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that `text` completes."""
+        if self._reasoning is None:
+            return self._through_tools([Content(text)] if text else ())
+        return self._through_tools(self._reasoning.push(text))
+
+    def finish(self) -> list[Piece]:
+        """Ends the text: releases what was held back."""
+        pieces = [] if self._reasoning is None else self._through_tools(self._reasoning.finish())
+        return pieces if self._tools is None else pieces + self._counted(self._tools.finish())
+
+    def finish_reason(self, reason: str) -> str:
+        """Why the answer ended, given why its text did: `stop` behind whole calls is `tool_calls`.
+
+        An answer that was cut off inside a call keeps its reason: there is nothing to run yet.
+        """
+        is_whole = self._num_ended > 0 and not self._num_open
+        return "tool_calls" if is_whole and reason == "stop" else reason
+
+    def _through_tools(self, pieces: Iterable[Piece]) -> list[Piece]:
+        if self._tools is None:
+            return list(pieces)
+        parsed: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Content):
+                parsed += self._counted(self._tools.push(piece.text))
+            else:
+                parsed.append(piece)
+        return parsed
+
+    def _counted(self, pieces: Iterable[Piece]) -> list[Piece]:
+        kept: list[Piece] = []
+        for piece in pieces:
+            if not (isinstance(piece, Content) or self._has_parallel_calls or _is_first(piece)):
+                continue
+            if isinstance(piece, ToolCallStart):
+                self._num_open += 1
+            elif isinstance(piece, ToolCallEnd):
+                self._num_open -= 1
+                self._num_ended += 1
+            kept.append(piece)
+        return kept
+
+
+def _is_first(piece: Piece) -> bool:
+    return getattr(piece, "index", 0) == 0

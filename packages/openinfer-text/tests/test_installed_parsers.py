@@ -1,0 +1,145 @@
+import pytest
+from tokenizers import AddedToken
+
+from openinfer_contract import unpack_ids
+from openinfer_text import (
+    Content,
+    OutputText,
+    ParseContext,
+    ParserError,
+    TextModel,
+    Tokenizer,
+    check_parser,
+    installed_parsers,
+)
+from openinfer_text._installed_parsers import choose_parser
+
+QWEN3 = r"{\"name\": <function-name>, \"arguments\": <args-json-object>} </tool_call><tool_call>"
+TEMPLATES = {
+    "hermes": QWEN3,
+    "coder": "<tool_call>\n<function=name>\n<parameter=x>",
+    "coder that quotes": '<tool_call>\n<function=name> {{ call["arguments"] }}',
+    "glm": '<tool_call>{name}\n<arg_key>{k}</arg_key> "arguments"',
+    "mistral": '[TOOL_CALLS][{"name": 1, "arguments": 2}]',
+    "plain": "{{ messages }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_auto_takes_what_the_template_says(name):
+    found = choose_parser("tool", "auto", TEMPLATES[name])
+    assert (found is not None and found.name == "hermes") == (name == "hermes")
+
+
+def test_reasoning_needs_both_markers():
+    assert choose_parser("reasoning", "auto", "<think> </think>").name == "qwen3"
+    assert choose_parser("reasoning", "auto", "split('</think>')") is None
+    assert choose_parser("reasoning", "auto", None) is None
+
+
+def test_names_and_none():
+    assert choose_parser("tool", "none", QWEN3) is None
+    assert choose_parser("tool", "hermes", None).name == "hermes"
+    for kind, known in (("tool", "hermes"), ("reasoning", "qwen3")):
+        check_parser(kind, "auto")
+        with pytest.raises(ParserError, match=rf"parser nope: not installed.*none, {known}"):
+            check_parser(kind, "nope")
+
+
+class Shouting:
+    """What an installed package brings: here, everything is content and louder."""
+
+    name = "shouting"
+    markers = ("<loud>",)
+
+    def claims(self, template, /):
+        return "LOUD" in template or "<tool_call>" in template
+
+    def start(self, context, /):
+        return self
+
+    def push(self, text, /):
+        return [Content(text.upper())]
+
+    def finish(self):
+        return []
+
+
+@pytest.fixture
+def plug_in(tmp_path, monkeypatch):
+    info = tmp_path / "some_parsers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-parsers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[openinfer.tool_parsers]\nshouting = some_parsers:Shouting\n"
+        "[openinfer.reasoning_parsers]\nbroken = no_such_module:Parser\n"
+        "qwen3 = some_parsers:OTHER\n"
+    )
+    (tmp_path / "some_parsers.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    import some_parsers
+
+    some_parsers.Shouting, some_parsers.OTHER = Shouting, Shouting()
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_parsers_are_found_by_entry_point():
+    assert installed_parsers("tool") == ("hermes", "shouting")
+    assert choose_parser("tool", "auto", "LOUD").name == "shouting"
+    stream = choose_parser("tool", "shouting", None).start(ParseContext())
+    assert stream.push("a") == [Content("A")]
+    with pytest.raises(ParserError, match="hermes, shouting; choose by --tool-call"):
+        choose_parser("tool", "auto", QWEN3)
+    assert choose_parser("reasoning", "qwen3", None).name == "shouting", "it replaces our own"
+    with pytest.raises(ParserError, match="broken cannot be loaded: No module"):
+        choose_parser("reasoning", "broken", None)
+
+
+def test_markers_are_shown_also_where_they_are_special(checkpoints, tmp_path):
+    from tokenizers import Tokenizer as Raw
+
+    raw = Raw.from_file(str(checkpoints["qwen"] / "tokenizer.json"))
+    raw.add_special_tokens([AddedToken("<tool_call>"), AddedToken("</think>")])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = unpack_ids(tokenizer.encode("a<tool_call>b</think><|im_end|>", add_special_tokens=False))
+    assert all(tokenizer.is_special(tokenizer.token_id(t)) for t in ("<tool_call>", "</think>"))
+    assert OutputText(tokenizer).push(ids).text == "ab"
+    shown = OutputText(tokenizer, shown_tokens=("<tool_call>", "<unknown>"))
+    assert shown.push(ids).text == "a<tool_call>b"
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "turn"),
+    [
+        ("chatml", {}, "assistant\n"),
+        (
+            "chatml",
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "assistant\n<think>\n\n</think>\n\n",
+        ),
+        ("headers", {}, None),
+    ],
+)
+def test_a_prompt_says_what_the_turn_holds(checkpoints, templates, template, options, turn):
+    model = TextModel.from_folder(checkpoints["qwen"], chat_template=templates[template])
+    chat = [{"role": "user", "content": "Why <think>?" + 40 * "x"}]
+    prompt = model.encode_chat(chat, **options)
+    assert prompt.turn == (prompt.text[-32:] if turn is None else turn)
+
+
+def test_a_text_model_parses_what_its_template_writes(checkpoints, templates):
+    def model(**options):
+        options = {"chat_template": templates["chatml"]} | options
+        return TextModel.from_folder(checkpoints["qwen"], **options)
+
+    full = model()
+    assert (full.tool_parser.name, full.reasoning_parser.name) == ("hermes", "qwen3")
+    assert set(full.parser("", has_tools=False).markers) == {"<think>", "</think>"}
+    assert "<tool_call>" in full.parser("", has_tools=True).markers
+    none = model(tool_parser="none", reasoning_parser="none")
+    assert none.parser("", has_tools=True) is None
+    assert model(chat_template="{{ messages }}").tool_parser is None
+    assert model(chat_template="x", tool_parser="hermes").tool_parser.name == "hermes"
+    with pytest.raises(ParserError):
+        model(tool_parser="nope")
