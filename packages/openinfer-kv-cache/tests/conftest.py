@@ -124,7 +124,9 @@ class World:
             keys = self.cache.keys(np.array(tokens, np.uint32), adapter_uid=uid)
             row = Row(adapter=a & 8, tokens=tokens, keys=keys)
             self.chains.append(keys)
+        peeked = self.cache.peek(row.keys)
         hit = self.cache.match(row.keys)
+        assert hit.num_tokens == peeked
         assert hit.num_tokens < len(row.tokens), "one token is recomputed"
         row.position = row.end = hit.num_tokens
         row.table = hit.block_ids[0].tolist()

@@ -44,6 +44,7 @@ def test_max_tokens_limits_a_hit(new_cache):
     cache = new_cache()
     run(cache, 1, ids(1, 2, 3, 4, 5, 6))
     for limit, expected in [(0, 0), (3, 2), (4, 4), (99, 4)]:
+        assert cache.peek(cache.keys(ids(1, 2, 3, 4, 5, 6)), max_tokens=limit) == expected
         hit = cache.match(cache.keys(ids(1, 2, 3, 4, 5, 6)), max_tokens=limit)
         assert hit.num_tokens == expected
         hit.close()

@@ -87,12 +87,21 @@ class KVCache:
         Returns:
             A hit, possibly of no tokens, to be opened or closed by the caller.
         """
-        limit = max(0, keys.num_tokens - 1)
-        if max_tokens is not None:
-            limit = min(limit, max_tokens)
-        num = limit // self._tokens_per_block if self.has_prefix_cache else 0
+        num = self._max_hit_blocks(keys, max_tokens)
         lease = CachedLease.match(self._pool, keys.slice(0, num))
         return PrefixHit(lease, self._tokens_per_block, self._epoch())
+
+    def peek(self, keys: BlockKeys, *, max_tokens: int | None = None) -> int:
+        """Positions that `match` would hit; pins nothing and leaves the order of eviction alone.
+
+        Costs a few lookups however long the prefix is, so a policy may ask for many requests.
+
+        Args:
+            keys: the request's keys.
+            max_tokens: as for `match`.
+        """
+        num = self._max_hit_blocks(keys, max_tokens)
+        return self._pool.count_indexed(keys.slice(0, num)) * self._tokens_per_block
 
     def open(
         self, keys: BlockKeys, hit: PrefixHit | None = None, *, is_cacheable: bool = True
@@ -181,6 +190,12 @@ class KVCache:
         num_steps = self._ledger.num_in_flight
         if stats.num_used or stats.num_pinned or stats.num_open_leases or num_steps:
             raise NotIdle(f"{num_steps} steps in flight, {stats}")
+
+    def _max_hit_blocks(self, keys: BlockKeys, max_tokens: int | None) -> int:
+        limit = max(0, keys.num_tokens - 1)
+        if max_tokens is not None:
+            limit = min(limit, max_tokens)
+        return limit // self._tokens_per_block if self.has_prefix_cache else 0
 
     def _epoch(self) -> tuple[int, int]:
         return (self._pool.namespace, self._ledger.num_reverts)

@@ -10,6 +10,7 @@ indexed blocks; who holds an indexed block holds its parent. From the last it fo
 evictable block can be had, so `num_available` is exact.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,6 +89,14 @@ class BlockPool:
         ids = np.array(found, np.int32)
         self.retain(ids)
         return ids
+
+    def count_indexed(self, keys: Sequence[bytes]) -> int:
+        """Length of the longest indexed prefix of a chain of keys; touches nothing.
+
+        Logarithmic, because the parent of an indexed block is indexed.
+        """
+        index = self._index
+        return bisect_left(keys, True, key=lambda key: key not in index)
 
     def retain(self, ids: BlockIds) -> None:
         """Add a reference to held or evictable blocks."""
