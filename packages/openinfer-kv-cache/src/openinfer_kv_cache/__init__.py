@@ -5,6 +5,8 @@
 """
 
 from openinfer_kv_cache._cache import KVCache
+from openinfer_kv_cache._event_batch import KVEventBatch, decode_batch, encode_batch
+from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._group import CacheGroup, Plane
 from openinfer_kv_cache._keys import HASH_RECIPE, BlockKeys, TokenIds
@@ -15,8 +17,10 @@ from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import Reservation
 from openinfer_kv_cache.errors import (
     KVCacheError,
+    KVEventError,
     LeaseUsed,
     NotIdle,
+    PublisherError,
     StepOrderError,
     UnsupportedGroup,
 )
@@ -31,6 +35,13 @@ __all__ = [
     "CacheGroup",
     "Plane",
     "CacheStats",
+    "KVEvent",
+    "BlockStored",
+    "BlockRemoved",
+    "AllBlocksCleared",
+    "KVEventBatch",
+    "encode_batch",
+    "decode_batch",
     "BlockPool",
     "MutableLease",
     "SealedLease",
@@ -42,4 +53,6 @@ __all__ = [
     "LeaseUsed",
     "StepOrderError",
     "NotIdle",
+    "KVEventError",
+    "PublisherError",
 ]

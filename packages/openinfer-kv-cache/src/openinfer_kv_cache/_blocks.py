@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
 from openinfer_kv_cache._pool import BlockPool
 
@@ -81,6 +82,12 @@ class SequenceBlocks:
         if self._sealed is not None:
             self._cached = self._cached.join(self._sealed.publish())
             self._sealed = None
+
+    def announce(self, keys: BlockKeys, start: int, stop: int) -> None:
+        """Tell who asks for events that blocks `[start, stop)` are indexed and written."""
+        events = self._pool.events
+        if events is not None and self.namespace == self._pool.namespace:
+            events.landed(keys, start, stop)
 
     def withdraw(self, num_sealed: int) -> None:
         """Make blocks from the `num_sealed`-th on mutable again, landed ones excepted."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from openinfer_kv_cache._events import CacheEvents, KVEvent
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease
@@ -24,7 +25,12 @@ class KVCache:
     """
 
     def __init__(
-        self, groups: Sequence[CacheGroup], *, num_blocks: int, has_prefix_cache: bool = True
+        self,
+        groups: Sequence[CacheGroup],
+        *,
+        num_blocks: int,
+        has_prefix_cache: bool = True,
+        has_events: bool = False,
     ) -> None:
         """Start empty.
 
@@ -32,6 +38,7 @@ class KVCache:
             groups: one group of kind "full".
             num_blocks: blocks of that group.
             has_prefix_cache: see the class.
+            has_events: keep events for `take_events`, which must then be called now and then.
 
         Raises:
             UnsupportedGroup: another kind, or more than one group.
@@ -49,6 +56,9 @@ class KVCache:
         self._tokens_per_block = groups[0].tokens_per_block
         self._pool = BlockPool(num_blocks)
         self._ledger = StepLedger()
+        self._events = CacheEvents() if has_events else None
+        if self._events is not None:
+            self._pool.events = self._events.group(0, groups[0])
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -73,7 +83,12 @@ class KVCache:
         self, token_ids: TokenIds | bytes, *, adapter_uid: bytes = b"", salt: bytes = b""
     ) -> BlockKeys:
         """Start a request's keys from its known tokens (uint32 array, or contract column)."""
-        keys = BlockKeys(self._tokens_per_block, adapter_uid=adapter_uid, salt=salt)
+        keys = BlockKeys(
+            self._tokens_per_block,
+            adapter_uid=adapter_uid,
+            salt=salt,
+            keeps_token_ids=self._events is not None,
+        )
         keys.extend(token_ids)
         return keys
 
@@ -163,6 +178,16 @@ class KVCache:
     def reset(self) -> None:
         """Forget every cached block; running sequences keep theirs, unshared, to their end."""
         self._pool.reset()
+
+    def take_events(self) -> list[KVEvent]:
+        """What became of cached blocks since the last call, in order.
+
+        Raises:
+            ValueError: the cache was made without events.
+        """
+        if self._events is None:
+            raise ValueError("this cache keeps no events: make it with has_events=True")
+        return self._events.take()
 
     def stats(self) -> CacheStats:
         """Count what there is."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from openinfer_kv_cache._events import GroupEvents
 from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
 
 
@@ -29,6 +30,7 @@ class BlockPool:
         namespace: raised by `reset`; keys of an older namespace are not indexed any more.
         num_evictions: cached blocks given up for new ones so far.
         num_open_leases: leases that were neither consumed nor closed.
+        events: told what leaves the index; None: nobody asks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -38,6 +40,7 @@ class BlockPool:
         self.namespace = 0
         self.num_evictions = 0
         self.num_open_leases = 0
+        self.events: GroupEvents | None = None
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
@@ -112,10 +115,12 @@ class BlockPool:
         counts = self._refcounts[ids] - 1
         assert counts.min() >= 0, "a block was released more often than held"
         self._refcounts[ids] = counts
-        idle = ids[counts == 0][::-1]
-        is_indexed = self._is_indexed[idle]
-        self._evictable.push(idle[is_indexed])
-        self._put_free(idle[~is_indexed])
+        self._rest(ids[counts == 0][::-1])
+
+    def discard(self, ids: BlockIds) -> None:
+        """Drop a reference; the last one makes a block free, indexed or not."""
+        self.withdraw(ids[self._refcounts[ids] == 1])
+        self.release(ids)
 
     def register(self, ids: BlockIds, keys: Sequence[bytes], namespace: int) -> BlockIds:
         """Index held, private blocks under their keys.
@@ -154,17 +159,25 @@ class BlockPool:
         idle = ids[self._refcounts[ids] == 0]
         if len(idle):
             self._evictable.remove(idle)
-            self.withdraw(idle)
+            self._unindex(idle)  # and no event: the keys are indexed again at once
             self._put_free(idle)
 
     def withdraw(self, ids: BlockIds) -> None:
         """Take blocks out of the index; held ones are private from then on."""
+        keys = self._unindex(ids)
+        if self.events is not None:
+            self.events.forget(keys)
+
+    def _unindex(self, ids: BlockIds) -> list[bytes]:
+        forgotten: list[bytes] = []
         for block in ids[self._is_indexed[ids]].tolist():
             key = self._keys[block]
             assert key is not None, "an indexed block has a key"
             del self._index[key]
             self._keys[block] = None
+            forgotten.append(key)
         self._is_indexed[ids] = False
+        return forgotten
 
     def reset(self) -> None:
         """Forget everything cached: evictable blocks are free, held ones private from now on."""
@@ -172,7 +185,19 @@ class BlockPool:
         self._put_free(self._evictable.clear())
         self._index.clear()
         self._is_indexed[:] = False
-        self._keys = [None] * self.num_blocks
+        self._keys = [None] * len(self._keys)
+        if self.events is not None:
+            self.events.clear()
+
+    def _revive(self, idle: BlockIds) -> None:
+        """Evictable blocks are about to be held."""
+        self._evictable.remove(idle)
+
+    def _rest(self, idle: BlockIds) -> None:
+        """Nobody holds these blocks any more, children before parents."""
+        is_indexed = self._is_indexed[idle]
+        self._evictable.push(idle[is_indexed])
+        self._put_free(idle[~is_indexed])
 
     def _evict(self, num_missing: int) -> None:
         # One eviction costs as much as many: a large pool gives up to 0.1 % ahead of need.

@@ -143,7 +143,12 @@ class SequenceCache:
         if num_known > num_sealed and self._may_seal():
             blocks.seal(self.keys.slice(num_sealed, num_known))
         reservation = Reservation(
-            blocks, step_id=step_id, end=end, new_ids=new_ids, num_sealed_before=num_sealed
+            blocks,
+            self.keys,
+            step_id=step_id,
+            end=end,
+            new_ids=new_ids,
+            num_sealed_before=num_sealed,
         )
         self._ledger.record(reservation)
         self._reservations.append(reservation)
@@ -176,8 +181,10 @@ class SequenceCache:
         blocks.num_landed = num_computed // self._tokens_per_block
         if blocks.num_landed > blocks.num_sealed and self._may_seal():
             blocks.publish()
-            blocks.seal(self.keys.slice(blocks.num_sealed, blocks.num_landed))
+            num_sealed = blocks.num_sealed
+            blocks.seal(self.keys.slice(num_sealed, blocks.num_landed))
             blocks.publish()
+            blocks.announce(self.keys, num_sealed, blocks.num_landed)
 
     def revert(self, reservation: Reservation) -> None:
         """Undo this step's reservation: the row is not in the plan after all.

@@ -14,6 +14,7 @@ from typing import final
 
 from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache.errors import StepOrderError
 
 
@@ -28,11 +29,21 @@ class Reservation:
         is_in_flight: neither completed nor reverted.
     """
 
-    __slots__ = ("_blocks", "_num_sealed_before", "end", "is_in_flight", "new_block_ids", "step_id")
+    __slots__ = (
+        "_blocks",
+        "_keys",
+        "_num_sealed",
+        "_num_sealed_before",
+        "end",
+        "is_in_flight",
+        "new_block_ids",
+        "step_id",
+    )
 
     def __init__(
         self,
         blocks: SequenceBlocks,
+        keys: BlockKeys,
         *,
         step_id: int,
         end: int,
@@ -40,6 +51,8 @@ class Reservation:
         num_sealed_before: int,
     ) -> None:
         self._blocks = blocks
+        self._keys = keys
+        self._num_sealed = blocks.num_sealed
         self._num_sealed_before = num_sealed_before
         self.new_block_ids: tuple[BlockIds, ...] = (new_ids,)
         self.end = end
@@ -49,6 +62,12 @@ class Reservation:
     def _publish(self) -> None:
         if self.is_in_flight:
             self._blocks.publish()
+
+    def _land(self) -> None:
+        if self.is_in_flight:
+            self.is_in_flight = False
+            if self._num_sealed > self._num_sealed_before:
+                self._blocks.announce(self._keys, self._num_sealed_before, self._num_sealed)
 
     def _undo(self) -> None:
         if self.is_in_flight:
@@ -148,7 +167,7 @@ class StepLedger:
         del self._steps[0]
         self._last_landed = step_id
         for reservation in step.reservations:
-            reservation.is_in_flight = False
+            reservation._land()
         for blocks in step.parked:
             blocks.release()
 

@@ -4,7 +4,9 @@ KVCacheError
 ├── UnsupportedGroup   a cache group of a kind that this version does not keep
 ├── LeaseUsed          a lease, hit, reservation or sequence was used after it was consumed
 ├── StepOrderError     steps were begun, completed or reverted out of order
-└── NotIdle            blocks, leases or steps are left over where none may be
+├── NotIdle            blocks, leases or steps are left over where none may be
+├── KVEventError       bytes that are no batch of KV events
+└── PublisherError     events cannot be published as configured
 
 No room and no hit are outcomes, not errors: they come back as None and as an empty hit.
 """
@@ -40,3 +42,11 @@ class StepOrderError(KVCacheError):
 
 class NotIdle(KVCacheError):
     """Something is left over; the message counts what."""
+
+
+class KVEventError(KVCacheError):
+    """Bytes cannot be read as a batch of KV events."""
+
+
+class PublisherError(KVCacheError):
+    """Events cannot be published as configured; the message names the key and the way out."""

@@ -1,0 +1,69 @@
+"""Batches of events as bytes: vLLM's msgpack, and every dialect of it that is about.
+
+A batch is the array `[time, [event, ...], data_parallel_rank]`. An event is a map with its class's
+name under `type`, or, from older engines, an array that begins with the name. We write maps and
+read both, also where the batch itself is a map.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from openinfer_kv_cache.errors import KVEventError
+
+
+class KVEventBatch(Struct, frozen=True, array_like=True):
+    """The events of one publication.
+
+    Attributes:
+        ts: seconds since the epoch at which they were taken.
+        events: in the order in which they happened.
+        data_parallel_rank: of the engine; None where it does not say.
+    """
+
+    ts: float
+    events: list[KVEvent]
+    data_parallel_rank: int | None = None
+
+
+_EVENTS: dict[str, type[Struct]] = {
+    event.__name__: event for event in (BlockStored, BlockRemoved, AllBlocksCleared)
+}
+_BATCH_FIELDS = KVEventBatch.__struct_fields__
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_batch(batch: KVEventBatch) -> bytes:
+    """The batch as the last frame of a message."""
+    return _encoder.encode(batch)
+
+
+def decode_batch(payload: bytes) -> KVEventBatch:
+    """Read a batch of any dialect; fields and kinds of events that are unknown are passed over.
+
+    Raises:
+        KVEventError: this is no batch of events, or a known field has another type.
+    """
+    try:
+        raw = msgspec.msgpack.decode(payload)
+        if isinstance(raw, list):
+            raw = dict(zip(_BATCH_FIELDS, raw, strict=False))
+        events = [event for each in raw["events"] if (event := _event(each)) is not None]
+        return msgspec.convert([raw["ts"], events, raw.get("data_parallel_rank")], KVEventBatch)
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise KVEventError(f"this is no batch of KV events: {error}") from error
+
+
+def _event(raw: dict[str, Any] | Sequence[Any]) -> Struct | None:
+    if isinstance(raw, dict):
+        kind, fields = _EVENTS.get(raw["type"]), raw
+    else:
+        kind = _EVENTS.get(raw[0])
+        fields = {} if kind is None else dict(zip(kind.__struct_fields__, raw[1:], strict=False))
+    if kind is None:
+        return None
+    absent = dict.fromkeys(("lora_id", "medium", "lora_name"))
+    return msgspec.convert({**absent, **fields, "type": kind.__name__}, kind)
