@@ -1,1 +1,106 @@
-"""The real loop and scheduler over a modelled executor, on a virtual clock or in real time."""
+"""The real loop and scheduler over a modelled executor, on a virtual clock or in real time.
+
+`simulate` scores a scheduling policy on a trace; `openinfer sim` does so from the command line,
+`openinfer serve --engine sim` puts the front end under load with no device.
+"""
+
+from openinfer_sim._clock import VirtualClock
+from openinfer_sim._command import add as add_command
+from openinfer_sim._cost import CostModel
+from openinfer_sim._engine import ENGINE, launch
+from openinfer_sim._executor import ModelledExecutor
+from openinfer_sim._figures import (
+    DeviceFigures,
+    ModelFigures,
+    find_device,
+    find_model,
+    load_figures,
+)
+from openinfer_sim._mooncake import read_mooncake
+from openinfer_sim._plot import plot_runs
+from openinfer_sim._recorder import Recorder, RequestRecord
+from openinfer_sim._replica import Replica
+from openinfer_sim._report import (
+    Report,
+    format_table,
+    make_report,
+)
+from openinfer_sim._routing import (
+    ROUTERS,
+    LeastLoadedRouter,
+    PrefixAwareRouter,
+    RandomRouter,
+    Route,
+    Router,
+    make_router,
+)
+from openinfer_sim._run import Run, simulate
+from openinfer_sim._setup import Setup
+from openinfer_sim._simulation import Simulation
+from openinfer_sim._trace import Segment, Session, Trace, Turn
+from openinfer_sim._trace_spec import parse_trace, trace_kinds
+from openinfer_sim._workloads import (
+    AgentMix,
+    RequestMix,
+    agent_trace,
+    burst_trace,
+    closed_trace,
+    poisson_trace,
+)
+from openinfer_sim.errors import MissingExtra, SimError, TraceError, UnknownFigures
+
+__all__ = [
+    # a run
+    "simulate",
+    "Run",
+    "Setup",
+    # traces
+    "Trace",
+    "Session",
+    "Turn",
+    "Segment",
+    "RequestMix",
+    "AgentMix",
+    "poisson_trace",
+    "burst_trace",
+    "closed_trace",
+    "agent_trace",
+    "read_mooncake",
+    "parse_trace",
+    "trace_kinds",
+    # results
+    "Report",
+    "Recorder",
+    "RequestRecord",
+    "make_report",
+    "format_table",
+    "plot_runs",
+    # the device that is modelled
+    "ModelledExecutor",
+    "CostModel",
+    "VirtualClock",
+    "DeviceFigures",
+    "ModelFigures",
+    "load_figures",
+    "find_device",
+    "find_model",
+    # several engines
+    "Simulation",
+    "Replica",
+    "Router",
+    "Route",
+    "RandomRouter",
+    "LeastLoadedRouter",
+    "PrefixAwareRouter",
+    "ROUTERS",
+    "make_router",
+    # plug-ins of the application
+    "ENGINE",
+    "launch",
+    "add_command",
+    # errors
+    "SimError",
+    "UnknownFigures",
+    "TraceError",
+    "MissingExtra",
+]

@@ -1,0 +1,92 @@
+"""`openinfer sim`: policies side by side on one trace."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from openinfer_sim._plot import plot_runs
+from openinfer_sim._report import format_table
+from openinfer_sim._routing import ROUTERS
+from openinfer_sim._run import find_policy, simulate
+from openinfer_sim._setup import Setup
+from openinfer_sim._trace_spec import parse_trace, trace_kinds
+from openinfer_sim.errors import SimError
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the application's; entry point group `openinfer.commands`."""
+    parser = commands.add_parser(
+        "sim",
+        help="score scheduling policies on modelled devices",
+        description="Runs the real scheduler over a modelled device on a virtual clock.",
+        epilog="traces: " + "; ".join(f"{k}:{','.join(o)}" for k, o in trace_kinds().items()),
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        help="an installed policy or module:Class; repeat to compare (fcfs)",
+    )
+    parser.add_argument("--trace", default="poisson", help="KIND:option=value,... (poisson)")
+    parser.add_argument("--model", default="qwen3-4b", help="model sizes (qwen3-4b)")
+    parser.add_argument("--device", default="h200", help="device (h200)")
+    parser.add_argument("--replicas", type=int, default=1, help="engines (1)")
+    parser.add_argument(
+        "--router", default="least-loaded", help=f"one of {', '.join(ROUTERS)} (least-loaded)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="keep no prefixes")
+    for name in _LIMITS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="limit of each engine")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions there")
+    parser.set_defaults(run=run, takes_extra=False)
+
+
+_LIMITS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
+)  # fmt: skip
+
+
+def run(namespace: argparse.Namespace, extra: list[str]) -> int:
+    """Runs it; prints a table.
+
+    Raises:
+        OpenInferError: a sentence that says what to do.
+    """
+    policies = list(dict.fromkeys(namespace.policy or ["fcfs"]))
+    if not 0 <= namespace.seed < 2**63:
+        raise SimError("--seed must be in [0, 2**63)")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a policy in the current folder is found, as by `python -m`
+    for policy in policies:
+        find_policy(policy)
+    limits = {n: v for n in _LIMITS if (v := getattr(namespace, n)) is not None}
+    setup = Setup(model=namespace.model, device=namespace.device, **limits)
+    trace = parse_trace(namespace.trace, seed=namespace.seed)
+    runs = {}
+    for policy in policies:
+        begin = time.perf_counter()
+        runs[policy] = simulate(
+            trace,
+            policy,
+            setup=setup,
+            num_replicas=namespace.replicas,
+            router=namespace.router,
+            has_prefix_cache=not namespace.no_prefix_cache,
+            seed=namespace.seed,
+        )
+        took = time.perf_counter() - begin
+        print(f"{policy}: {trace.num_requests} requests in {took:.1f} s", file=sys.stderr)
+    reports = [run.report for run in runs.values()]
+    print(format_table(reports))
+    if namespace.json:
+        namespace.json.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=2))
+    if namespace.plot:
+        recorders = {policy: run.recorder for policy, run in runs.items()}
+        plot_runs(recorders, namespace.plot, title=trace.name)
+    return 0

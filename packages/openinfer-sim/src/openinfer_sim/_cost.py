@@ -1,0 +1,88 @@
+"""How long a step takes on a device: bytes, FLOP, launches.
+
+    step = overhead + launches
+         + max(weight bytes / read rate, product FLOP / product rate)
+         + keys and values of decode rows / decode attention rate
+         + max(attention FLOP, keys and values) of prefill rows
+         + recurrent states, read and written
+
+Products and attention alternate layer by layer, so their times add. What a prefill's attention
+costs is counted in pairs: a query of position p meets p + 1 keys.
+"""
+
+from openinfer_sim._figures import DeviceFigures, ModelFigures, Overheads
+
+
+class CostModel:
+    """The durations of one model on one device."""
+
+    def __init__(self, model: ModelFigures, device: DeviceFigures, overheads: Overheads) -> None:
+        self._model = model
+        read_rate = device.read_bytes_per_s
+        self._weight_s_per_byte = 1.0 / (overheads.read_share * read_rate)
+        kv_rate = overheads.decode_attention_share * read_rate
+        self._kv_s_per_token = model.kv_bytes_per_token / kv_rate
+        self._state_s = 2.0 * model.state_bytes / (overheads.state_share * read_rate)
+        product_rate = overheads.product_share * device.product_flops
+        self._product_s_per_token = 2.0 * model.num_active_params / product_rate
+        self._head_s_per_token = 2.0 * model.num_head_params / product_rate
+        self._pair_s = (
+            model.num_attention_layers
+            * model.attention_flops_per_pair
+            / (overheads.attention_share * device.attention_flops)
+        )
+        self._fixed_s = (
+            overheads.step_s + overheads.launch_s * model.num_layers * model.launches_per_layer
+        )
+
+    def decode_s(self, num_rows: int, num_kv_tokens: int) -> float:
+        """Seconds of a step of decode rows alone.
+
+        Args:
+            num_rows: rows, each of one token.
+            num_kv_tokens: positions that they attend to, summed.
+        """
+        return (
+            self._fixed_s
+            + self._products_s(num_rows, num_rows)
+            + num_kv_tokens * self._kv_s_per_token
+            + num_rows * self._state_s
+        )
+
+    def prefill_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int) -> float:
+        """Seconds that prefill rows add to a step, products not counted.
+
+        Args:
+            num_tokens: tokens of the prefill rows.
+            num_pairs: (query, key) pairs of these rows, summed.
+            num_kv_tokens: positions that they attend to, summed.
+        """
+        model = self._model
+        overhead = model.prefill_overhead_s if num_tokens >= model.prefill_overhead_from else 0.0
+        return overhead + max(num_pairs * self._pair_s, num_kv_tokens * self._kv_s_per_token)
+
+    def mixed_s(
+        self,
+        *,
+        num_decode_rows: int,
+        num_decode_kv_tokens: int,
+        num_prefill_rows: int,
+        num_prefill_tokens: int,
+        num_prefill_pairs: int,
+        num_prefill_kv_tokens: int,
+        num_sampled: int,
+    ) -> float:
+        """Seconds of any step; the parts are those of `decode_s` and `prefill_s`."""
+        return (
+            self._fixed_s
+            + self._products_s(num_decode_rows + num_prefill_tokens, num_sampled)
+            + num_decode_kv_tokens * self._kv_s_per_token
+            + (num_decode_rows + num_prefill_rows) * self._state_s
+            + self.prefill_s(num_prefill_tokens, num_prefill_pairs, num_prefill_kv_tokens)
+        )
+
+    def _products_s(self, num_tokens: int, num_sampled: int) -> float:
+        """Matrix products: bound by reading the weights or by multiplying."""
+        weights_s = self._model.weight_bytes(num_tokens) * self._weight_s_per_byte
+        products_s = num_tokens * self._product_s_per_token + num_sampled * self._head_s_per_token
+        return max(weights_s, products_s)

@@ -1,0 +1,170 @@
+"""What the cost model knows of devices, models and overheads: `figures.toml` as structs."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from openinfer_kv_cache import CacheGroup, Plane
+from openinfer_sim.errors import UnknownFigures
+
+_BYTES_PER_PARAM = 2
+
+
+class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device reaches in kernels alone."""
+
+    name: str = ""
+    title: str
+    memory_bytes: int
+    read_bytes_per_s: float
+    """Streaming read."""
+    product_flops: float
+    """bf16 matrix product, FLOP/s."""
+    attention_flops: float
+    """Causal prefill attention, FLOP/s."""
+
+
+class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The routed experts of a mixture model."""
+
+    num_layers: int
+    num_experts: int
+    """Per layer."""
+    num_per_token: int
+    num_params: int
+    """Of one expert."""
+    spread: float
+    """Power with which the experts touched grow with the tokens: 0 if every token takes the same
+    ones, 1 if no two share any."""
+
+    def num_touched(self, num_tokens: int) -> float:
+        """Experts of one layer that a step of so many tokens reads."""
+        return min(float(self.num_experts), self.num_per_token * float(num_tokens**self.spread))
+
+
+class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of one model in bf16."""
+
+    name: str = ""
+    num_layers: int
+    num_layer_params: int
+    """Of all layers, without routed experts."""
+    num_head_params: int
+    num_resident_params: int
+    """Everything that lies in memory."""
+    vocab_size: int
+    max_model_len: int
+    num_attention_layers: int
+    """Layers that keep keys and values of every position."""
+    attention_flops_per_pair: int
+    """FLOP of one layer for one query and one key: scores and weighted values, all heads."""
+    kv_bytes_per_token: int
+    """All layers together."""
+    launches_per_layer: int
+    """Kernels of one layer in a decode step."""
+    state_bytes: int = 0
+    """Recurrent state of one sequence, read and written by every step."""
+    prefill_overhead_s: float = 0.0
+    """Added to every step that prefills at least `prefill_overhead_from` tokens."""
+    prefill_overhead_from: int = 1
+    experts: ExpertFigures | None = None
+
+    def weight_bytes(self, num_tokens: int) -> float:
+        """Bytes of weights that a step of so many tokens reads."""
+        params: float = self.num_layer_params + self.num_head_params
+        if self.experts is not None:
+            touched = self.experts.num_touched(num_tokens)
+            params += self.experts.num_layers * touched * self.experts.num_params
+        return params * _BYTES_PER_PARAM
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the weights."""
+        return self.num_resident_params * _BYTES_PER_PARAM
+
+    @property
+    def num_active_params(self) -> int:
+        """Parameters of the layers that one token is multiplied with."""
+        experts = self.experts
+        routed = experts.num_layers * experts.num_per_token * experts.num_params if experts else 0
+        return self.num_layer_params + routed
+
+    def cache_groups(self, tokens_per_block: int) -> tuple[CacheGroup, ...]:
+        """What the scheduler's cache holds for this model."""
+        plane = Plane(name="kv", bytes_per_token=self.kv_bytes_per_token)
+        return (CacheGroup(name="full", tokens_per_block=tokens_per_block, planes=(plane,)),)
+
+
+class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a serving stack makes of a device. Shares are of the device's figures, in (0, 1]."""
+
+    read_share: float
+    """Of the streaming read, by matrix products of few rows."""
+    product_share: float
+    """Of the product rate, by products of many rows."""
+    attention_share: float
+    """Of the attention rate, by prefill attention."""
+    decode_attention_share: float
+    """Of the streaming read, by decode attention."""
+    state_share: float
+    """Of the streaming read, by the update of recurrent states."""
+    step_s: float
+    """Of every step, on the device: sampling, and the gap to the next step."""
+    launch_s: float
+    """Of every kernel in a replayed graph: its start and its end, when the device is not full."""
+    host_step_s: float
+    """Of every step, on the step thread."""
+    host_row_s: float
+    """Of every row, on the step thread."""
+    request_s: float
+    """Of every request, in the front process, one after the other."""
+    prompt_token_s: float
+    """The same, of every prompt token."""
+    latency_s: float
+    """Of every first token, between client and engine, both ways."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tables."""
+
+    device: dict[str, DeviceFigures]
+    model: dict[str, ModelFigures]
+    overheads: Overheads
+
+
+@cache
+def load_figures() -> Figures:
+    """The tables of this package."""
+    text = files("openinfer_sim").joinpath("figures.toml").read_text(encoding="utf-8")
+    tables: dict[str, Any] = tomllib.loads(text)
+    for kind in ("device", "model"):
+        for name, table in tables[kind].items():
+            table["name"] = name
+    return msgspec.convert(tables, Figures)
+
+
+def find_device(name: str) -> DeviceFigures:
+    """A device by its name in the tables.
+
+    Raises:
+        UnknownFigures: naming the known ones.
+    """
+    devices = load_figures().device
+    if name not in devices:
+        raise UnknownFigures("device", name, devices)
+    return devices[name]
+
+
+def find_model(name: str) -> ModelFigures:
+    """A model by its name in the tables.
+
+    Raises:
+        UnknownFigures: naming the known ones.
+    """
+    models = load_figures().model
+    if name not in models:
+        raise UnknownFigures("model", name, models)
+    return models[name]

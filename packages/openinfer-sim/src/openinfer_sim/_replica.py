@@ -1,0 +1,100 @@
+"""One simulated engine: the real loop, scheduler and cache on a virtual clock."""
+
+from collections.abc import Callable
+
+from openinfer_contract import EventSink, GenerateRequest
+from openinfer_engine import EngineLoop, EngineOptions, build_engine_info
+from openinfer_kv_cache import KVCache
+from openinfer_scheduler import Policy, Scheduler, SchedulerConfig
+from openinfer_sim._clock import VirtualClock
+from openinfer_sim._content import Content
+from openinfer_sim._cost import CostModel
+from openinfer_sim._executor import HostCosts, ModelledExecutor
+from openinfer_sim._figures import load_figures
+from openinfer_sim._setup import Setup
+
+_UNBOUNDED = 1 << 60
+
+
+class Replica:
+    """An engine and the front process before it.
+
+    The front process takes requests one after the other; each costs it `request_s` and
+    `prompt_token_s` a token. Half of `latency_s` lies before the engine, half behind it.
+
+    Args:
+        setup: model, device, limits.
+        policy: of the scheduler.
+        content: what it answers.
+        seed: of requests that bring none.
+        has_prefix_cache: whether prefixes are kept.
+
+    Attributes:
+        clock: the engine's; other replicas have their own.
+        return_s: from the engine to the client.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        policy: Policy,
+        content: Content,
+        *,
+        seed: int = 0,
+        has_prefix_cache: bool = True,
+    ) -> None:
+        overheads = load_figures().overheads
+        info = setup.executor_info()
+        self.clock = VirtualClock()
+        self.return_s = overheads.latency_s / 2
+        self._overheads = overheads
+        self._front_free_at = 0.0
+        executor = ModelledExecutor(
+            info,
+            CostModel(setup.model_figures, setup.device_figures, overheads),
+            content,
+            self.clock,
+            HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
+        )
+        config = SchedulerConfig(
+            max_model_len=info.max_model_len,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            depth=info.depth,
+            max_queued_requests=_UNBOUNDED,
+            max_queued_tokens=_UNBOUNDED,
+            seed=seed,
+        )
+        cache = KVCache(
+            info.cache_groups, num_blocks=info.num_blocks, has_prefix_cache=has_prefix_cache
+        )
+        options = EngineOptions(max_queued_requests=_UNBOUNDED, max_queued_tokens=_UNBOUNDED)
+        self._scheduler = Scheduler(config, cache, policy)
+        self._loop = EngineLoop(
+            executor, self._scheduler, build_engine_info(info, options), self.clock
+        )
+        self.step: Callable[[], bool] = self._loop.step
+        """One iteration of the loop; False: nothing could be done."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` should be called."""
+        return self._loop.has_work
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held: no request, no slot, every block free or evictable."""
+        return self._scheduler.is_idle
+
+    def receive(self, now: float, num_prompt_tokens: int) -> float:
+        """A client sends a prompt at `now`; returns when the engine can read it."""
+        overheads = self._overheads
+        begin = max(self._front_free_at, now + overheads.latency_s / 2)
+        cost = overheads.request_s + overheads.prompt_token_s * num_prompt_tokens
+        self._front_free_at = begin + cost
+        return self._front_free_at
+
+    def submit(self, now: float, request: GenerateRequest, sink: EventSink) -> None:
+        """Hands a request to the engine; an idle one wakes at `now`."""
+        self.clock.wait_until(now)
+        self._loop.submit(request, sink)

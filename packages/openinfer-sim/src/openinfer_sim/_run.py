@@ -1,0 +1,115 @@
+"""One trace, one policy, one answer."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from openinfer_scheduler import Policy, load_policy
+from openinfer_sim._content import Content
+from openinfer_sim._recorder import Recorder
+from openinfer_sim._replica import Replica
+from openinfer_sim._report import Report, make_report
+from openinfer_sim._routing import make_router
+from openinfer_sim._setup import Setup
+from openinfer_sim._simulation import Simulation
+from openinfer_sim._trace import Trace
+from openinfer_sim.errors import SimError
+
+PolicyFactory = Callable[[], Policy]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation gave.
+
+    Attributes:
+        report: summed up.
+        recorder: request by request.
+    """
+
+    report: Report
+    recorder: Recorder
+
+
+def simulate(
+    trace: Trace,
+    policy: str = "fcfs",
+    *,
+    setup: Setup | None = None,
+    num_replicas: int = 1,
+    router: str = "least-loaded",
+    has_prefix_cache: bool = True,
+    seed: int = 0,
+) -> Run:
+    """Runs a trace over replicas of one setup, on a virtual clock.
+
+    Deterministic: equal arguments give equal runs, to the bit.
+
+    Args:
+        trace: what clients do.
+        policy: an installed scheduling policy, or `module:Class`; every replica has its own.
+        setup: model, device, limits; a length limit that is not set becomes what the trace
+            needs, as far as the cache can hold it.
+        num_replicas: engines.
+        router: which of them takes a request, by name.
+        has_prefix_cache: whether engines keep prefixes.
+        seed: of everything that is drawn here; the trace has its own.
+
+    Raises:
+        SimError: a name that is not known, or a setup that makes no sense.
+        UnknownPolicy: no such policy is installed.
+    """
+    if num_replicas < 1:
+        raise SimError(f"replicas must be at least 1, not {num_replicas}")
+    setup = _with_length(setup or Setup(), trace)
+    make_policy = find_policy(policy)
+    vocab_size = setup.model_figures.vocab_size
+    content = Content(vocab_size, seed=seed)
+    replicas = [
+        Replica(setup, make_policy(), content, seed=seed + i, has_prefix_cache=has_prefix_cache)
+        for i in range(num_replicas)
+    ]
+    routing = make_router(router, num_replicas, seed=seed)
+    recorder = Simulation(trace, replicas, routing, vocab_size=vocab_size).run()
+    for index, replica in enumerate(replicas):
+        if not replica.is_idle:
+            raise SimError(f"replica {index} still holds something when all requests have ended")
+    report = make_report(
+        recorder,
+        policy=policy,
+        trace=trace.name,
+        model=setup.model,
+        device=setup.device,
+        num_replicas=num_replicas,
+        router=router if num_replicas > 1 else "",
+        seed=seed,
+    )
+    return Run(report, recorder)
+
+
+def find_policy(name: str) -> PolicyFactory:
+    """What makes a policy: an installed one by name, or a class as `module:Class`.
+
+    Raises:
+        SimError: the module or the class cannot be had.
+        UnknownPolicy: no such policy is installed.
+    """
+    if ":" not in name:
+        load_policy(name)  # an unknown name is refused before anything runs
+        return lambda: load_policy(name)
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SimError(f"policy {name}: {error}") from error
+    if not callable(factory):
+        raise SimError(f"policy {name}: {attribute} is not a class")
+    made: PolicyFactory = factory
+    return made
+
+
+def _with_length(setup: Setup, trace: Trace) -> Setup:
+    if setup.max_model_len is not None:
+        return setup
+    needed = max(setup.model_figures.max_model_len, trace.max_model_len)
+    return replace(setup, max_model_len=min(needed, setup.num_cache_tokens))

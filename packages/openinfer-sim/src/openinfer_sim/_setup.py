@@ -1,0 +1,109 @@
+"""What is simulated: a model on a device behind one engine's limits."""
+
+from dataclasses import dataclass
+
+from openinfer_engine import ExecutorInfo
+from openinfer_sim._executor import HONOURED
+from openinfer_sim._figures import DeviceFigures, ModelFigures, find_device, find_model
+from openinfer_sim.errors import SimError
+
+_WORKSPACE_BYTES = 3 << 30
+"""Activations, graphs and libraries beside weights and cache."""
+_DEPTH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One engine's model, device and limits; None: from the model and the device.
+
+    A length that is not given is the model's, or what the cache can hold if that is less.
+
+    Raises:
+        UnknownFigures: a name the tables do not have.
+        SimError: the model does not fit the device, or a limit makes no sense.
+    """
+
+    model: str = "qwen3-4b"
+    device: str = "h200"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    memory_utilization: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+            "kv_cache_bytes",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SimError(f"{name} must be at least 1, not {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SimError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
+                f"max_num_seqs ({self.max_num_seqs})"
+            )
+        if not 0.0 < self.memory_utilization <= 1.0:
+            raise SimError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+        room = self.num_cache_tokens
+        if not room:
+            raise SimError(
+                f"{self.model} leaves no memory for a KV cache on {self.device}: its weights take "
+                f"{self.model_figures.resident_bytes / 1e9:.1f} GB"
+            )
+        if self.max_model_len is not None and self.max_model_len > room:
+            raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
+
+    @property
+    def model_figures(self) -> ModelFigures:
+        """Sizes of the model."""
+        return find_model(self.model)
+
+    @property
+    def device_figures(self) -> DeviceFigures:
+        """Rates of the device."""
+        return find_device(self.device)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache: what weights, states and a workspace leave."""
+        model, device = self.model_figures, self.device_figures
+        if self.kv_cache_bytes is None:
+            free = device.memory_bytes * self.memory_utilization - model.resident_bytes
+            free -= _WORKSPACE_BYTES + self.max_num_seqs * model.state_bytes
+        else:
+            free = self.kv_cache_bytes
+        return max(0, int(free // (model.kv_bytes_per_token * self.block_size)))
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Positions that the cache holds."""
+        return self.num_blocks * self.block_size
+
+    def executor_info(
+        self, *, vocab_size: int | None = None, eos_token_ids: tuple[int, ...] = ()
+    ) -> ExecutorInfo:
+        """What an executor of this setup says of itself.
+
+        Args:
+            vocab_size: of the tokens, where that is not the model's own.
+            eos_token_ids: ids that end a sequence.
+        """
+        model = self.model_figures
+        return ExecutorInfo(
+            device=f"modelled {self.device}",
+            dtype="bfloat16",
+            vocab_size=vocab_size or model.vocab_size,
+            eos_token_ids=eos_token_ids,
+            max_model_len=self.max_model_len or min(model.max_model_len, self.num_cache_tokens),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            depth=_DEPTH,
+            cache_groups=model.cache_groups(self.block_size),
+            num_blocks=self.num_blocks,
+            model_fingerprint=f"sim:{self.model}",
+            max_logprobs=0,
+            honoured=HONOURED,
+        )

@@ -1,0 +1,102 @@
+"""Traces by name, as the command line writes them: `poisson:rate=8,duration=60,input=1024`."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from openinfer_sim._mooncake import read_mooncake
+from openinfer_sim._trace import Trace
+from openinfer_sim._workloads import (
+    AgentMix,
+    RequestMix,
+    agent_trace,
+    burst_trace,
+    closed_trace,
+    poisson_trace,
+)
+from openinfer_sim.errors import TraceError
+
+
+def _poisson(*, seed: int, rate: float = 8.0, duration: float = 60.0, **mix: Any) -> Trace:
+    return poisson_trace(rate=rate, duration=duration, mix=RequestMix(**mix), seed=seed)
+
+
+def _bursts(
+    *, seed: int, rate: float = 8.0, duration: float = 60.0, size: int = 32, **mix: Any
+) -> Trace:
+    return burst_trace(rate=rate, duration=duration, size=size, mix=RequestMix(**mix), seed=seed)
+
+
+def _closed(*, seed: int, concurrency: int = 8, requests: int = 4, **mix: Any) -> Trace:
+    return closed_trace(
+        concurrency=concurrency, requests=requests, mix=RequestMix(**mix), seed=seed
+    )
+
+
+def _agents(*, seed: int, sessions: int = 8, ramp: float = 60.0, **mix: Any) -> Trace:
+    return agent_trace(sessions=sessions, ramp=ramp, mix=AgentMix(**mix), seed=seed)
+
+
+def _mooncake(*, seed: int, path: str = "", speed: float = 1.0, limit: int | None = None) -> Trace:
+    if not path:
+        raise TraceError("mooncake needs path=FILE")
+    return read_mooncake(path, speed=speed, limit=limit, seed=seed)
+
+
+_KINDS: Mapping[str, tuple[Callable[..., Trace], type | None]] = {
+    "poisson": (_poisson, RequestMix),
+    "bursts": (_bursts, RequestMix),
+    "closed": (_closed, RequestMix),
+    "agents": (_agents, AgentMix),
+    "mooncake": (_mooncake, None),
+}
+
+
+def trace_kinds() -> dict[str, tuple[str, ...]]:
+    """What `parse_trace` knows: the options of each kind."""
+    return {kind: tuple(_options(kind)) for kind in _KINDS}
+
+
+def parse_trace(text: str, *, seed: int = 0) -> Trace:
+    """Makes the trace that `KIND:option=value,...` describes.
+
+    Args:
+        text: a kind of `trace_kinds`, and any of its options.
+        seed: of arrivals, lengths and content.
+
+    Raises:
+        TraceError: an unknown kind or option, or a value that does not fit.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in _KINDS:
+        raise TraceError(f"no trace {kind!r}; known are: {', '.join(_KINDS)}")
+    known = _options(kind)
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        name, has_value, value = item.partition("=")
+        if not has_value or name not in known:
+            raise TraceError(f"trace {kind}: no option {name!r}; known are: {', '.join(known)}")
+        values[name] = _convert(kind, name, value, known[name])
+    return _KINDS[kind][0](seed=seed, **values)
+
+
+def _options(kind: str) -> dict[str, type]:
+    """Options and their types: the function's own, then the fields of its mix."""
+    function, mix = _KINDS[kind]
+    options: dict[str, type] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name != "seed":
+            default = parameter.default
+            options[name] = int if default is None else type(default)
+    for field in fields(mix) if mix else ():
+        options[field.name] = type(field.default)
+    return options
+
+
+def _convert(kind: str, name: str, value: str, wanted: type) -> Any:
+    try:
+        return wanted(value)
+    except ValueError as error:
+        article = "a whole number" if wanted is int else "a number"
+        raise TraceError(f"trace {kind}: {name} must be {article}, not {value!r}") from error

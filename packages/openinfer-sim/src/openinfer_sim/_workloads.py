@@ -1,0 +1,209 @@
+"""Traces drawn by seed: Poisson arrivals, bursts, closed loops, and agents of many turns."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from openinfer_sim._trace import Segment, Session, Trace, Turn
+from openinfer_sim.errors import TraceError
+
+_SHARED_KEY = 1 << 62
+"""Keys from here on are system prompts, shared by many sessions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMix:
+    """What single requests look like.
+
+    Lengths are log-normal around a median; `spread` is the standard deviation of the logarithm,
+    0 for one length.
+    """
+
+    input: int = 1024
+    output: int = 128
+    spread: float = 0.0
+    shared: int = 0
+    """Leading prompt tokens that all requests of a tenant share."""
+    tenants: int = 1
+    skew: float = 0.0
+    """Tenant i (from 1) sends in proportion to i ** -skew."""
+    priorities: int = 1
+    """Each request has one of so many, evenly."""
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "tenants", "priorities"):
+            if getattr(self, name) < 1:
+                raise TraceError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("spread", "shared", "skew"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise TraceError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -> Trace:
+    """Requests at `rate` a second for `duration` seconds, each independent of the others."""
+    _check_positive(rate=rate, duration=duration)
+    rng = np.random.default_rng(seed)
+    num = int(rng.poisson(rate * duration))
+    starts = np.sort(rng.random(num) * duration)
+    name = f"poisson rate={rate:g} duration={duration:g} input={mix.input} output={mix.output}"
+    return Trace(name=name, sessions=_single_requests(starts, mix, rng), seed=seed)
+
+
+def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, seed: int) -> Trace:
+    """The same mean rate, in bursts of `size` requests that arrive at once."""
+    _check_positive(rate=rate, duration=duration, size=size)
+    rng = np.random.default_rng(seed)
+    num = int(rng.poisson(rate * duration / size))
+    starts = np.repeat(np.sort(rng.random(num) * duration), size)
+    name = (
+        f"bursts rate={rate:g} size={size} duration={duration:g} "
+        f"input={mix.input} output={mix.output}"
+    )
+    return Trace(name=name, sessions=_single_requests(starts, mix, rng), seed=seed)
+
+
+def closed_trace(*, concurrency: int, requests: int, mix: RequestMix, seed: int) -> Trace:
+    """So many clients at once, each with its next request when the one before has ended."""
+    _check_positive(concurrency=concurrency, requests=requests)
+    rng = np.random.default_rng(seed)
+    singles = _single_requests(np.zeros(concurrency * requests), mix, rng)
+    sessions = tuple(
+        Session(
+            session_id=f"client-{i}",
+            start_s=0.0,
+            tenant=first.tenant,
+            priority=first.priority,
+            has_history=False,
+            turns=tuple(single.turns[0] for single in singles[i::concurrency]),
+        )
+        for i, first in enumerate(singles[:concurrency])
+    )
+    name = f"closed concurrency={concurrency} requests={requests} input={mix.input} "
+    return Trace(name=f"{name}output={mix.output}", sessions=sessions, seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentMix:
+    """Coding agents as published figures describe them.
+
+    The defaults give, over many sessions: median 43 turns a session, median prompt 142,000
+    tokens, median output 444, more than 96 % of prompt tokens seen before.
+    """
+
+    turns: int = 43
+    """Median of a session."""
+    turns_spread: float = 0.5
+    output: int = 444
+    """Median of a turn."""
+    output_spread: float = 0.7
+    system: int = 24_000
+    """Tokens of a system prompt with its tools."""
+    systems: int = 4
+    """Different system prompts; sessions have them in turn."""
+    context: int = 45_000
+    """Median of what a session reads before its first turn."""
+    context_spread: float = 0.5
+    result: int = 1_650
+    """Median of what a tool returns, or a user says, before each later turn."""
+    result_spread: float = 0.8
+    think: float = 4.0
+    """Median seconds between an answer and the next turn: tools at work."""
+    think_spread: float = 1.0
+    window: int = 400_000
+    """A session ends before a request would be longer."""
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "output", "system", "systems", "context", "result", "window"):
+            if getattr(self, name) < 1:
+                raise TraceError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in (
+            "turns_spread", "output_spread", "context_spread", "result_spread", "think",
+            "think_spread",
+        ):  # fmt: skip
+            if not 0 <= getattr(self, name) < math.inf:
+                raise TraceError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trace:
+    """Sessions that start within `ramp` seconds and then take turns until they end."""
+    _check_positive(sessions=sessions)
+    if not 0 <= ramp < math.inf:
+        raise TraceError(f"ramp must not be negative, not {ramp}")
+    rng = np.random.default_rng(seed)
+    starts = np.sort(rng.random(sessions) * ramp)
+    agents = tuple(_agent(i, float(start), mix, rng) for i, start in enumerate(starts))
+    name = f"agents sessions={sessions} ramp={ramp:g} turns={mix.turns}"
+    return Trace(name=name, sessions=agents, seed=seed)
+
+
+def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) -> Session:
+    num_turns = _length(mix.turns, mix.turns_spread, rng)
+    outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
+    results = _lengths(mix.result, mix.result_spread, num_turns, rng)
+    waits = mix.think * np.exp(mix.think_spread * rng.standard_normal(num_turns))
+    opening = _length(mix.context, mix.context_spread, rng)
+    system = index % mix.systems
+    turns: list[Turn] = []
+    used = 0
+    for number in range(num_turns):
+        key = index * (1 << 20) + number
+        segments: tuple[Segment, ...] = (Segment(key, int(results[number])),)
+        if not turns:
+            segments = (Segment(_SHARED_KEY + system, mix.system), Segment(key, opening))
+        turn = Turn(float(waits[number]) if turns else 0.0, segments, int(outputs[number]))
+        used += turn.num_new_tokens + turn.num_output_tokens
+        if turns and used > mix.window:
+            break
+        turns.append(turn)
+    return Session(
+        session_id=f"agent-{index}", start_s=start_s, tenant=f"system-{system}", turns=tuple(turns)
+    )
+
+
+def _single_requests(
+    starts: npt.NDArray[np.float64],
+    mix: RequestMix,
+    rng: np.random.Generator,
+) -> tuple[Session, ...]:
+    num = len(starts)
+    if not num:
+        raise TraceError("the trace has no request: raise rate or duration")
+    inputs = _lengths(mix.input, mix.spread, num, rng)
+    outputs = _lengths(mix.output, mix.spread, num, rng)
+    shares = np.arange(1, mix.tenants + 1, dtype=float) ** -mix.skew
+    tenants = rng.choice(mix.tenants, num, p=shares / shares.sum())
+    priorities = rng.integers(0, mix.priorities, num)
+    sessions = []
+    for i in range(num):
+        own = Segment(i, int(inputs[i]))
+        shared = (Segment(_SHARED_KEY + int(tenants[i]), mix.shared),) if mix.shared else ()
+        sessions.append(
+            Session(
+                session_id=f"request-{i}",
+                start_s=float(starts[i]),
+                tenant=f"tenant-{tenants[i]}",
+                priority=int(priorities[i]),
+                turns=(Turn(0.0, (*shared, own), int(outputs[i])),),
+            )
+        )
+    return tuple(sessions)
+
+
+def _lengths(
+    median: int, spread: float, num: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    drawn = median * np.exp(spread * rng.standard_normal(num))
+    lengths: npt.NDArray[np.int64] = np.maximum(1, np.rint(drawn)).astype(np.int64)
+    return lengths
+
+
+def _length(median: int, spread: float, rng: np.random.Generator) -> int:
+    return int(_lengths(median, spread, 1, rng)[0])
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise TraceError(f"{name} must be positive, not {value}")

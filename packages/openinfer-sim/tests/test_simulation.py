@@ -1,0 +1,177 @@
+"""Runs on the virtual clock: deterministic, causal, complete, fast."""
+
+import time
+
+import pytest
+
+from openinfer_sim import (
+    RandomRouter,
+    RequestMix,
+    Segment,
+    Session,
+    Setup,
+    SimError,
+    Trace,
+    Turn,
+    agent_trace,
+    parse_trace,
+    poisson_trace,
+    simulate,
+)
+from openinfer_sim._workloads import AgentMix
+
+_SMALL = Setup(kv_cache_bytes=3_000 * 147_456, max_num_seqs=32, max_num_batched_tokens=512)
+
+
+def _one(*turns, start_s=0.0, name="a", **options):
+    return Session(session_id=name, start_s=start_s, turns=turns, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("poisson:rate=30,duration=10,spread=0.7,tenants=3,skew=1", {}),
+        ("agents:sessions=3,turns=5,ramp=1", {"num_replicas": 2, "router": "prefix-aware"}),
+        ("bursts:rate=20,duration=5,size=16", {"setup": _SMALL, "policy": "priority"}),
+    ],
+)
+def test_equal_arguments_give_equal_bytes(text, options):
+    reports = [simulate(parse_trace(text, seed=7), seed=3, **options).report for _ in range(2)]
+    assert reports[0].to_json() == reports[1].to_json()
+
+
+def test_another_seed_is_another_run():
+    one, two = (simulate(parse_trace("poisson:rate=30,duration=10", seed=s)) for s in (1, 2))
+    assert one.report.ttft_ms != two.report.ttft_ms
+
+
+def test_every_request_gets_exactly_its_tokens():
+    trace = parse_trace("bursts:rate=40,duration=5,size=20,spread=0.6,input=300,output=40")
+    run = simulate(trace, setup=_SMALL)
+    wanted = sorted(turn.num_output_tokens for s in trace.sessions for turn in s.turns)
+    assert sorted(record.num_output_tokens for record in run.recorder.records) == wanted
+    assert len(run.recorder.inter_token_s) == sum(wanted) - trace.num_requests
+    assert run.report.num_served == trace.num_requests
+
+
+def test_a_pool_that_is_too_small_for_all_preempts_and_still_serves_all():
+    trace = parse_trace("bursts:rate=40,duration=2,size=40,input=100,output=200")
+    run = simulate(trace, setup=_SMALL)
+    assert run.report.num_preemptions > 0
+    assert run.report.num_served == trace.num_requests
+
+
+def test_the_second_turn_finds_the_first_one_and_its_answer_cached():
+    turns = Turn(0.0, (Segment(1, 1000),), 200), Turn(3.0, (Segment(2, 100),), 5)
+    first, second = simulate(Trace(name="", sessions=(_one(*turns),))).recorder.records
+    assert (first.num_prompt_tokens, first.num_cached_tokens) == (1000, 0)
+    assert second.num_prompt_tokens == 1300
+    # The last sampled token was never forwarded, and only full blocks of 16 are kept.
+    assert second.num_cached_tokens == 1199 // 16 * 16
+    assert second.arrival == pytest.approx(first.ended_at + 3.0)
+
+
+def test_without_a_prefix_cache_nothing_is_found():
+    turns = Turn(0.0, (Segment(1, 1000),), 20), Turn(3.0, (Segment(2, 100),), 5)
+    run = simulate(Trace(name="", sessions=(_one(*turns),)), has_prefix_cache=False)
+    assert run.report.hit_rate == 0.0
+
+
+def test_a_session_without_history_begins_anew():
+    turns = Turn(0.0, (Segment(1, 1000),), 20), Turn(0.0, (Segment(2, 100),), 5)
+    trace = Trace(name="", sessions=(_one(*turns, has_history=False),))
+    assert [r.num_prompt_tokens for r in simulate(trace).recorder.records] == [1000, 100]
+    assert trace.max_model_len == 1020
+
+
+def test_a_request_that_can_never_fit_is_rejected_and_ends_its_session():
+    turns = Turn(0.0, (Segment(1, 5000),), 10), Turn(0.0, (Segment(2, 1),), 10)
+    other = _one(Turn(0.0, (Segment(3, 10),), 10), name="b")
+    run = simulate(Trace(name="", sessions=(_one(*turns), other)), setup=_SMALL)
+    assert sorted(record.outcome for record in run.recorder.records) == ["length", "rejected"]
+    assert run.report.num_rejected == 1
+
+
+def test_nothing_happens_before_its_cause():
+    trace = agent_trace(
+        sessions=12, ramp=5.0, mix=AgentMix(turns=6, context=5_000, system=2_000), seed=1
+    )
+    records = simulate(trace, num_replicas=3, router="random").recorder.records
+    assert len(records) == trace.num_requests
+    by_start = {session.start_s: session for session in trace.sessions}
+    assert sum(record.arrival in by_start for record in records) == len(trace.sessions)
+    for record in records:
+        assert record.arrival < record.first_token_at <= record.ended_at
+    assert {record.replica for record in records} == {0, 1, 2}
+
+
+def test_a_replica_alone_does_not_depend_on_the_others():
+    """Two independent halves on two replicas give what each half gives alone."""
+
+    class Halves(RandomRouter):
+        def route(self, prompt_token_ids, /):
+            route = super().route(prompt_token_ids)
+            replica = int(len(prompt_token_ids) == 4 * 700)
+            return type(route)(replica, route.num_tokens)
+
+    from openinfer_scheduler import FCFS
+    from openinfer_sim._content import Content
+    from openinfer_sim._replica import Replica
+    from openinfer_sim._simulation import Simulation
+
+    def half(length, seed):
+        mix = RequestMix(input=length, output=50)
+        return poisson_trace(rate=10, duration=5, mix=mix, seed=seed).sessions
+
+    def records(sessions, num_replicas):
+        content = Content(1000)
+        replicas = [Replica(Setup(), FCFS(), content, seed=0) for _ in range(num_replicas)]
+        trace = Trace(name="", sessions=sessions)
+        recorder = Simulation(trace, replicas, Halves(2), vocab_size=1000).run()
+        return sorted(
+            (r.num_prompt_tokens, r.arrival, r.first_token_at, r.ended_at) for r in recorder.records
+        )
+
+    short, long = half(500, 1), half(700, 2)
+    alone = records(short, 2) + records(long, 2)
+    assert records(short + long, 2) == alone
+
+
+def test_five_minutes_at_8_requests_a_second_keep_the_pace_of_an_hour_in_90_s():
+    trace = parse_trace("poisson:rate=8,duration=300")
+    begun = time.process_time()
+    run = simulate(trace)
+    assert time.process_time() - begun < 90 / 12
+    assert run.report.num_served == trace.num_requests > 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_replicas": 0}, "replicas"),
+        ({"router": "nearest"}, "nearest.*prefix-aware"),
+        ({"policy": "no_such_module:Policy"}, "no_such_module"),
+        ({"policy": "openinfer_scheduler:Nothing"}, "Nothing"),
+        ({"policy": "openinfer_scheduler:__all__"}, "not a class"),
+    ],
+)
+def test_what_cannot_be_simulated_is_named(options, named):
+    with pytest.raises(SimError, match=named):
+        simulate(parse_trace("poisson:duration=1"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": "gpt-1"}, "gpt-1.*qwen3-4b"),
+        ({"device": "abacus"}, "abacus.*h200"),
+        ({"model": "qwen3-32b", "device": "rtx-5090"}, "no memory"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens"),
+        ({"memory_utilization": 1.5}, "memory_utilization"),
+        ({"max_model_len": 10**9}, "max_model_len 1000000000 exceeds"),
+    ],
+)
+def test_a_setup_that_makes_no_sense_is_refused(options, named):
+    with pytest.raises(SimError, match=named):
+        Setup(**options)
