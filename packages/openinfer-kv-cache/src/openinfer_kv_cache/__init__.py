@@ -6,6 +6,7 @@
 
 from openinfer_kv_cache._cache import KVCache
 from openinfer_kv_cache._event_batch import KVEventBatch, decode_batch, encode_batch
+from openinfer_kv_cache._event_config import KVEventsConfig
 from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._group import CacheGroup, Plane
@@ -15,6 +16,7 @@ from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
 from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import Reservation
+from openinfer_kv_cache._zmq import ZmqPublisher
 from openinfer_kv_cache.errors import (
     KVCacheError,
     KVEventError,
@@ -42,6 +44,8 @@ __all__ = [
     "KVEventBatch",
     "encode_batch",
     "decode_batch",
+    "KVEventsConfig",
+    "ZmqPublisher",
     "BlockPool",
     "MutableLease",
     "SealedLease",

@@ -1,0 +1,65 @@
+"""How events are published: vLLM's `--kv-events-config`, key by key."""
+
+from importlib.util import find_spec
+from typing import Literal
+
+from msgspec import Struct
+
+from openinfer_kv_cache.errors import PublisherError
+
+
+class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to publish where. Unknown keys and values out of range are refused by name.
+
+    Attributes:
+        enable_kv_cache_events: whether there are events at all.
+        publisher: "zmq", or "null" for none; None: "zmq" if events are enabled.
+        endpoint: of the PUB socket. It is bound where it names every interface (`*`, `::`), a
+            file (`ipc://`); any other is connected to.
+        replay_endpoint: a ROUTER socket is bound here; None: no replay.
+        buffer_steps: batches kept for replay.
+        hwm: batches queued for each subscriber; one that is slower loses some.
+        max_queue_size: refused: there is no queue before the socket.
+        topic: first frame of every message; subscribers filter by its beginning.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int | None = None
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_steps", "hwm"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must be between 1 and {2**31 - 1}")
+        for name in ("endpoint", "replay_endpoint"):
+            address = getattr(self, name)
+            if address is not None and "://" not in address:
+                raise ValueError(f"{name} {address!r} is no address such as tcp://*:5557")
+            if address is not None and address.startswith("inproc://"):
+                raise ValueError(f"{name} {address!r} reaches nobody: use ipc:// or tcp://")
+        if self.max_queue_size is not None:
+            raise ValueError(
+                "max_queue_size: batches go straight to the socket, there is no queue before it; "
+                "leave it out and use hwm"
+            )
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether events leave the process."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    def check_installed(self) -> None:
+        """See that what publishing needs is there.
+
+        Raises:
+            PublisherError: pyzmq is missing.
+        """
+        if self.is_publishing and find_spec("zmq") is None:
+            raise PublisherError(
+                'KV events over zmq need pyzmq: pip install "openinfer-kv-cache[events]"'
+            )

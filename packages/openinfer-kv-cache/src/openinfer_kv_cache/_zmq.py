@@ -1,0 +1,196 @@
+"""Batches of events over ZeroMQ, as vLLM sends them.
+
+A PUB socket sends `[topic, sequence number, batch]`: the number is 8 bytes big-endian and counts up
+from 0. Who missed some asks the ROUTER socket with 8 bytes, the first number wanted, behind an
+empty frame; it is sent `[empty, number, batch]` for each that is kept, and number -1 with an empty
+batch in the end.
+
+Everything is called from the step thread and never blocks: a socket hands messages to a native
+thread, and what a slow subscriber has no room for is dropped and counted.
+"""
+
+import time
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from openinfer_kv_cache._event_batch import KVEventBatch, encode_batch
+from openinfer_kv_cache._event_config import KVEventsConfig
+from openinfer_kv_cache.errors import PublisherError
+
+if TYPE_CHECKING:
+    import zmq
+
+_END = (-1).to_bytes(8, "big", signed=True)
+_BATCHES_AT_ONCE = 64
+_STALLED_WAIT_S = 0.01
+_GIVE_UP_S = 5.0
+
+_Kept = deque[tuple[int, bytes]]
+
+
+class ZmqPublisher:
+    """Publishes the batches of one engine. For one thread; close it.
+
+    Args:
+        config: where to; `is_publishing`.
+
+    Raises:
+        PublisherError: pyzmq is missing, or an endpoint cannot be used.
+
+    Attributes:
+        endpoint: of the PUB socket, a wildcard port resolved.
+        replay: answers those who missed batches; None without a `replay_endpoint`.
+        num_batches: published so far; the next one has this number.
+        num_dropped: of those, the ones that at least one subscriber was too slow for.
+    """
+
+    def __init__(self, config: KVEventsConfig) -> None:
+        config.check_installed()
+        import zmq
+
+        self._zmq = zmq
+        self._topic = config.topic.encode()
+        self._kept: _Kept = deque(maxlen=config.buffer_steps)
+        self._context = zmq.Context()
+        self.replay: ReplayServer | None = None
+        self.num_batches = 0
+        self.num_dropped = 0
+        try:
+            self._socket = self._context.socket(zmq.PUB)
+            self._socket.set_hwm(config.hwm)
+            self._socket.setsockopt(zmq.XPUB_NODROP, 1)
+            is_bound = _names_every_interface(config.endpoint)
+            self._open(self._socket, "endpoint", config.endpoint, is_bound=is_bound)
+            self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            if config.replay_endpoint is not None:
+                router = self._context.socket(zmq.ROUTER)
+                router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                self._open(router, "replay_endpoint", config.replay_endpoint, is_bound=True)
+                self.replay = ReplayServer(router, self._kept)
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, batch: KVEventBatch) -> None:
+        """Send a batch to every subscriber that has room for it."""
+        zmq = self._zmq
+        number, payload = self.num_batches, encode_batch(batch)
+        frames = (self._topic, number.to_bytes(8, "big"), payload)
+        self.num_batches += 1
+        if self.replay is not None:
+            self._kept.append((number, payload))
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            # Refused for the slowest: now to all but those who have no room.
+            self.num_dropped += 1
+            self._socket.setsockopt(zmq.XPUB_NODROP, 0)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.setsockopt(zmq.XPUB_NODROP, 1)
+
+    def close(self) -> None:
+        """Give the endpoints back; what no subscriber has taken yet is lost. Idempotent."""
+        self._context.destroy(linger=0)
+
+    def _open(self, socket: "zmq.Socket[bytes]", key: str, address: str, *, is_bound: bool) -> None:
+        if ":" in address.removeprefix("tcp://").rpartition(":")[0]:
+            socket.setsockopt(self._zmq.IPV6, 1)
+        try:
+            if is_bound:
+                socket.bind(address)
+            else:
+                socket.connect(address)
+        except self._zmq.ZMQError as error:
+            raise PublisherError(
+                f"{key} {address!r} of the KV events cannot be used: "
+                f"{self._zmq.strerror(error.errno)}"
+            ) from error
+
+
+class ReplayServer:
+    """Answers one asker at a time, a few batches at a call, so that no step waits for it.
+
+    It can be registered with a selector: call `serve` when it is readable, and after `wait_s`.
+    """
+
+    def __init__(self, router: "zmq.Socket[bytes]", kept: _Kept) -> None:
+        import zmq
+
+        self._zmq = zmq
+        self._router = router
+        self._kept = kept
+        self._asker: bytes | None = None
+        self._next = 0
+        self._stalled_at: float | None = None
+        self._has_more = False
+
+    def fileno(self) -> int:
+        """Readable when there may be a question; edge-triggered, `serve` rearms it."""
+        return int(self._router.getsockopt(self._zmq.FD))
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until `serve` should be called anyway; None: when it is readable."""
+        if self._stalled_at is not None:
+            return _STALLED_WAIT_S
+        return 0.0 if self._has_more else None
+
+    def serve(self) -> None:
+        """Send some of what was asked for; never blocks and never raises for what a peer does."""
+        num_left = _BATCHES_AT_ONCE
+        while num_left:
+            if self._asker is not None:
+                num_left -= self._answer(num_left)
+                if self._stalled_at is not None:
+                    return
+            elif self._router.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
+                self._read_question()
+                num_left -= 1
+            else:
+                self._has_more = False
+                return
+        self._has_more = True
+
+    def _read_question(self) -> None:
+        """Take the next question; what is none is passed over."""
+        asker, *frames = self._router.recv_multipart(self._zmq.NOBLOCK)
+        if len(frames) == 2 and not frames[0] and len(frames[1]) == len(_END):
+            self._asker = asker
+            self._next = int.from_bytes(frames[1], "big")
+
+    def _answer(self, num: int) -> int:
+        """Send up to `num` batches, or those left and the end; how many messages went out."""
+        kept, asker = self._kept, self._asker
+        assert asker is not None
+        first = kept[0][0] if kept else 0
+        start = max(0, self._next - first)
+        num_sent = 0
+        try:
+            for number, payload in islice(kept, start, start + num):
+                self._send(asker, number.to_bytes(8, "big"), payload)
+                self._next = number + 1
+                num_sent += 1
+            if num_sent < num:
+                self._send(asker, _END, b"")
+                num_sent += 1
+                self._asker = None
+            self._stalled_at = None
+        except self._zmq.Again:
+            now = time.monotonic()
+            if num_sent or self._stalled_at is None:
+                self._stalled_at = now
+            elif now - self._stalled_at > _GIVE_UP_S:
+                self._asker = self._stalled_at = None
+        except self._zmq.ZMQError:
+            # The asker has gone.
+            self._asker = self._stalled_at = None
+        return num_sent
+
+    def _send(self, asker: bytes, number: bytes, payload: bytes) -> None:
+        self._router.send_multipart((asker, b"", number, payload), self._zmq.NOBLOCK)
+
+
+def _names_every_interface(endpoint: str) -> bool:
+    """Whether an endpoint is bound rather than connected to, by vLLM's rule."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
