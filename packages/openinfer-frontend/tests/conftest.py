@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -34,13 +37,31 @@ from openinfer_contract import (
     pack_floats,
     pack_ids,
 )
-from openinfer_frontend import FixedEngine, FrontendApp, FrontendConfig, create_app
+from openinfer_frontend import (
+    FixedEngine,
+    FrontendApp,
+    FrontendConfig,
+    bind,
+    create_app,
+    new_event_loop,
+    serve,
+)
 from openinfer_text import TextModel
 
 IM_START, IM_END, END_OF_TEXT = 256, 257, 258
+MARKERS = {"<tool_call>": 259, "</tool_call>": 260, "<think>": 261, "</think>": 262}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if thinks %}<think>\n{% else %}{# closed by </think> #}{% endif %}{% endif %}"
 )
 
 
@@ -55,6 +76,7 @@ def _write_checkpoint(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer.add_special_tokens(list(MARKERS))
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -64,11 +86,23 @@ def _write_checkpoint(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    """Every byte is a token of the same number; three special tokens follow."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every byte is a token of the same number; three special tokens and four markers follow."""
     folder = tmp_path_factory.mktemp("checkpoint")
     _write_checkpoint(folder)
-    return TextModel.from_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text(checkpoint: Path) -> TextModel:
+    """A model that knows neither tools nor reasoning."""
+    return TextModel.from_folder(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tool_text(checkpoint: Path) -> TextModel:
+    """A model that writes Hermes calls and thinks; its markers are special tokens."""
+    return TextModel.from_folder(checkpoint, chat_template=TOOL_TEMPLATE)
 
 
 def logprobs_of(ids: list[int], num_top: int) -> TokenLogprobs:
@@ -155,7 +189,7 @@ class FakeEngine:
             return
         request, sink, state = self._live[request_id]
         if isinstance(entry, str):
-            entry = list(entry.encode())
+            entry = encode(entry)
         if isinstance(entry, list):
             wanted = request.logprobs
             entry = TokenEvent(
@@ -194,6 +228,14 @@ class FakeEngine:
         raise NotImplementedError
 
 
+def encode(text: str) -> list[int]:
+    """Ids of a text, markers as special tokens."""
+    if "<" not in text:
+        return list(text.encode())
+    parts = re.split("(" + "|".join(MARKERS) + ")", text)
+    return [i for part in parts for i in ([MARKERS[part]] if part in MARKERS else part.encode())]
+
+
 def scheduled(num_prompt_tokens: int, num_cached: int = 0) -> TokenEvent:
     cached = (("device", num_cached),) if num_cached else ()
     return TokenEvent(scheduled=Scheduled(num_prompt_tokens=num_prompt_tokens, cached=cached))
@@ -217,6 +259,7 @@ def fakes() -> SimpleNamespace:
         FakeEngine=FakeEngine,
         scheduled=scheduled,
         hello=hello,
+        encode=encode,
         IM_END=IM_END,
         END_OF_TEXT=END_OF_TEXT,
         wait_for=wait_for,
@@ -241,7 +284,7 @@ def engine() -> FakeEngine:
 def make_app(text: TextModel) -> Iterator[Callable[..., FrontendApp]]:
     apps = []
 
-    def make(engine: Any, **settings: Any) -> FrontendApp:
+    def make(engine: Any, *, text: TextModel = text, **settings: Any) -> FrontendApp:
         config = FrontendConfig(
             **{"served_model_names": ("tiny", "other"), "version": "1.2"} | settings
         )
@@ -309,3 +352,57 @@ def client(app: FrontendApp) -> Client:
 @pytest.fixture
 def client_of() -> type[Client]:
     return Client
+
+
+class Running:
+    """`serve` in a thread of its own."""
+
+    def __init__(self, app: FrontendApp, **options: Any) -> None:
+        self.socket = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(app, options))
+        self._thread.start()
+        assert self._ready.wait(5)
+
+    def _run(self, app: FrontendApp, options: dict[str, Any]) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            await serve(app, [self.socket], stop=self._stop, on_ready=self._ready.set, **options)
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Runs a function on the server's loop."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def stop(self) -> None:
+        self.call(self._stop.set)
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    servers: list[Running] = []
+
+    def run(app: FrontendApp, **options: Any) -> Running:
+        servers.append(Running(app, **options))
+        return servers[-1]
+
+    yield run
+    for server in servers:
+        if server._thread.is_alive():
+            server.stop()
+        server.join()
+
+
+@pytest.fixture
+def sdk(start: Callable[..., Running], app: FrontendApp) -> Iterator[openai.OpenAI]:
+    client = openai.OpenAI(base_url=start(app).url + "/v1", api_key="none", max_retries=0)
+    yield client
+    client.close()

@@ -26,8 +26,25 @@ VALID = {
         "logprobs": True,
         "top_logprobs": 1,
         "chat_template_kwargs": {"a": 1},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": []}}}],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+    },
+    "/v1/chat/completions ": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "x"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": []}}}],
     },
     "/tokenize": {"prompt": "Hi", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
@@ -80,8 +97,9 @@ def mutate(rng, value):
 
 
 @pytest.mark.parametrize("path", VALID)
-def test_no_body_makes_a_5xx(app, engine, path):
+def test_no_body_makes_a_5xx(make_app, tool_text, engine, path):
     rng = random.Random(path)
+    app = make_app(engine, text=tool_text)
 
     async def main():
         transport = httpx.ASGITransport(app=app)
@@ -91,7 +109,7 @@ def test_no_body_makes_a_5xx(app, engine, path):
                 if rng.random() < 0.3:
                     cut = rng.randrange(len(body))
                     body = body[:cut] + rng.randbytes(rng.randint(0, 3)) + body[cut + 1 :]
-                response = await client.post(path, content=body)
+                response = await client.post(path.strip(), content=body)
                 assert response.status_code in (200, 400, 404), (body, response.text)
                 assert len(response.content) < 5000
                 if response.status_code != 200:

@@ -18,60 +18,6 @@ from openinfer_contract import Finished
 from openinfer_frontend import ListenError, bind, new_event_loop, serve
 
 
-class Running:
-    """`serve` in a thread of its own."""
-
-    def __init__(self, app, **options):
-        self.socket = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(app, options))
-        self._thread.start()
-        assert self._ready.wait(5)
-
-    def _run(self, app, options):
-        async def main():
-            self._loop = asyncio.get_running_loop()
-            self._stop = asyncio.Event()
-            await serve(app, [self.socket], stop=self._stop, on_ready=self._ready.set, **options)
-
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(main())
-
-    def call(self, function, *arguments):
-        """Runs a function on the server's loop."""
-        self._loop.call_soon_threadsafe(function, *arguments)
-
-    def stop(self):
-        self.call(self._stop.set)
-
-    def join(self):
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def start():
-    servers = []
-
-    def run(app, **options):
-        servers.append(Running(app, **options))
-        return servers[-1]
-
-    yield run
-    for server in servers:
-        if server._thread.is_alive():
-            server.stop()
-        server.join()
-
-
-@pytest.fixture
-def sdk(start, app):
-    client = openai.OpenAI(base_url=start(app).url + "/v1", api_key="none", max_retries=0)
-    yield client
-    client.close()
-
-
 def until(condition):
     deadline = time.monotonic() + 10
     while not condition():
@@ -278,7 +224,11 @@ def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
         begun = time.monotonic()
         while engine.live:
             assert time.monotonic() - begun < 10
-            server.call(lambda: engine.live and engine.emit("x" * 2**15))
+            taken = threading.Event()
+            server.call(lambda: engine.live and engine.emit("x" * 2**13))
+            server.call(taken.set)
+            # On a busy machine the loop would fall behind for ever.
+            assert taken.wait(10)
             time.sleep(0.02)
         poll = select.poll()
         poll.register(sock, 0)

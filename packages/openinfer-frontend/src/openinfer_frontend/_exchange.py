@@ -20,6 +20,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 M = TypeVar("M", bound=RequestModel)
 
+# json.dumps with these options would make an encoder for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 DONE = b"data: [DONE]\n\n"
 ABORT = "openinfer.abort"
@@ -28,7 +30,7 @@ ABORT = "openinfer.abort"
 
 def to_json(value: object) -> bytes:
     """Compact UTF-8 JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 class Exchange:

@@ -14,6 +14,7 @@ from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
 from openinfer_frontend._exchange import to_json
 from openinfer_frontend._generation import Delta, Usage
 from openinfer_frontend._logprobs import CompletionLogprobs, TokenNames, chat_logprobs
+from openinfer_text import OutputParser
 
 _PLAIN_END = b',"logprobs":null,"finish_reason":null'
 
@@ -48,6 +49,8 @@ class FormatOptions:
     return_token_ids: bool = False
     echoes: Sequence[str] = ()
     """Per prompt the text that goes before the output; none, or one each."""
+    parsers: Sequence[OutputParser] = ()
+    """Per choice what finds reasoning and tool calls; none, or one each."""
 
 
 class Format(ABC):
@@ -77,7 +80,7 @@ class Format(ABC):
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> bytes:
         """The event of one delta, with the usage so far if it is wanted on every chunk."""
-        parts = [self._prefixes[delta.index], encode_basestring(delta.text).encode()]
+        parts = [self._prefixes[delta.index], self._payload(delta)]
         if delta.logprobs is None and delta.finish_reason is None:
             parts.append(self._plain_end)
         else:
@@ -85,7 +88,8 @@ class Format(ABC):
             finish = b',"logprobs":%b,"finish_reason":%b'
             parts += (
                 self._close,
-                finish % (to_json(logprobs), to_json(delta.finish_reason)),
+                finish
+                % (to_json(logprobs), to_json(self._reason(delta.index, delta.finish_reason))),
                 self._stop_reason(delta),
             )
         if self.options.return_token_ids:
@@ -110,6 +114,14 @@ class Format(ABC):
         """The ids that choice `index` was generated from."""
         return unpack_ids(self._requests[index].prompt_token_ids)
 
+    def _payload(self, delta: Delta) -> bytes:
+        """What goes between open and close."""
+        return encode_basestring(delta.text).encode()
+
+    def _reason(self, index: int, finish_reason: str | None) -> str | None:
+        """What the client is told of why choice `index` ended, None while it goes on."""
+        return finish_reason
+
     @abstractmethod
     def opening(self, index: int) -> bytes:
         """What precedes the first chunk of a choice."""
@@ -128,7 +140,7 @@ class Format(ABC):
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index} | self._content(index, "".join(result.texts))
         choice["logprobs"] = self._logprobs(index, result.token_ids, result.logprobs)
-        choice["finish_reason"] = result.finish_reason
+        choice["finish_reason"] = self._reason(index, result.finish_reason)
         choice["stop_reason"] = result.stop_reason
         if self.options.return_token_ids:
             choice["token_ids"] = result.token_ids

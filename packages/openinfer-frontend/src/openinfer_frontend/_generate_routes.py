@@ -16,6 +16,7 @@ from openinfer_frontend._formats import (
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._logprobs import TokenNames
 from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, RequestContext
+from openinfer_frontend._parsed_chat import ParsedChatFormat
 from openinfer_frontend._requests import (
     ChatRequest,
     CompletionRequest,
@@ -24,7 +25,7 @@ from openinfer_frontend._requests import (
 )
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
-from openinfer_text import OutputText
+from openinfer_text import OutputParser, OutputText
 
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
@@ -69,8 +70,11 @@ class GenerateRoutes:
         context = _context(exchange, "chatcmpl-", "messages", default)
         with self._backend.admitted(), exchange.watched():
             job = self._check(request, context, 1)
+            self._check_tools(request)
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
-            await self._answer(exchange, job, [prompt], ChatFormat)
+            parsers = self._parsers(request, prompt)
+            form = ParsedChatFormat if parsers else ChatFormat
+            await self._answer(exchange, job, [prompt], form, parsers=parsers)
 
     def _check(self, request: GenerationRequest, context: RequestContext, num_prompts: int) -> _Job:
         config = self._backend.config
@@ -90,6 +94,26 @@ class GenerateRoutes:
         )
         return _Job(request=request, context=context, engine=engine, lowering=lowering)
 
+    def _check_tools(self, request: ChatRequest) -> None:
+        if request.offered_tools and self._text.model.tool_parser is None:
+            message = (
+                "tools: this server has no tool parser for its model; "
+                "its operator can name one with --tool-call-parser"
+            )
+            raise ApiError(400, message, param="tools")
+
+    def _parsers(self, request: ChatRequest, prompt: Prompt) -> list[OutputParser]:
+        """What finds reasoning and tool calls, one parser each choice; none if there is nothing."""
+        parsers = (
+            self._text.model.parser(
+                prompt.turn,
+                has_tools=request.offered_tools is not None,
+                has_parallel_calls=request.parallel_tool_calls is not False,
+            )
+            for _ in range(request.n)
+        )
+        return [parser for parser in parsers if parser is not None]
+
     async def _echoes(self, request: CompletionRequest) -> list[str]:
         return [
             prompt if isinstance(prompt, str) else await self._text.decode(prompt)
@@ -103,9 +127,10 @@ class GenerateRoutes:
         prompts: Sequence[Prompt],
         format_type: type[Format],
         echoes: Sequence[str] = (),
+        parsers: Sequence[OutputParser] = (),
     ) -> None:
         request, context = job.request, job.context
-        sequences = self._sequences(job, prompts)
+        sequences = self._sequences(job, prompts, parsers[0].markers if parsers else ())
         as_ids = request.return_tokens_as_token_ids
         options = FormatOptions(
             response_id=context.response_id,
@@ -113,6 +138,7 @@ class GenerateRoutes:
             names=TokenNames(self._text.model.tokenizer, as_ids=as_ids),
             return_token_ids=request.return_token_ids,
             echoes=echoes,
+            parsers=parsers,
         )
         form = format_type(options, [lowered for lowered, _ in sequences], request.n)
         with Generation(
@@ -129,7 +155,7 @@ class GenerateRoutes:
                 await _whole(exchange, generation, form)
 
     def _sequences(
-        self, job: _Job, prompts: Sequence[Prompt]
+        self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]
     ) -> list[tuple[GenerateRequest, OutputText]]:
         """Every sample of every prompt: what the engine gets, and the text that comes of it."""
         request, response_id = job.request, job.context.response_id
@@ -141,13 +167,13 @@ class GenerateRoutes:
                     sample,
                     response_id if is_single else f"{response_id}-{number * request.n + sample}",
                 ),
-                self._output(job, prompt),
+                self._output(job, prompt, markers),
             )
             for number, prompt in enumerate(prompts)
             for sample in range(request.n)
         ]
 
-    def _output(self, job: _Job, prompt: Prompt) -> OutputText:
+    def _output(self, job: _Job, prompt: Prompt, markers: Sequence[str]) -> OutputText:
         request = job.request
         return self._text.model.output(
             stops=request.stops,
@@ -155,6 +181,7 @@ class GenerateRoutes:
             stop_token_ids=job.lowering.stop_token_ids,
             min_tokens=request.min_tokens,
             skip_special_tokens=request.skip_special_tokens,
+            shown_tokens=markers,
             spaces_between_special_tokens=request.spaces_between_special_tokens,
             context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
         )

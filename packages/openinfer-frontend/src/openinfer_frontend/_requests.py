@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from openinfer_frontend._tools import check_tool_choice, check_tools
 from openinfer_frontend.errors import ApiError
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
@@ -217,8 +218,6 @@ class ChatRequest(GenerationRequest):
 
     TOP_LOGPROBS_PARAM: ClassVar[str] = "top_logprobs"
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.UNSUPPORTED | {
-        "tools": (),
-        "tool_choice": ("none", "auto"),
         "functions": (),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -241,6 +240,21 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @field_validator("tools")
+    @classmethod
+    def _known_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        check_tools(tools or ())
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _known_choice(cls, choice: Any) -> Any:
+        check_tool_choice(choice)
+        return choice
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
@@ -259,12 +273,16 @@ class ChatRequest(GenerationRequest):
         """Logprobs of how many alternatives, None for no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model sees and whose calls are looked for; None for none."""
+        return None if self.tool_choice == "none" else self.tools or None
+
 
 class TokenizeRequest(RequestModel):
     """POST /tokenize: a prompt, or messages as a chat would see them."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tools": ([],),
         "chat_template": (),
         "mm_processor_kwargs": ({},),
         "media_io_kwargs": ({},),
@@ -277,13 +295,25 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
+
+    @field_validator("tools")
+    @classmethod
+    def _known_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        check_tools(tools or ())
+        return tools
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model would see; None for none."""
+        return self.tools or None
 
 
 class DetokenizeRequest(RequestModel):

@@ -28,6 +28,8 @@ class Prompt:
     """u32 column."""
     boundaries: bytes = b""
     """u32 column of positions where messages end."""
+    turn: str = ""
+    """What a chat's prompt already holds of the turn that is continued."""
 
 
 class TextWork:
@@ -87,18 +89,25 @@ class TextWork:
             size: of the request in bytes.
 
         Raises:
-            ApiError: if the template or the messages do not fit each other.
+            ApiError: if the template, the tools or the messages do not fit each other.
         """
+        template, tools = self.model.chat_template, request.offered_tools
+        if tools and template is not None and not template.takes_tools:
+            message = "tools: this model's chat template has no place for them"
+            raise ApiError(400, message, param="tools")
 
         def encode() -> Prompt:
             chat = self.model.encode_chat(
                 request.messages or (),
+                tools=tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 chat_template_kwargs=request.chat_template_kwargs,
                 add_special_tokens=bool(request.add_special_tokens),
             )
-            return Prompt(token_ids=chat.token_ids, boundaries=pack_ids(chat.boundaries))
+            return Prompt(
+                token_ids=chat.token_ids, boundaries=pack_ids(chat.boundaries), turn=chat.turn
+            )
 
         return await self._run(encode, size, "messages")
 

@@ -65,6 +65,8 @@ class MessageNormalizer:
         if "content" not in message and message["role"] != "assistant":
             raise InvalidChatInput(f"{field}.content", "is missing")
         shaped = {key: value for key, value in message.items() if value is not None}
+        if not isinstance(shaped.get("tool_call_id", ""), str):
+            raise InvalidChatInput(f"{field}.tool_call_id", "must be a string")
         if shaped["role"] == "developer" and not self._keeps_developer:
             shaped["role"] = "system"
         shaped["content"] = self._content(shaped.get("content", ""), f"{field}.content")
