@@ -1,4 +1,5 @@
-"""The modelled device against served figures: one list was fitted, the other was not looked at.
+"""The modelled device against served figures: one list set its parameters,
+the other only checks them.
 
 All rows are medians that a streaming client on the same host measured of vLLM 0.26.0 on one H200
 with random weights (2026-11-21), but for the two of another device, which were published. Times

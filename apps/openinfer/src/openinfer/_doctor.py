@@ -13,6 +13,7 @@ _GROUPS = (
     ("openinfer.models", "model lines"),
     ("openinfer.checkpoints", "checkpoints"),
     ("openinfer.schedulers", "scheduling policies"),
+    ("openinfer.engines", "engines"),
     ("openinfer.commands", "commands"),
 )
 

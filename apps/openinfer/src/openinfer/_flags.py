@@ -51,6 +51,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("revision", ("--revision",), "str", "server", "branch, tag or commit on the hub"),
     Flag("download_dir", ("--download-dir",), "str", "server", "hub cache to use"),
     Flag("model_line", ("--model-line",), "str", "server", "which installed line serves the model"),
+    Flag("engine", ("--engine",), "str", "server", "serve by this installed engine, such as sim"),
     # the engine
     Flag("device", ("--device",), "str", "engine", "where to run", choices=("auto", "cpu", "cuda")),
     Flag("dtype", ("--dtype",), "dtype", "engine", "auto, bfloat16, float16 or float32"),

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openinfer._engines import ServedEngine, load_engine
 from openinfer._line_options import check_line_options, engine_options, parse_line_options
 from openinfer._resolve import ResolvedModel, resolve_model
 from openinfer.errors import UsageError
-from openinfer_engine import LaunchSpec, ModelLine, ServePlan, detect_line, read_config
+from openinfer_engine import (
+    LINE_FACTORY,
+    LaunchSpec,
+    ModelLine,
+    ServePlan,
+    detect_line,
+    read_config,
+)
 from openinfer_scheduler import load_policy
 
 
@@ -18,9 +26,11 @@ class Prepared:
     """A model that can be launched: nothing is loaded yet."""
 
     model: ResolvedModel
-    line: ModelLine
+    line: ModelLine | ServedEngine
     spec: LaunchSpec
     plan: ServePlan
+    factory: str
+    """`module:function` of what makes the executor in the engine process."""
 
 
 def prepare(
@@ -44,7 +54,7 @@ def prepare(
     resolved = resolve_model(
         model, revision=values.get("revision"), download_dir=values.get("download_dir")
     )
-    line = detect_line(read_config(resolved.path), name=values.get("model_line"))
+    line, factory = _find_line(resolved, values)
     own = check_line_options(line_values or {}, line.options, line.name)
     own |= parse_line_options(line_arguments, line.options, line.name)
     engine = engine_options(values)
@@ -55,7 +65,20 @@ def prepare(
         engine=engine,
         line_options=own,
     )
-    return Prepared(model=resolved, line=line, spec=spec, plan=line.plan(spec))
+    return Prepared(model=resolved, line=line, spec=spec, plan=line.plan(spec), factory=factory)
+
+
+def _find_line(
+    resolved: ResolvedModel, values: Mapping[str, Any]
+) -> tuple[ModelLine | ServedEngine, str]:
+    """What serves the model, and its executor's factory."""
+    if "engine" not in values:
+        line = detect_line(read_config(resolved.path), name=values.get("model_line"))
+        return line, LINE_FACTORY
+    if "model_line" in values:
+        raise UsageError("--model-line has no effect with --engine; leave one of them out")
+    engine = load_engine(values["engine"])
+    return engine, engine.factory
 
 
 def read_template(path: str | None) -> str | None:

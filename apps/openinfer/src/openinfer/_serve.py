@@ -101,7 +101,10 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openinfer-"))
             addresses.append(f"unix:{folder}/engine.sock")
         supervisor = EngineSupervisor(
-            prepared.spec, listen=addresses, log_level=values["log_level"]
+            prepared.spec,
+            factory=prepared.factory,
+            listen=addresses,
+            log_level=values["log_level"],
         )
         stack.push_async_callback(supervisor.shutdown)
         info, text = await asyncio.gather(supervisor.start(), asyncio.to_thread(front.load_text))

@@ -3,15 +3,16 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from openinfer_sim._plot import plot_runs
+from openinfer_sim._plot import import_figure, plot_runs
 from openinfer_sim._report import format_table
 from openinfer_sim._routing import ROUTERS
-from openinfer_sim._run import find_policy, simulate
+from openinfer_sim._run import Run, find_policy, simulate
 from openinfer_sim._setup import Setup
 from openinfer_sim._trace_spec import parse_trace, trace_kinds
 from openinfer_sim.errors import SimError
@@ -65,10 +66,12 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
         sys.path.insert(0, "")  # a policy in the current folder is found, as by `python -m`
     for policy in policies:
         find_policy(policy)
+    if namespace.plot:
+        import_figure()  # what is missing is said before minutes are spent
     limits = {n: v for n in _LIMITS if (v := getattr(namespace, n)) is not None}
     setup = Setup(model=namespace.model, device=namespace.device, **limits)
     trace = parse_trace(namespace.trace, seed=namespace.seed)
-    runs = {}
+    runs: dict[str, Run] = {}
     for policy in policies:
         begin = time.perf_counter()
         runs[policy] = simulate(
@@ -82,11 +85,18 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
         )
         took = time.perf_counter() - begin
         print(f"{policy}: {trace.num_requests} requests in {took:.1f} s", file=sys.stderr)
-    reports = [run.report for run in runs.values()]
-    print(format_table(reports))
+    print(format_table([run.report for run in runs.values()]))
+    try:
+        _write(runs, namespace, title=trace.name)
+    except OSError as error:
+        raise SimError(f"{error.filename}: {error.strerror}") from error
+    return 0
+
+
+def _write(runs: Mapping[str, Run], namespace: argparse.Namespace, *, title: str) -> None:
     if namespace.json:
-        namespace.json.write_bytes(msgspec.json.format(msgspec.json.encode(reports), indent=2))
+        reports = msgspec.json.encode([run.report for run in runs.values()])
+        namespace.json.write_bytes(msgspec.json.format(reports, indent=2))
     if namespace.plot:
         recorders = {policy: run.recorder for policy, run in runs.items()}
-        plot_runs(recorders, namespace.plot, title=trace.name)
-    return 0
+        plot_runs(recorders, namespace.plot, title=title)

@@ -27,7 +27,7 @@ from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import ModelledExecutor
 from openinfer_sim._figures import load_figures
 from openinfer_sim._setup import Setup
-from openinfer_sim.errors import SimError
+from openinfer_sim.errors import UnknownFigures
 
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 8192
@@ -56,6 +56,7 @@ class SimEngine:
 
         Raises:
             OptionRejected: an option that has no meaning here, or a value that makes no sense.
+        SimError: values that make no sense together.
         """
         setup = _setup(spec)
         vocab_size, eos_token_ids = _ids(spec.model_path)
@@ -126,8 +127,9 @@ def _setup(spec: LaunchSpec) -> Setup:
             kv_cache_bytes=engine.kv_cache_bytes,
             memory_utilization=engine.gpu_memory_utilization,
         )
-    except SimError as error:
-        raise OptionRejected("engine sim", str(error)) from error
+    except UnknownFigures as error:
+        name = "sim_model" if error.name == options.sim_model else "sim_device"
+        raise OptionRejected(name, str(error)) from error
 
 
 def _refuse_foreign(engine: EngineOptions) -> None:

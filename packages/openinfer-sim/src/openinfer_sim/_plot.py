@@ -23,7 +23,7 @@ def plot_runs(runs: Mapping[str, Recorder], path: str | Path, *, title: str = ""
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    figure_class = _import_figure()
+    figure_class = import_figure()
     figure = figure_class(figsize=(12.0, 4.0), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for name, recorder in runs.items():
@@ -51,7 +51,12 @@ def _draw(panel: Any, seconds: "np.ndarray", name: str) -> None:
         panel.plot(np.quantile(seconds, shares) * _MS, shares, label=name)
 
 
-def _import_figure() -> Any:
+def import_figure() -> Any:
+    """What draws.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

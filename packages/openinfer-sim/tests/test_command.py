@@ -1,0 +1,75 @@
+"""The command as argparse sees it, without the application."""
+
+import argparse
+import json
+
+import pytest
+
+from openinfer_contract import OpenInferError
+from openinfer_sim import add_command
+
+_SHORT = ("--trace", "poisson:rate=10,duration=3,tenants=2")
+
+
+@pytest.fixture
+def run():
+    def run(*arguments):
+        parser = argparse.ArgumentParser()
+        add_command(parser.add_subparsers())
+        namespace = parser.parse_args(["sim", *arguments])
+        return namespace.run(namespace, [])
+
+    return run
+
+
+def test_policies_stand_side_by_side_and_in_json(run, capsys, tmp_path):
+    file = tmp_path / "reports.json"
+    assert run("--policy", "fcfs", "--policy", "priority", *_SHORT, "--json", str(file)) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split() == ["fcfs", "priority"]
+    assert "requests in" in printed.err
+    reports = json.loads(file.read_bytes())
+    assert [report["policy"] for report in reports] == ["fcfs", "priority"]
+    assert reports[0]["tenants"][0]["tenant"] == "tenant-0"
+
+
+def test_a_class_from_the_current_folder(run, capsys, tmp_path, monkeypatch):
+    source = (
+        "class Youngest:\n"
+        "    def order(self, sequences, now):\n        return sequences[::-1]\n"
+        "    def chunk(self, sequence, max_tokens):\n        return max_tokens\n"
+        "    def victim(self, candidates):\n        return candidates[-1]\n"
+    )
+    (tmp_path / "policy_of_a_test.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    trace = "bursts:rate=40,duration=2,size=40,input=3000"
+    limits = ("--max-num-seqs", "4", "--replicas", "2", "--router", "random")
+    name = "policy_of_a_test:Youngest"
+    assert run("--policy", "fcfs", "--policy", name, "--trace", trace, *limits) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (ttft,) = (row for row in rows if row[:2] == ["TTFT", "p50,"])
+    assert ttft[-1] != ttft[-2]
+
+
+def test_limits_and_switches_reach_the_engines(run, capsys):
+    assert run(*_SHORT, "--no-prefix-cache", "--max-model-len", "100", "--block-size", "32") == 0
+    out = capsys.readouterr().out
+    assert "0 of " in out, "every request is longer than 100 tokens"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--policy", "nosuch"), "nosuch"),
+        (("--trace", "nosuch"), "nosuch"),
+        (("--model", "nosuch"), "nosuch"),
+        (("--device", "nosuch"), "nosuch"),
+        (("--router", "nosuch"), "nosuch"),
+        (("--replicas", "0"), "replicas"),
+        (("--seed", "-1"), "--seed"),
+        (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
+    ],
+)
+def test_what_is_wrong_is_named(run, arguments, named):
+    with pytest.raises(OpenInferError, match=named):
+        run(*_SHORT, *arguments)

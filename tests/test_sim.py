@@ -1,0 +1,99 @@
+"""The simulator behind the real front end, and its command, as users meet them."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+def _stream(server, **options):
+    """Chunks of one chat, and the second each came in."""
+    stream = server.client.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        stream=True,
+        stream_options={"include_usage": True},
+        **options,
+    )
+    return [(time.monotonic(), chunk) for chunk in stream]
+
+
+def test_the_official_client_streams_from_a_modelled_device(start_server):
+    server = start_server("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200")
+    assert any("tiny by sim on modelled h200" in line for line in server.log)
+    timed = _stream(server, max_tokens=30)
+    chunks = [chunk for _, chunk in timed]
+    assert chunks[-1].usage.completion_tokens == 30
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert len(text) > 30
+    assert "<|" not in text, "random ids are never those of control tokens"
+    # 65 GB of weights take 15 ms to read, whatever else this machine does.
+    assert timed[-1][0] - timed[0][0] > 29 * 0.014
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
+    assert refused.value.param == "logprobs"
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: _stream(server, max_tokens=20), range(16)))
+    assert {answer[-1][1].usage.completion_tokens for answer in answers} == {20}
+
+
+def test_answers_end_by_themselves_where_a_length_is_modelled(start_server):
+    server = start_server("--engine", "sim", "--sim-output-tokens", "10", "--seed", "1")
+    answer = server.client.chat.completions.create(model="tiny", messages=HELLO, n=8)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert 8 <= answer.usage.completion_tokens < 400
+
+
+def test_the_front_end_carries_a_crowd(start_server):
+    """200 streams at once over a modelled device: every one gets its tokens."""
+    server = start_server("--engine", "sim", "--sim-model", "qwen3-0_6b")
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda _: _stream(server, max_tokens=30), range(200)))
+    assert {answer[-1][1].usage.completion_tokens for answer in answers} == {30}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--engine", "nosuch"), "nosuch is not installed; installed are: sim"),
+        (("--engine", "sim", "--model-line", "qwen3"), "--model-line"),
+        (("--engine", "sim", "--sim-modle", "qwen3-4b"), "--sim-model"),
+        (("--engine", "sim", "--attention-backend", "cpu"), "--attention-backend"),
+        (("--engine", "sim", "--sim-model", "gpt-1"), "--sim-model"),
+        (("--engine", "sim", "--device", "cuda"), "--device"),
+        (("--sim-model", "qwen3-4b"), "--sim-model"),
+    ],
+)
+def test_an_option_is_consumed_or_rejected(run_openinfer, arguments, named):
+    status, stdout, stderr = run_openinfer("serve", *arguments)
+    assert (status, stdout) == (1, "")
+    assert named in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_the_command_compares_draws_and_writes(run_openinfer, tmp_path):
+    arguments = ("--policy", "fcfs", "--policy", "priority", "--trace", "poisson:duration=5")
+    status, stdout, stderr = run_openinfer(
+        "sim", *arguments, "--json", "reports.json", "--plot", "runs.png", cwd=tmp_path
+    )
+    assert status == 0, stderr
+    assert stdout.splitlines()[1].split() == ["fcfs", "priority"]
+    reports = json.loads((tmp_path / "reports.json").read_bytes())
+    assert [report["policy"] for report in reports] == ["fcfs", "priority"]
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(run_openinfer):
+    status, _, stderr = run_openinfer("sim", "--trace", "poisson:rte=3")
+    assert status == 1
+    assert stderr == (
+        "openinfer: trace poisson: no option 'rte'; known are: rate, duration, input, output, "
+        "spread, shared, tenants, skew, priorities\n"
+    )
