@@ -1,0 +1,138 @@
+"""The guide to a policy of one's own, followed letter by letter in a folder of its own."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+_GUIDE = (Path(__file__).parents[1] / "docs/guides/scheduler.md").read_text(encoding="utf-8")
+_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL)
+_FILES = {match[1]: text for _, text in _BLOCKS if (match := re.match(r"# (\S+\.\w+)\n", text))}
+_COMMANDS = [text.strip() for kind, text in _BLOCKS if kind == "sh"]
+_FOLDER = "site"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The guide's files, and beside them what its installation puts into an environment."""
+    folder = tmp_path_factory.mktemp("my-scheduler")
+    for name, text in _FILES.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    uv = shutil.which("uv")
+    assert uv is not None, "the workspace is run by uv"
+    install = [uv, "pip", "install", "--offline", "--no-deps", "--python", sys.executable]
+    done = subprocess.run(
+        [*install, "--target", str(folder / _FOLDER), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _environment(folder):
+    return {"PYTHONPATH": os.pathsep.join([str(folder / _FOLDER), *_python_path()])}
+
+
+def _python_path():
+    return filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def _run(command, folder, **environment):
+    program, *arguments = shlex.split(command)
+    module = {"openinfer": ["-m", "openinfer"], "python": []}[program]
+    return subprocess.run(
+        [sys.executable, *module, *arguments],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_the_policy_takes_less_than_100_lines():
+    assert set(_FILES) == {"pyproject.toml", "my_scheduler/__init__.py", "test_my_scheduler.py"}
+    assert sum(len(text.splitlines()) for text in _FILES.values()) < 100
+
+
+def test_its_tests_pass_and_can_fail(folder):
+    test, _, _ = _COMMANDS
+    done = _run(test, folder)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+    broken = folder / "broken"
+    shutil.copytree(folder / "my_scheduler", broken / "my_scheduler")
+    shutil.copy(folder / "test_my_scheduler.py", broken)
+    source = broken / "my_scheduler/__init__.py"
+    code = source.read_text()
+    source.write_text(code.replace("return sorted(sequences, key=rank)", "return sequences"))
+    done = _run(test, broken)
+    assert done.returncode == 1
+    assert "test_the_short_one_goes_first" in done.stdout
+
+
+def test_the_simulator_puts_it_beside_fcfs(folder):
+    _, simulate, _ = _COMMANDS
+    done = _run(simulate, folder)
+    assert done.returncode == 0, done.stderr
+    rows = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()[1:]}
+    assert rows[""] == ["fcfs", "my_scheduler:ShortAnswers"]
+    fcfs, mine = map(float, rows["TTFT p50, ms"])
+    assert mine < fcfs / 2, "short answers do not wait behind long ones"
+
+
+def test_once_installed_it_has_a_name(folder):
+    code = "from openinfer_scheduler import installed_policies as names; print(names())"
+    command = shlex.join(["python", "-c", code])
+    for environment, is_known in ((_environment(folder), True), ({}, False)):
+        done = _run(command, folder, **environment)
+        assert ("short-answers" in done.stdout) == is_known, (done.stdout, done.stderr)
+
+
+def _completion_order(server, lengths):
+    """Sends a blocker, then requests of these lengths; returns the lengths as they complete."""
+    completed = []
+
+    def complete(num_tokens):
+        answer = server.client.completions.create(
+            model="tiny", prompt="Once", max_tokens=num_tokens, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage.completion_tokens == num_tokens
+        completed.append(num_tokens)
+
+    with ThreadPoolExecutor(len(lengths) + 1) as pool:
+        futures = [pool.submit(complete, 150)]
+        for number, num_tokens in enumerate(lengths):
+            futures.append(pool.submit(complete, num_tokens))
+            deadline = time.monotonic() + 10
+            while server.load()["num_running"] + server.load()["num_waiting"] < number + 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        for future in futures:
+            future.result()
+    return completed
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "short-answers"])
+def test_the_real_server_completes_in_its_order(start_server, folder, policy):
+    flags = shlex.split(_COMMANDS[2])[2:]
+    flags[flags.index("short-answers")] = policy
+    server = start_server(*flags, "--max-num-seqs", "1", env=_environment(folder))
+    order = _completion_order(server, [120, 90, 60, 30])
+    assert order == [
+        150,
+        *({"fcfs": [120, 90, 60, 30], "short-answers": [30, 60, 90, 120]}[policy]),
+    ]
