@@ -13,6 +13,7 @@ _TEXTS = {
     "count": ("2K", 2048),
     "list": ("one", ["one"]),
     "dtype": ("bf16", "bfloat16"),
+    "json": ('{"a": 1}', {"a": 1}),
 }
 _SPELLINGS = [
     pytest.param(flag, name, id=name) for flag in FLAGS for name in flag.names if not flag.off
@@ -161,6 +162,8 @@ def _flag(dest):
         ("served_model_names", ["one", 2], ["one", "2"]),
         ("device", "cpu", "cpu"),
         ("dtype", "half", "float16"),
+        ("kv_events_config", {"hwm": 5}, {"hwm": 5}),
+        ("kv_events_config", '{"hwm": 5}', {"hwm": 5}),
     ],
 )
 def test_values_that_are_no_arguments_convert_too(dest, value, converted):
@@ -178,6 +181,9 @@ def test_values_that_are_no_arguments_convert_too(dest, value, converted):
         ("device", "tpu"),
         ("model", ["a", "b"]),
         ("dtype", "int8"),
+        ("kv_events_config", "{"),
+        ("kv_events_config", "[1]"),
+        ("kv_events_config", ["{}"]),
     ],
 )
 def test_values_that_do_not_convert_name_their_place(dest, value):

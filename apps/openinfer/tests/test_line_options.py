@@ -12,6 +12,7 @@ from openinfer._line_options import (
     parse_line_options,
 )
 from openinfer_engine import EngineOptions
+from openinfer_kv_cache import PublisherError
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,3 +93,20 @@ def test_engine_options_pass_the_others_over():
 def test_an_engine_option_of_the_wrong_type_is_named():
     with pytest.raises(UsageError, match=r"engine option: .*block_size"):
         engine_options({"block_size": "many"})
+
+
+def test_kv_events_are_consumed_key_by_key(monkeypatch):
+    config = {"enable_kv_cache_events": True, "topic": "kv"}
+    assert engine_options({"kv_events_config": config}).kv_events_config.topic == "kv"
+    for key, value, words in [
+        ("topics", "kv", "unknown field `topics`"),
+        ("hwm", 0, "hwm must be"),
+        ("max_queue_size", 9, "use hwm"),
+    ]:
+        with pytest.raises(UsageError, match=f"{words}.*kv_events_config"):
+            engine_options({"kv_events_config": {**config, key: value}})
+    with pytest.raises(UsageError, match="without prefix caching"):
+        engine_options({"kv_events_config": config, "enable_prefix_caching": False})
+    monkeypatch.setattr("openinfer_kv_cache._event_config.find_spec", lambda name: None)
+    with pytest.raises(PublisherError, match="pip install"):
+        engine_options({"kv_events_config": config})

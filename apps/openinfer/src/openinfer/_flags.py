@@ -4,6 +4,7 @@ What is not in the table is the business of `_line_options`.
 """
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from openinfer.errors import UsageError
 from openinfer_engine import EngineOptions
 
 Scope = Literal["engine", "frontend", "server"]
-Kind = Literal["str", "int", "float", "count", "switch", "list", "dtype"]
+Kind = Literal["str", "int", "float", "count", "switch", "list", "dtype", "json"]
 
 _SUFFIXES = {
     "": 1,
@@ -105,6 +106,13 @@ FLAGS: tuple[Flag, ...] = (
         "str",
         "engine",
         "an installed policy: fcfs, priority, ...",
+    ),
+    Flag(
+        "kv_events_config",
+        ("--kv-events-config",),
+        "json",
+        "engine",
+        "publishes what becomes of cached blocks; a JSON object as in vLLM",
     ),
     Flag(
         "max_queued_requests",
@@ -282,6 +290,21 @@ def parse_dtype(text: str) -> str:
     return name
 
 
+def parse_json(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is no JSON object")
+    return value
+
+
 _CONVERTERS: Mapping[Kind, Any] = {
     "str": str,
     "int": parse_int,
@@ -289,6 +312,7 @@ _CONVERTERS: Mapping[Kind, Any] = {
     "count": parse_count,
     "list": str,
     "dtype": parse_dtype,
+    "json": parse_json,
 }
 
 
@@ -316,6 +340,8 @@ def convert_option(flag: Flag, value: Any, where: str) -> Any:
         return value
     if flag.kind == "list":
         return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    if flag.kind == "json" and isinstance(value, dict):
+        return value
     if isinstance(value, list | dict | bool):
         raise UsageError(f"{where} must be one value, not {value!r}")
     try:

@@ -145,9 +145,13 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
     Raises:
         UsageError: naming the option that does not convert.
+        PublisherError: KV events are asked for, and what publishes them is not installed.
     """
     known = {field.name for field in msgspec.structs.fields(EngineOptions)}
     try:
-        return msgspec.convert({k: v for k, v in values.items() if k in known}, EngineOptions)
+        options = msgspec.convert({k: v for k, v in values.items() if k in known}, EngineOptions)
     except msgspec.ValidationError as error:
         raise UsageError(f"engine option: {error}") from error
+    if options.kv_events_config is not None:
+        options.kv_events_config.check_installed()
+    return options

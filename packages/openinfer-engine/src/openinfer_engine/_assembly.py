@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits
 from openinfer_engine._executor import Executor, ExecutorInfo
+from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine._model_line import EngineOptions
 from openinfer_kv_cache import HASH_RECIPE, KVCache
@@ -66,11 +67,12 @@ def assemble(
 
     Args:
         executor: ready to step.
-        options: limits of the intake, policy, caching, seed.
+        options: limits of the intake, policy, caching, events, seed.
         model_line: what `EngineInfo.model_line` says.
         clock: monotonic seconds; a simulator brings its own.
 
     Raises:
+        PublisherError: KV events cannot be published as configured.
         UnknownPolicy: no installed scheduling policy of that name.
         ValueError: limits that make no sense together.
     """
@@ -99,9 +101,12 @@ def _assembled(
         info.cache_groups,
         num_blocks=info.num_blocks,
         has_prefix_cache=options.enable_prefix_caching,
+        has_events=options.is_publishing_kv_events,
     )
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     engine_info = build_engine_info(
         info, options, model_line=model_line, tp_size=options.tensor_parallel_size
     )
-    return EngineLoop(executor, scheduler, engine_info, clock)
+    events = options.kv_events_config
+    outlet = None if events is None or not events.is_publishing else KVEventOutlet(cache, events)
+    return EngineLoop(executor, scheduler, engine_info, clock, outlet)

@@ -196,6 +196,8 @@ class InProcessEngine:
             is_busy = loop.has_work and loop.step()
             meter.is_stale |= is_busy
             meter.poll(time.monotonic())
+            if loop.replay is not None:
+                loop.replay.serve()
 
     def _take_tasks(self, loop: EngineLoop, meter: LoadMeter, timeout: float | None) -> bool:
         """Runs what was asked for; False once the engine is to close."""
@@ -225,5 +227,6 @@ class InProcessEngine:
 
 
 def _wait_s(loop: EngineLoop, meter: LoadMeter) -> float | None:
-    waits = (_STALLED_WAIT_S if loop.has_work else None, meter.wait_s(time.monotonic()))
+    has_to_look = loop.has_work or loop.replay is not None
+    waits = (_STALLED_WAIT_S if has_to_look else None, meter.wait_s(time.monotonic()))
     return min((wait for wait in waits if wait is not None), default=None)

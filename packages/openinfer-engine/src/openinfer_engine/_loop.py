@@ -37,7 +37,9 @@ from openinfer_contract import (
 )
 from openinfer_engine._executor import Executor
 from openinfer_engine._intake import check_intake
+from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine.errors import ExecutorDead, StepFailed
+from openinfer_kv_cache import ReplayServer
 from openinfer_scheduler import Effects, Scheduler
 
 LOOP_COMMANDS = frozenset({"get_load", "reset_prefix_cache", "pause", "resume"})
@@ -69,6 +71,7 @@ class EngineLoop:
         scheduler: owned by the loop from now on.
         info: what requests are checked against.
         clock: monotonic seconds.
+        kv_events: flushed after each step, and closed by `close`; None: nobody is told.
 
     Attributes:
         info: what the engine says of itself.
@@ -81,12 +84,14 @@ class EngineLoop:
         scheduler: Scheduler,
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
+        kv_events: KVEventOutlet | None = None,
     ) -> None:
         self.info = info
         self.step_id = 0
         self._executor = executor
         self._scheduler = scheduler
         self._clock = clock
+        self._kv_events = kv_events
         self._depth = executor.info.depth
         self._in_flight: deque[int] = deque()
         self._sinks: dict[str, EventSink] = {}
@@ -106,6 +111,11 @@ class EngineLoop:
         return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
             self._scheduler.has_work and not self._is_paused
         )
+
+    @property
+    def replay(self) -> ReplayServer | None:
+        """What the host of the loop serves beside it: replay of KV events, if asked for."""
+        return None if self._kv_events is None else self._kv_events.replay
 
     def submit(self, request: GenerateRequest, sink: EventSink) -> None:
         """Takes a request in, or tells `sink` why not."""
@@ -176,6 +186,8 @@ class EngineLoop:
         )
         if has_waited:
             self._complete()
+        if self._kv_events is not None:
+            self._kv_events.flush()
         if self._drain_replies and not self._sinks and not self._scheduler.has_work:
             replies, self._drain_replies = self._drain_replies, []
             for reply in replies:
@@ -202,7 +214,9 @@ class EngineLoop:
             sink(TokenEvent(end=Failed(message=reason, is_retryable=True)))
 
     def close(self) -> None:
-        """Frees the executor. Idempotent."""
+        """Frees the executor and ends the events. Idempotent."""
+        if self._kv_events is not None:
+            self._kv_events.close()
         self._executor.close()
 
     @property

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from openinfer_engine._executor import Executor
 from openinfer_engine.errors import CheckpointNotFound
+from openinfer_kv_cache import KVEventsConfig
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,19 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """Makes the engine's own seeds reproducible."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights of the checkpoint's shapes."""
+    kv_events_config: KVEventsConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.is_publishing_kv_events and not self.enable_prefix_caching:
+            raise ValueError(
+                "kv_events_config: without prefix caching no block is ever stored; leave out "
+                "either enable_kv_cache_events or --no-enable-prefix-caching"
+            )
+
+    @property
+    def is_publishing_kv_events(self) -> bool:
+        """Whether anybody is told what becomes of cached blocks."""
+        return self.kv_events_config is not None and self.kv_events_config.is_publishing
 
 
 class LaunchSpec(Struct, frozen=True, kw_only=True):

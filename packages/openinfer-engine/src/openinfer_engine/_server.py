@@ -70,11 +70,14 @@ class EngineServer:
         """When the listeners are looked at again; None: they are."""
         self._closing: str | None = None
         self._is_busy = False
+        self._replay = loop.replay
         self._meter = LoadMeter(loop, time.monotonic())
         self._steps_since_collection = 0
         for sock in self._listeners:
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ)
+        if self._replay is not None:
+            self._selector.register(self._replay, selectors.EVENT_READ)
         self._connect(parent, is_parent=True)
 
     def run(self) -> str | None:
@@ -98,13 +101,17 @@ class EngineServer:
         return reason
 
     def _serve_once(self) -> None:
+        has_question = False
         for key, events in self._selector.select(self._timeout()):
             if isinstance(key.data, Connection):
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
-            else:
-                assert isinstance(key.fileobj, socket.socket)
+            elif isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
+            else:
+                has_question = True
+        if self._replay is not None and (has_question or self._replay.wait_s is not None):
+            self._replay.serve()
         self._is_busy = self._loop.has_work and self._loop.step()
         if self._is_busy:
             self._meter.is_stale = True
@@ -125,6 +132,7 @@ class EngineServer:
         waits = (
             _STALLED_WAIT_S if self._loop.has_work else None,
             self._meter.wait_s(time.monotonic()),
+            None if self._replay is None else self._replay.wait_s,
             _BLOCKED_WAIT_S if self._writers else None,
             _ACCEPT_PAUSE_S if self._accepts_at is not None else None,
         )

@@ -16,7 +16,7 @@ from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
 from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import Reservation
-from openinfer_kv_cache._zmq import ZmqPublisher
+from openinfer_kv_cache._zmq import ReplayServer, ZmqPublisher
 from openinfer_kv_cache.errors import (
     KVCacheError,
     KVEventError,
@@ -46,6 +46,7 @@ __all__ = [
     "decode_batch",
     "KVEventsConfig",
     "ZmqPublisher",
+    "ReplayServer",
     "BlockPool",
     "MutableLease",
     "SealedLease",

@@ -104,7 +104,7 @@ class ZmqPublisher:
         except self._zmq.ZMQError as error:
             raise PublisherError(
                 f"{key} {address!r} of the KV events cannot be used: "
-                f"{self._zmq.strerror(error.errno)}"
+                f"{self._zmq.strerror(error.errno or 0)}"
             ) from error
 
 
@@ -144,7 +144,7 @@ class ReplayServer:
                 num_left -= self._answer(num_left)
                 if self._stalled_at is not None:
                     return
-            elif self._router.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
+            elif int(self._router.getsockopt(self._zmq.EVENTS)) & self._zmq.POLLIN:
                 self._read_question()
                 num_left -= 1
             else:

@@ -1,0 +1,56 @@
+"""From the cache to its subscribers: what became of blocks, once a step."""
+
+import logging
+import time
+
+from openinfer_kv_cache import (
+    KVCache,
+    KVEventBatch,
+    KVEventsConfig,
+    ReplayServer,
+    ZmqPublisher,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class KVEventOutlet:
+    """Publishes the events of one cache. For the step thread; close it.
+
+    Args:
+        cache: made with events.
+        config: where to.
+
+    Raises:
+        PublisherError: pyzmq is missing, or an endpoint cannot be used.
+    """
+
+    def __init__(self, cache: KVCache, config: KVEventsConfig) -> None:
+        self._cache = cache
+        self._publisher = ZmqPublisher(config)
+        _logger.info(
+            "KV events at %s: whoever can connect reads the token ids of all prompts",
+            self._publisher.endpoint,
+        )
+
+    @property
+    def replay(self) -> ReplayServer | None:
+        """What answers subscribers that missed batches; the host of the loop serves it."""
+        return self._publisher.replay
+
+    def flush(self) -> None:
+        """Publishes what has happened since the last call, if anything has."""
+        events = self._cache.take_events()
+        if events:
+            self._publisher.publish(KVEventBatch(time.time(), events, 0))
+
+    def close(self) -> None:
+        """Gives the endpoints back. Idempotent."""
+        publisher = self._publisher
+        if publisher.num_dropped:
+            _logger.warning(
+                "%d of %d batches of KV events were lost to slow subscribers",
+                publisher.num_dropped,
+                publisher.num_batches,
+            )
+        publisher.close()
