@@ -18,7 +18,7 @@ from openinfer_scheduler import (
 )
 
 RNG = np.random.default_rng(0)
-NUM_ROUNDS, STEPS_A_ROUND = 10, 64
+NUM_ROUNDS, STEPS_A_ROUND = 5, 512  # in 512 steps every row has blocks sealed once
 
 
 def make(policy: Policy, *, num_seqs: int = 256, max_model_len: int = 8192) -> Scheduler:
@@ -58,11 +58,11 @@ def steady_decode(policy: Policy, num_rows: int, num_waiting: int) -> None:
     scheduler = make(policy, num_seqs=num_rows)
     adds = []
     for number in range(num_rows + num_waiting):
-        arriving = request(number, int(RNG.integers(20, 36)))
+        arriving = request(number, int(RNG.integers(20, 276)))
         begin = thread_time()
         scheduler.add(arriving, 0.0)
         adds.append(thread_time() - begin)
-    for _ in range(4):
+    for _ in range(40):  # prompts are in, and the first blocks taken
         scheduler.apply(result_of(scheduler.plan(0.0)), 0.0)
     in_flight = scheduler.plan(0.0)
     gc.collect()

@@ -58,6 +58,7 @@ class Row:
     table: list[int]
     num_entries: int
     last_token: int | None = None
+    adapter_slot: int | None = None
 
 
 @dataclass
@@ -91,6 +92,9 @@ class ContentExecutor:
         self.last_step = 0
         self.host_slots = {}
         self.host_tables = {}
+        self.host_requests = {}
+        self.adapter_places = {}
+        self.num_drafted = self.num_accepted = 0
 
     def launch(self, plan):
         """Checks a plan against what was launched before, and queues it."""
@@ -105,6 +109,8 @@ class ContentExecutor:
         for slot in plan.ends:
             del self.host_slots[slot], self.host_tables[slot]
         for start in plan.starts:
+            self.host_requests[start.slot] = start.request
+            self._place_adapter(start)
             assert start.slot not in self.host_slots
             assert 0 <= start.slot < self.config.max_num_seqs
             self.host_slots[start.slot] = start.request.request_id
@@ -120,7 +126,35 @@ class ContentExecutor:
             assert not in_flight.intersection(new), "a block in flight was handed out again"
             self.host_tables[row.slot] += new
             step.blocks.update(self.host_tables[row.slot])
+            self._check_row(row)
+        self._check_adapters(plan)
         self.launched.append(step)
+
+    def _check_row(self, row):
+        """What a plan says of drafts and masks is what request and configuration say."""
+        request = self.host_requests[row.slot]
+        assert row.needs_mask == (row.is_sampled and request.grammar is not None)
+        assert 0 <= row.num_drafts <= self.config.num_draft_tokens
+        if request.speculate is False or request.grammar is not None:
+            assert row.num_drafts == 0
+        if self.config.role == "prefill":
+            assert row.token_ids is not None, "an engine that only prefills decodes nothing"
+
+    def _place_adapter(self, start):
+        """An adapter is loaded where the plan says, over whatever was there."""
+        adapter, place = start.request.adapter, start.adapter_slot
+        if adapter is None or self.config.max_adapters is None:
+            assert place is None
+            return
+        assert 0 <= place < self.config.max_adapters
+        self.adapter_places[place] = adapter.uid
+
+    def _check_adapters(self, plan):
+        requests = [self.host_requests[row.slot] for row in plan.rows]
+        uids = {request.adapter.uid for request in requests if request.adapter is not None}
+        if self.config.max_adapters is not None:
+            assert len(uids) <= self.config.max_adapters
+            assert uids <= set(self.adapter_places.values()), "an adapter in use was replaced"
 
     def wait(self, step_id):
         """The oldest step's result, or None if it failed."""
@@ -164,40 +198,65 @@ class ContentExecutor:
             state.last_token = self.rng.randrange(VOCAB_SIZE)
             state.num_output += row.is_sampled
 
+    def _draft(self, state, entries, num_drafts):
+        """What a drafter guesses: the right tokens, up to where it goes wrong."""
+        drafts = []
+        adapter_uid = state.request.adapter.uid if state.request.adapter else b""
+        for _ in range(num_drafts):
+            banned = banned_ids(state.request, state.num_output + len(drafts))
+            right = next_token(entries, state.seed, banned=banned)
+            drafts.append(right if self.rng.random() < 0.7 else (right + 1) % VOCAB_SIZE)
+            entries = np.append(entries, entry_of(entries, drafts[-1], adapter_uid))
+        return drafts
+
+    def _accept(self, state, entries, start, drafts):
+        """The tokens that the verified positions sample: the right drafts and one more."""
+        tokens = []
+        for offset in range(len(drafts) + 1):
+            banned = banned_ids(state.request, state.num_output + len(tokens))
+            tokens.append(next_token(entries[: start + offset], state.seed, banned=banned))
+            if offset == len(drafts) or tokens[-1] != drafts[offset]:
+                break
+        return tokens
+
     def _run(self, plan):
         before = self.memory.copy()
         counts, token_ids, failed = [], [], {}
         for index, row in enumerate(plan.rows):
             state = self.slots[row.slot]
-            if row.token_ids is None:
-                assert row.num_tokens == 1
-                assert state.last_token is not None
-                ids = [state.last_token]
-            else:
-                ids = row.token_ids.tolist()
-                assert len(ids) == row.num_tokens
-                assert ids == state.given[state.num_entries : state.num_entries + len(ids)]
             entries = before[state.table].reshape(-1)[: state.num_entries]
             adapter_uid = state.request.adapter.uid if state.request.adapter else b""
+            drafts = []
+            if row.token_ids is None:
+                assert state.last_token is not None
+                first = np.append(entries, entry_of(entries, state.last_token, adapter_uid))
+                drafts = self._draft(state, first, row.num_drafts)
+                ids = [state.last_token, *drafts]
+            else:
+                ids = row.token_ids.tolist()
+                assert ids == state.given[state.num_entries : state.num_entries + len(ids)]
+            assert len(ids) == row.num_tokens
             places = self._places(state, row.num_tokens)
             for token_id in ids:
                 entries = np.append(entries, entry_of(entries, token_id, adapter_uid))
             self.memory[places] = entries[state.num_entries :]
-            state.num_entries += row.num_tokens
+            state.num_entries += row.num_tokens - len(drafts)
             counts.append(int(row.is_sampled))
             if not row.is_sampled:
                 continue
             assert row.token_ids is None or state.num_entries == len(state.given)
-            token_id = next_token(
-                entries, state.seed, banned=banned_ids(state.request, state.num_output)
-            )
-            state.last_token = token_id
-            state.num_output += 1
+            sampled = self._accept(state, entries, state.num_entries, drafts)
+            self.num_drafted += len(drafts)
+            self.num_accepted += len(sampled) - 1
+            state.num_entries += len(sampled) - 1
+            state.last_token = sampled[-1]
+            state.num_output += len(sampled)
             if self.rng.random() < self.fail_row:
                 failed[index] = "NaN logits"
                 counts[-1] = 0
             else:
-                token_ids.append(token_id)
+                counts[-1] = len(sampled)
+                token_ids += sampled
         return StepResult(
             step_id=plan.step_id,
             counts=np.array(counts, np.int32),
@@ -262,6 +321,7 @@ class Loop:
             ignore_eos=fields.pop("ignore_eos", False),
         )
         seed = fields.pop("seed", None)
+        is_loading = fields.pop("is_loading", False)
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=pack_ids(prompt),
@@ -269,7 +329,7 @@ class Loop:
             sampling=Sampling(seed=seed),
             **fields,
         )
-        rejected = self.scheduler.add(request, self.now)
+        rejected = self.scheduler.add(request, self.now, is_loading=is_loading)
         if rejected is not None:
             return rejected
         self.num_added += 1
@@ -315,6 +375,9 @@ class Loop:
         if result is None:
             return self.take(self.scheduler.fail(step_id, "the step failed", self.now))
         return self.take(self.scheduler.apply(result, self.now))
+
+    def loaded(self, *request_ids):
+        return self.take(self.scheduler.loaded(request_ids, self.now))
 
     def abort(self, *request_ids):
         return self.take(self.scheduler.abort(request_ids, self.now))

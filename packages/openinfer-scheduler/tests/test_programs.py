@@ -6,8 +6,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from openinfer_contract import Adapter, CacheOptions
-from openinfer_scheduler import FCFS, Priority
+from openinfer_contract import Adapter, CacheOptions, Grammar
+from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst
 
 
 class Hostile:
@@ -25,8 +25,20 @@ class Hostile:
     def victim(self, candidates, /):
         return self.rng.choice(candidates)
 
+    def charge(self, sequence, num_tokens, /):
+        assert num_tokens
 
-POLICIES = {"fcfs": lambda _: FCFS(), "priority": lambda _: Priority(), "hostile": Hostile}
+
+POLICIES = {
+    "fcfs": lambda _: FCFS(),
+    "priority": lambda _: Priority(),
+    "longest-prefix-match": lambda rng: LongestPrefixMatch(rng.choice((0.0, 0.02, 30.0))),
+    "shortest-prefill-first": lambda rng: ShortestPrefillFirst(rng.choice((0.0, 0.02, 30.0))),
+    "fair": lambda _: Fair(),
+    "hostile": Hostile,
+}
+
+ADAPTERS = tuple(Adapter(name, name.encode() * 16) for name in "abc")
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -34,8 +46,12 @@ SETTINGS = st.fixed_dictionaries(
         "tokens_per_block": st.sampled_from((1, 2, 4)),
         "max_model_len": st.sampled_from((9, 20, 32)),
         "max_num_seqs": st.sampled_from((1, 3, 6)),
-        "max_num_batched_tokens": st.sampled_from((6, 7, 13, 40)),
+        "max_num_batched_tokens": st.sampled_from((18, 19, 25, 40)),
         "max_chunk_tokens": st.sampled_from((None, None, 1, 3)),
+        "max_partial_prefills": st.sampled_from((None, None, 1, 2)),
+        "target_itl_s": st.sampled_from((None, None, 1e-6, 0.01)),
+        "num_draft_tokens": st.sampled_from((0, 0, 1, 2)),
+        "max_adapters": st.sampled_from((None, 1, 2)),
         "depth": st.sampled_from((1, 2, 2, 3)),
         "admission": st.sampled_from(("optimistic", "optimistic", "lifetime")),
         "watermark": st.sampled_from((0.0, 0.01, 0.3)),
@@ -56,7 +72,12 @@ REQUEST = st.fixed_dictionaries(
         "seed": st.sampled_from((None, 0, 2**64 - 1)),
         "priority": st.integers(0, 2),
         "num_output_prefix": st.sampled_from((0, 0, 2)),
-        "adapter": st.sampled_from((None, None, Adapter("a", b"a" * 16))),
+        "adapter": st.sampled_from((None, None, None, *ADAPTERS)),
+        "grammar": st.sampled_from((None, None, Grammar(kind="json_object"))),
+        "speculate": st.sampled_from((None, True, False)),
+        "tenant": st.sampled_from(("", "a", "b")),
+        "session_id": st.sampled_from(("", "s")),
+        "is_loading": st.sampled_from((False, False, False, True)),
         "cache": st.sampled_from(
             (
                 CacheOptions(),
@@ -74,7 +95,7 @@ PROGRAM = st.lists(
         st.tuples(st.just("add"), REQUEST),
         st.tuples(st.sampled_from(("plan", "complete", "step", "step"))),
         st.tuples(st.sampled_from(("plan", "complete", "revert", "reset", "expire"))),
-        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.tuples(st.sampled_from(("abort", "load")), st.integers(0, 30)),
     ),
     min_size=25,
     max_size=80,
@@ -89,6 +110,8 @@ def act(loop, name, *arguments):
         loop.add(prompt, deadline=None if lifetime_s is None else loop.now + lifetime_s, **fields)
     elif name == "abort":
         loop.abort(f"r{arguments[0]}")
+    elif name == "load":
+        loop.loaded(f"r{arguments[0]}")
     elif name == "plan":
         loop.plan()
     elif name == "revert":
@@ -117,6 +140,7 @@ def test_every_stream_is_that_of_the_request_alone(loop, policy, options, progra
     subject = loop(policy=POLICIES[policy](rng), rng=rng, **options)
     for action in program:
         act(subject, *action)
+    subject.loaded(*subject.requests)
     subject.run()
 
 

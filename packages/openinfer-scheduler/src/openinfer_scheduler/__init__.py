@@ -1,13 +1,23 @@
 """Admission, continuous batching, chunked prefill and preemption as a state machine."""
 
 from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._fair import Fair
 from openinfer_scheduler._fcfs import FCFS
+from openinfer_scheduler._longest_prefix_match import LongestPrefixMatch
+from openinfer_scheduler._pace import MIN_PREFILL_TOKENS, PrefillPace
 from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
-from openinfer_scheduler._policy import Policy, installed_policies, load_policy
+from openinfer_scheduler._policy import (
+    ChargedPolicy,
+    Policy,
+    installed_policies,
+    least_urgent,
+    load_policy,
+)
 from openinfer_scheduler._priority import Priority
 from openinfer_scheduler._scheduler import Scheduler
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects
+from openinfer_scheduler._shortest_prefill_first import ShortestPrefillFirst
 from openinfer_scheduler.errors import PolicyError, SchedulerError, StepOrderError, UnknownPolicy
 
 __all__ = [
@@ -24,11 +34,19 @@ __all__ = [
     "BlockIds",
     # policies
     "Policy",
+    "ChargedPolicy",
     "SequenceState",
     "FCFS",
     "Priority",
+    "LongestPrefixMatch",
+    "ShortestPrefillFirst",
+    "Fair",
+    "least_urgent",
     "load_policy",
     "installed_policies",
+    # the prefill cap
+    "PrefillPace",
+    "MIN_PREFILL_TOKENS",
     # errors
     "SchedulerError",
     "StepOrderError",

@@ -1,70 +1,130 @@
-"""Whether a waiting sequence may start: its prefix hit, its blocks, its share of the pool."""
+"""Which waiting sequences start: prefix hit, leader, adapter, blocks, share of the pool."""
 
-from openinfer_kv_cache import BlockIds, PrefixHit, Reservation, SequenceCache
-from openinfer_scheduler._sequence import BYTES_PER_ID, SequenceState
+from collections.abc import Iterable
+from itertools import chain
+
+from openinfer_kv_cache import PrefixHit
+from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
+from openinfer_scheduler._plan import RowStart
+from openinfer_scheduler._policy import Policy, checked_order
+from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
+
+_MAX_FOLLOWERS = 16
+"""Waiting sequences looked past in one plan because a running one computes their prefix."""
 
 
 class Admission:
-    """The gate between the queue and the slots."""
+    """The gate between the queue and the slots.
 
-    def __init__(self, state: SchedulerState) -> None:
+    Sequences start in the policy's order until one does not fit: nothing overtakes it. Only who
+    waits for something else than room is looked past: a load from a tier, the running leader of
+    its prefix, or, where `max_adapters` are at work, one of them to end. Behind the last, nobody
+    with an adapter starts, so that those at work do end.
+    """
+
+    def __init__(self, state: SchedulerState, policy: Policy, sizes: ChunkSizes) -> None:
         self._state = state
+        self._policy = policy
+        self._sizes = sizes
+        self._decode_rows = DecodeRows(state)
         num_blocks = state.cache.stats().num_blocks
         self._watermark = int(state.config.watermark * num_blocks)
 
-    def try_match(self, sequence: SequenceState) -> PrefixHit | None:
-        """The cached prefix; None while a running prefill computes the block that comes next.
+    def admit(self, draft: Draft) -> None:
+        """Starts waiting sequences in the plan being made.
 
-        So many requests on one cold prefix cost one prefill: the followers wait for the leader,
-        whose blocks they can share from the step after the one that computes them.
+        Nobody while a running one is short of blocks or a preempted one is on its way back to the
+        queue: nothing overtakes those.
         """
-        cache, request = self._state.cache, sequence.request
-        keys = sequence.keys
-        if keys is None:
-            keys = sequence.keys = cache.keys(
-                bytes(sequence.tokens),
-                adapter_uid=request.adapter.uid if request.adapter else b"",
-                salt=request.cache.salt,
-            )
-        elif keys.num_tokens < sequence.num_known_tokens:
-            keys.extend(bytes(sequence.tokens[BYTES_PER_ID * keys.num_tokens :]))
-        max_tokens = None if request.cache.read else 0
-        if sequence.prompt_logprobs_from is not None and max_tokens is None:
-            max_tokens = sequence.prompt_logprobs_from - 1
-        hit = cache.match(keys, max_tokens=max_tokens)
-        if cache.has_prefix_cache and max_tokens is None and self._has_leader(sequence, hit):
-            hit.close()
-            return None
-        return hit
-
-    def try_open(
-        self, sequence: SequenceState, hit: PrefixHit, num_tokens: int
-    ) -> tuple[SequenceCache, Reservation, tuple[BlockIds, ...]] | None:
-        """Opens the sequence for a first chunk of `num_tokens`; None where there is no room."""
         state = self._state
-        assert sequence.keys is not None
-        end = hit.num_tokens + num_tokens
+        if not state.waiting or not state.slots.num_free or not draft.budget:
+            return
+        if draft.is_full or state.settling:
+            return
+        # Admission changes the queue, and with it an order that is the same list.
+        candidates = list(checked_order(self._policy, state.waiting.sequences, draft.now))
+        leaders = [s.stay for s in state.running if s.stay is not None and s.stay.is_prefill]
+        num_followers = 0
+        needs_adapter_slot = False
+        for sequence in candidates:
+            if sequence.is_loading:
+                continue
+            adapter = sequence.request.adapter
+            if adapter is not None and (
+                needs_adapter_slot or not state.adapters.has_room(adapter.uid)
+            ):
+                needs_adapter_slot = True
+                continue
+            num_hit = state.probe.hit_now(sequence)
+            if self._has_leader(sequence, num_hit, chain(draft.prefill_stays, leaders)):
+                num_followers += 1
+                if num_followers == _MAX_FOLLOWERS:
+                    return
+            elif not self._try_start(draft, sequence, num_hit):
+                return
+            if not state.slots.num_free or not draft.budget:
+                return
+
+    def _try_start(self, draft: Draft, sequence: SequenceState, num_hit: int) -> bool:
+        """Starts a sequence with its first chunk, or leaves it where there is no room."""
+        state = self._state
+        cache = state.cache
+        num_tokens = self._sizes.of(sequence, draft.budget, num_hit)
+        end = num_hit + num_tokens
+        is_partial = end < sequence.num_known_tokens
+        most = state.config.max_partial_prefills
+        if is_partial and most is not None and draft.num_partial >= most:
+            return False
+        # What a hit pins is not available any more, so this is necessary and saves the match.
+        if self._num_blocks_between(num_hit, end) > cache.num_available_blocks:
+            return False
+        keys = state.probe.keys_of(sequence)
+        hit = cache.match(keys, max_tokens=sequence.max_hit_tokens)
+        assert hit.num_tokens == num_hit, "the index is as it was a moment ago"
+        if not self._has_room(sequence, hit, end):
+            hit.close()
+            return False
+        block_ids = hit.block_ids
+        opened = cache.open(keys, hit, is_cacheable=sequence.is_shareable)
+        reservation = opened.try_schedule(end)
+        assert reservation is not None, "there was room a moment ago"
+        row = self._decode_rows.of(state.slots.take(), sequence)
+        stay = Stay(sequence, row, opened, draft.step_id)
+        state.start(sequence, stay, draft.now)
+        uid = stay.adapter_uid
+        draft.started.append(stay)
+        draft.starts.append(
+            RowStart(
+                slot=stay.slot,
+                request=sequence.request,
+                token_ids=stay.given,
+                num_output_tokens=sequence.num_output_tokens,
+                num_cached_tokens=stay.num_planned,
+                block_ids=block_ids,
+                seed=sequence.seed,
+                adapter_slot=None if uid is None else state.adapters.take(uid),
+            )
+        )
+        draft.add_chunk(stay, num_tokens, reservation)
+        draft.num_partial += is_partial
+        return True
+
+    def _has_room(self, sequence: SequenceState, hit: PrefixHit, end: int) -> bool:
+        """Whether the pool has room for a sequence that begins with the positions below `end`."""
+        state = self._state
         room = state.cache.num_available_blocks
         if state.config.admission == "lifetime":
-            needed = self._num_blocks_beyond(hit, sequence.max_total - 1)
+            end = sequence.max_total - 1
             room -= self._num_promised_blocks()
-        else:
-            needed = self._num_blocks_beyond(hit, end)
-            room -= self._watermark if state.running else 0
-        if needed > room:
-            hit.close()
-            return None
-        cached_block_ids = hit.block_ids
-        cache = state.cache.open(sequence.keys, hit, is_cacheable=sequence.is_shareable)
-        reservation = cache.try_schedule(end)
-        assert reservation is not None, "there was room a moment ago"
-        return cache, reservation, cached_block_ids
+        elif state.running:
+            room -= self._watermark
+        return self._num_blocks_between(hit.num_tokens, end) <= room
 
-    def _num_blocks_beyond(self, hit: PrefixHit, end: int) -> int:
-        """Blocks that the positions below `end` need besides those of the hit."""
+    def _num_blocks_between(self, start: int, end: int) -> int:
+        """Blocks that the positions below `end` need besides those below `start`."""
         cache = self._state.cache
-        return max(0, cache.num_blocks_for(end) - cache.num_blocks_for(hit.num_tokens))
+        return max(0, cache.num_blocks_for(end) - cache.num_blocks_for(start))
 
     def _num_promised_blocks(self) -> int:
         """Blocks that the running sequences may still take before they end."""
@@ -74,25 +134,24 @@ class Admission:
             if s.stay is not None
         )
 
-    def _has_leader(self, sequence: SequenceState, hit: PrefixHit) -> bool:
-        """Whether a running prefill is about to compute the first block that was not hit."""
+    def _has_leader(self, sequence: SequenceState, num_hit: int, prefills: Iterable[Stay]) -> bool:
+        """Whether a running prefill is about to compute the first block that was not hit.
+
+        So many requests on one cold prefix cost one prefill: the followers wait for the leader,
+        whose blocks they can share from the step after the one that computes them.
+        """
         keys = sequence.keys
-        assert keys is not None
-        start = hit.num_tokens
-        end = start + keys.tokens_per_block
+        if not self._state.cache.has_prefix_cache or sequence.max_hit_tokens is not None:
+            return False
+        assert keys is not None, "its prefix was looked up"
+        end = num_hit + keys.tokens_per_block
         if end >= sequence.num_known_tokens:
             return False
-        block = start // keys.tokens_per_block
+        block = num_hit // keys.tokens_per_block
         wanted = keys.slice(block, block + 1)
-        step_id = self._state.next_step
-        for other in self._state.running:
-            stay = other.stay
-            if (
-                stay is not None
-                and (stay.num_planned < end or stay.chunk_step == step_id)
-                and stay.chunk_start < end <= stay.num_given
-                and other.is_shareable
-                and stay.cache.keys.slice(block, block + 1) == wanted
-            ):
-                return True
-        return False
+        return any(
+            stay.chunk_start < end <= stay.num_given
+            and stay.sequence.is_shareable
+            and stay.cache.keys.slice(block, block + 1) == wanted
+            for stay in prefills
+        )

@@ -1,7 +1,15 @@
 """Limits and switches of one scheduler."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+_COUNTS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "depth",
+    "max_queued_requests", "max_queued_tokens",
+)  # fmt: skip
+_OPTIONAL_COUNTS = ("max_chunk_tokens", "max_partial_prefills", "max_adapters")
+_CHOICES = {"admission": ("optimistic", "lifetime"), "role": ("both", "prefill", "decode")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +25,8 @@ class SchedulerConfig:
     max_num_seqs: int
     """Slots: rows of one step at most."""
     max_num_batched_tokens: int
-    """Tokens forwarded in one step at most; not below `max_num_seqs`, so that every running
-    sequence gets at least one token into every step."""
+    """Tokens forwarded in one step at most; not below what all slots decode at once, so that every
+    running sequence gets into every step: `max_num_seqs * (1 + num_draft_tokens)`."""
     depth: int = 2
     """Plans that may be in flight: 1 where a step runs on the host, 2 on a device."""
     max_queued_requests: int = 4096
@@ -32,6 +40,20 @@ class SchedulerConfig:
     when every block the sequence may ever need is there; nothing is ever preempted."""
     max_chunk_tokens: int | None = None
     """Tokens of one prefill chunk at most; None: what the step has left."""
+    max_partial_prefills: int | None = None
+    """Sequences at most whose prompt is partly forwarded at the same time: beyond it nobody starts
+    whose first chunk is not the whole rest of its prompt. None: no limit."""
+    target_itl_s: float | None = None
+    """Seconds between two tokens of a decoding sequence that 99 % of them should not exceed: steps
+    with decode rows take no more prefill tokens than measured step times allow, though always
+    `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such cap."""
+    num_draft_tokens: int = 0
+    """Drafted tokens that a decode row may verify; requests may decline (`speculate=False`)."""
+    max_adapters: int | None = None
+    """Distinct adapters of the sequences that run at the same time at most; None: no limit."""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """prefill: takes only requests of a single output token; no plan has a decode row. decode:
+    takes only requests whose prompt is cached, but for the last block; see `Scheduler.loaded`."""
     watermark: float = 0.01
     """Share of the pool that optimistic admission leaves free while anything runs, in [0, 1)."""
     overload_retry_after_s: float = 1.0
@@ -41,20 +63,26 @@ class SchedulerConfig:
     operating system's entropy, once."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "depth",
-            "max_queued_requests", "max_queued_tokens",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        for name in _COUNTS + _OPTIONAL_COUNTS:
+            value = getattr(self, name)
+            if (value is not None or name in _COUNTS) and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
+                )
+        if self.num_draft_tokens < 0:
+            raise ValueError(f"num_draft_tokens must not be negative: {self.num_draft_tokens}")
+        num_decoded = self.max_num_seqs * (1 + self.num_draft_tokens)
+        if self.max_num_batched_tokens < num_decoded:
+            what = "max_num_seqs" if not self.num_draft_tokens else "decode rows with their drafts"
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
-                f"max_num_seqs ({self.max_num_seqs})"
+                f"{what} ({num_decoded})"
             )
-        if self.max_chunk_tokens is not None and self.max_chunk_tokens < 1:
-            raise ValueError(f"max_chunk_tokens must be at least 1, not {self.max_chunk_tokens}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be in [0, 1), not {self.watermark}")
-        if self.admission not in ("optimistic", "lifetime"):
-            raise ValueError(f"admission must be optimistic or lifetime, not {self.admission!r}")
+        target = self.target_itl_s
+        if target is not None and not (0 < target < math.inf):
+            raise ValueError(f"target_itl_s must be a positive number of seconds, not {target}")

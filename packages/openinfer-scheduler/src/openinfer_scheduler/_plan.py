@@ -33,6 +33,10 @@ class RowStart:
     """Per cache group: the blocks of those tokens, in order."""
     seed: int
     """The request's seed, or the one the engine drew for it; the same after a preemption."""
+    adapter_slot: int | None = None
+    """Where `max_adapters` is set: the place of the request's adapter among so many, from this
+    step on for as long as a row with that adapter runs. A place may change hands in the plan after
+    the one that still used it: steps run in order. None: no adapter, or no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +45,26 @@ class PlannedRow:
 
     slot: int
     num_tokens: int
-    """Tokens forwarded, >= 1; they follow the positions forwarded or cached before."""
+    """Tokens forwarded, >= 1; they follow the positions forwarded or cached before. Of a decode
+    row at most so many: the token sampled last and up to `num_drafts` that the executor drafts."""
     token_ids: TokenIds | None
-    """[num_tokens] known ids to forward, a slice of the start's `token_ids`; or None: forward the
-    token this row sampled last, which may not have reached the host yet."""
+    """[num_tokens] known ids to forward, a slice of the start's `token_ids`; or None, a decode
+    row: forward the token this row sampled last, which may not have reached the host yet, and
+    drafts after it."""
     new_block_ids: tuple[BlockIds, ...]
     """Per cache group: blocks to append to the row's block table before the forward. Often none,
     sometimes more than this step needs."""
     is_sampled: bool
     """Whether a token is sampled after the row's last position; false for chunks before the end
     of the known tokens."""
+    needs_mask: bool = False
+    """Whether the request has a grammar, so that sampling waits for a mask from the host. Such a
+    row has no drafts: their masks would hang on tokens that the host has not seen."""
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafted tokens that this step may verify, beside the one it samples anyway."""
+        return self.num_tokens - 1 if self.token_ids is None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +90,10 @@ class StepResult:
 
     step_id: int
     counts: npt.NDArray[np.int32]
-    """[num_rows]: tokens settled per row: 1, or 0 where `is_sampled` is false or the row failed.
-    Rows of sequences that ended meanwhile are reported like any other."""
+    """[num_rows]: tokens settled per row: 1, or 0 where `is_sampled` is false or the row failed; of
+    a row with drafts 1 and the drafts that were accepted. The row goes on behind what it settled:
+    positions of rejected drafts are forwarded again. Rows of sequences that ended meanwhile are
+    reported like any other."""
     token_ids: TokenIds
     """[counts.sum()]."""
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)

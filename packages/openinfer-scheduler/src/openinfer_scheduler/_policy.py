@@ -3,7 +3,8 @@
 The core owns budgets, blocks, reservation and aborts, so that a policy can be bad but not wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -12,12 +13,18 @@ from openinfer_scheduler.errors import PolicyError, UnknownPolicy
 
 ENTRY_POINT_GROUP = "openinfer.schedulers"
 
+Charge = Callable[[SequenceState, int], None]
+
 
 class Policy(Protocol):
     """Decides who goes first, how much of a prompt a step takes, and who makes room.
 
     Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core:
-    read it, keep nothing but request ids.
+    read it, keep nothing but request ids. Of a `SequenceState` it may read the attributes and
+    properties that its docstring names.
+
+    A policy that needs to know who was served may have a method `charge` beside these three; see
+    `ChargedPolicy`.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
@@ -46,13 +53,37 @@ class Policy(Protocol):
         """
 
 
+class ChargedPolicy(Policy, Protocol):
+    """A policy that hears what each sequence gets."""
+
+    def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
+        """A plan forwards `num_tokens` of `sequence`; negative where that plan is reverted.
+
+        Called once a row when the plan is complete.
+        """
+
+
+def charge_of(policy: Policy) -> Charge | None:
+    """The policy's `charge`, if it has one."""
+    charge: Charge | None = getattr(policy, "charge", None)
+    return charge
+
+
+def least_urgent(candidates: Sequence[SequenceState]) -> SequenceState:
+    """The usual victim: of the least urgent (highest `priority` value) the youngest."""
+    return max(candidates, key=lambda s: (s.request.priority, s.arrival_index))
+
+
 def installed_policies() -> tuple[str, ...]:
     """Names that `load_policy` knows, sorted. Imports none of them."""
     return tuple(sorted(entry_points(group=ENTRY_POINT_GROUP).names))
 
 
 def load_policy(name: str) -> Policy:
-    """Imports and builds the installed policy of that name.
+    """Imports and builds a policy.
+
+    Args:
+        name: of an installed policy, or `module:Class` for any class that can be imported.
 
     Raises:
         UnknownPolicy: naming the installed ones.
@@ -60,7 +91,14 @@ def load_policy(name: str) -> Policy:
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         policy: Policy = point.load()()
         return policy
-    raise UnknownPolicy(name, installed_policies())
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UnknownPolicy(name, installed_policies())
+    try:
+        found: Policy = getattr(import_module(module_name), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise UnknownPolicy(name, installed_policies(), str(error)) from error
+    return found
 
 
 def checked_order(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
 
@@ -25,5 +26,5 @@ class Priority:
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The last in order."""
-        return candidates[-1]
+        """The least urgent."""
+        return least_urgent(candidates)

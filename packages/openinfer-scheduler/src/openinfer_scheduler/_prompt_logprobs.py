@@ -26,20 +26,28 @@ def owed_prompt_logprobs(
     return PromptLogprobs(start=max(start, owed), logprobs=_without(logprobs, max(0, owed - start)))
 
 
+def first_logprobs(logprobs: TokenLogprobs, num: int) -> TokenLogprobs:
+    """The columns of the first `num` tokens."""
+    return _columns(logprobs, 0, num)
+
+
 def _without(logprobs: TokenLogprobs, num: int) -> TokenLogprobs:
     """The columns without their first `num` tokens."""
-    if not num:
-        return logprobs
+    return _columns(logprobs, num, num_ids(logprobs.sampled)) if num else logprobs
+
+
+def _columns(logprobs: TokenLogprobs, start: int, stop: int) -> TokenLogprobs:
     total = num_ids(logprobs.sampled)
 
-    def rest(column: bytes) -> bytes:
-        return column[len(column) // total * num :]
+    def part(column: bytes) -> bytes:
+        width = len(column) // total
+        return column[width * start : width * stop]
 
     return TokenLogprobs(
-        sampled=rest(logprobs.sampled),
-        ranks=rest(logprobs.ranks),
+        sampled=part(logprobs.sampled),
+        ranks=part(logprobs.ranks),
         num_top=logprobs.num_top,
-        top_ids=rest(logprobs.top_ids),
-        top=rest(logprobs.top),
-        by_id=rest(logprobs.by_id),
+        top_ids=part(logprobs.top_ids),
+        top=part(logprobs.top),
+        by_id=part(logprobs.by_id),
     )

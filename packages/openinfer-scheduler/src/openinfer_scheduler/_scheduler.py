@@ -1,16 +1,21 @@
 """The state machine: add, plan, apply."""
 
+import math
 import secrets
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from openinfer_contract import GenerateRequest, Load, Rejected
 from openinfer_kv_cache import KVCache
+from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
+from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
+from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
-from openinfer_scheduler._policy import Policy
+from openinfer_scheduler._policy import Policy, charge_of
+from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects, settle
 from openinfer_scheduler._slots import Slots
@@ -48,23 +53,43 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._cache = cache
-        self._num_blocks = cache.stats().num_blocks
-        self._state = SchedulerState(config=config, cache=cache, slots=Slots(config.max_num_seqs))
-        self._planner = Planner(self._state, policy if policy is not None else FCFS())
+        self._state = SchedulerState(
+            config=config,
+            cache=cache,
+            slots=Slots(config.max_num_seqs),
+            adapters=AdapterSlots(config.max_adapters),
+            probe=PrefixProbe(cache),
+        )
+        self._intake = Intake(self._state)
+        target_s = config.target_itl_s
+        self._pace = None if target_s is None else PrefillPace(target_s)
+        policy = policy if policy is not None else FCFS()
+        self._charge = charge_of(policy)
+        self._planner = Planner(self._state, policy, self._pace)
+        self._last_completed_at = -math.inf
         self._deadlines: list[tuple[float, int, SequenceState]] = []
         self._num_added = 0
         self._num_seeds = 0
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
         self._eos_ids = frozenset(config.eos_token_ids)
 
-    def add(self, request: GenerateRequest, now: float) -> Rejected | None:
+    def add(
+        self, request: GenerateRequest, now: float, *, is_loading: bool = False
+    ) -> Rejected | None:
         """Queues a request, or says why not. Costs microseconds.
 
         Checks what only the scheduler knows: a live request of the same id (duplicate), a full
         intake (overloaded), a sequence that could never fit the pool or `max_model_len`
-        (too_long). `openinfer_contract.check_request` checks the rest, before.
+        (too_long), what the engine's role does not serve (unsupported, unavailable).
+        `openinfer_contract.check_request` checks the rest, before.
+
+        Args:
+            request: what is asked.
+            now: monotonic seconds.
+            is_loading: a tier is bringing blocks of its prefix. The request waits at its place
+                without holding others up, until `loaded`.
         """
-        rejected = self._rejection(request)
+        rejected = self._intake.rejection(request)
         state = self._state
         if rejected is not None:
             state.counters.num_rejected += 1
@@ -75,12 +100,17 @@ class Scheduler:
             stop_ids = stop_ids.union(stop.stop_token_ids)
         sequence = SequenceState(
             request,
-            arrival=now if request.arrival is None else request.arrival,
+            arrival=now if request.arrival is None else min(now, request.arrival),
             arrival_index=self._num_added,
             seed=self._next_seed() if request.sampling.seed is None else request.sampling.seed,
-            max_total=self._max_total(request),
+            max_total=self._intake.max_total(request),
             stop_ids=stop_ids,
+            probe=state.probe,
         )
+        if not is_loading and self._intake.lacks_prompt(sequence):
+            state.counters.num_rejected += 1
+            return Rejected(kind="unsupported", field="kv_transfer", message=PROMPT_NOT_HERE)
+        sequence.is_loading = is_loading
         self._num_added += 1
         state.live[request.request_id] = sequence
         state.waiting.push(sequence)
@@ -88,6 +118,25 @@ class Scheduler:
             heappush(self._deadlines, (request.deadline, sequence.arrival_index, sequence))
             self._forget_ended_deadlines()
         return None
+
+    def loaded(self, request_ids: Iterable[str], now: float) -> Effects:
+        """The tier is done with these requests: what it brought can be hit, the rest is computed.
+
+        Unknown ids, and requests that were not loading, are ignored. On an engine whose role is
+        decode, a request whose prompt is still not there (see `SchedulerConfig.role`) ends Failed:
+        whoever sent it has it prefilled again.
+        """
+        state = self._state
+        effects: Effects = []
+        for request_id in request_ids:
+            sequence = state.live.get(request_id)
+            if sequence is None or not sequence.is_loading:
+                continue
+            sequence.is_loading = False
+            if self._intake.lacks_prompt(sequence):
+                failed = state.fail(sequence, PROMPT_NOT_HERE, is_retryable=True)
+                effects.append(state.event(sequence, failed))
+        return effects
 
     def abort(self, request_ids: Iterable[str], now: float) -> Effects:
         """Ends live requests with `Finished(reason="abort")`; unknown ids are ignored.
@@ -131,7 +180,8 @@ class Scheduler:
         """The next step, or None: nothing can run now, or `depth` plans are in flight.
 
         None with a step in flight means: apply it, then ask again. None with no step in flight
-        means that nothing is live. A plan may have no rows; it is run like any other.
+        means that nothing is live, or that whatever is waits for a tier. A plan may have no rows;
+        it is run like any other.
 
         Raises:
             PolicyError: the policy broke its contract; nothing has been planned then.
@@ -142,7 +192,10 @@ class Scheduler:
         if not (state.running or state.waiting or state.slots.has_over):
             return None
         step = self._planner.plan(now)
-        return None if step is None else step.plan
+        if step is None:
+            return None
+        self._charge_for(step, 1)
+        return step.plan
 
     def apply(self, result: StepResult, now: float) -> Effects:
         """Settles the oldest step in flight: appends tokens, finishes sequences, frees blocks.
@@ -155,6 +208,10 @@ class Scheduler:
             ValueError: the result does not fit the plan; the scheduler is of no further use.
         """
         step = self._complete(result.step_id)
+        if self._pace is not None and step.stays:
+            duration_s = now - max(step.planned_at, self._last_completed_at)
+            self._pace.record(step.num_prefill_tokens, duration_s, has_decode=step.num_decode > 0)
+        self._last_completed_at = now
         if result.failed:
             self._distrust_cache()
         return settle(self._state, step, result, now)
@@ -171,6 +228,7 @@ class Scheduler:
         in_flight = self._state.in_flight
         if not in_flight or in_flight[-1].plan.step_id != step_id:
             raise StepOrderError(f"step {step_id} is not the newest in flight")
+        self._charge_for(in_flight[-1], -1)
         self._state.revert_newest()
 
     def fail(self, step_id: int, message: str, now: float) -> Effects:
@@ -185,6 +243,7 @@ class Scheduler:
         """
         state = self._state
         step = self._complete(step_id)
+        self._last_completed_at = now
         self._distrust_cache()
         effects: Effects = []
         for stay in step.stays:
@@ -194,6 +253,12 @@ class Scheduler:
                 effects.append(state.event(sequence, failed))
         state.requeue_settled(step_id)
         return effects
+
+    def _charge_for(self, step: StepInFlight, sign: int) -> None:
+        charge = self._charge
+        if charge is not None:
+            for row, stay in zip(step.plan.rows, step.stays, strict=True):
+                charge(stay.sequence, sign * row.num_tokens)
 
     def _forget_ended_deadlines(self) -> None:
         """Keeps few of the ended requests beside the live ones; constant time on average."""
@@ -263,50 +328,6 @@ class Scheduler:
         state.last_completed = step_id
         return step
 
-    def _rejection(self, request: GenerateRequest) -> Rejected | None:
-        config, waiting = self._config, self._state.waiting
-        if request.request_id in self._state.live:
-            return Rejected(
-                kind="duplicate",
-                field="request_id",
-                message=f"request {request.request_id!r} is live already",
-            )
-        num_prompt = request.num_prompt_tokens
-        most = config.max_model_len
-        if num_prompt >= most:
-            return _too_long(
-                f"the prompt has {num_prompt} tokens; this engine takes at most {most - 1} and "
-                f"generates up to a total of {most}"
-            )
-        max_total = self._max_total(request)
-        if not 0 <= request.num_output_prefix < min(num_prompt, request.stop.max_tokens):
-            return Rejected(
-                kind="invalid",
-                field="num_output_prefix",
-                message=f"{num_prompt} prompt tokens, {request.num_output_prefix} of them output, "
-                f"and max_tokens {request.stop.max_tokens} leave nothing to read or to generate",
-            )
-        num_needed = self._cache.num_blocks_for(max_total - 1)
-        if num_needed > self._num_blocks:
-            return _too_long(
-                f"{num_prompt} prompt tokens and {max_total - num_prompt} to generate need "
-                f"{num_needed} cache blocks; this engine has {self._num_blocks}"
-            )
-        if len(waiting) >= config.max_queued_requests or (
-            waiting and waiting.num_tokens + num_prompt > config.max_queued_tokens
-        ):
-            return Rejected(
-                kind="overloaded",
-                message=f"{len(waiting)} requests with {waiting.num_tokens} tokens are waiting",
-                retry_after_s=config.overload_retry_after_s,
-            )
-        return None
-
-    def _max_total(self, request: GenerateRequest) -> int:
-        """Known tokens at which the request is over."""
-        full = request.num_prompt_tokens - request.num_output_prefix + request.stop.max_tokens
-        return min(full, self._config.max_model_len)
-
     def _next_seed(self) -> int:
         """Consecutive seeds, scattered (the finalizer of splitmix64)."""
         self._num_seeds += 1
@@ -314,7 +335,3 @@ class Scheduler:
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _SEED_MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _SEED_MASK
         return bits ^ (bits >> 31)
-
-
-def _too_long(message: str) -> Rejected:
-    return Rejected(kind="too_long", field="prompt_token_ids", message=message)

@@ -12,9 +12,9 @@ from openinfer_contract import (
 )
 from openinfer_kv_cache import BlockKeys, SequenceCache
 from openinfer_scheduler._plan import PlannedRow, TokenIds
+from openinfer_scheduler._prefix_probe import BYTES_PER_ID, PrefixProbe
 
-BYTES_PER_ID = 4
-_SEAL_STRIDE = 8
+_SEAL_STRIDE = 32
 """Blocks of output tokens that are sealed together."""
 
 
@@ -26,24 +26,27 @@ class SequenceState:
         arrival: monotonic seconds.
         arrival_index: number of the request in order of `Scheduler.add`; unique.
         seed: the request's seed, or the one drawn for it.
-        num_known_tokens: prompt and settled output tokens.
         num_cached_tokens: prompt tokens found cached when it was first scheduled.
         num_preemptions: how often it lost its blocks.
+        is_loading: whether a tier is still bringing blocks of its prefix; it does not start then.
     """
 
     __slots__ = (
         "arrival",
         "arrival_index",
         "first_token_at",
+        "hit_estimate",
+        "hit_stands_until",
         "is_announced",
         "is_ended",
+        "is_loading",
         "is_shareable",
         "keys",
         "max_total",
         "num_before_output",
         "num_cached_tokens",
-        "num_known_tokens",
         "num_preemptions",
+        "probe",
         "prompt_logprobs_from",
         "request",
         "request_id",
@@ -64,6 +67,7 @@ class SequenceState:
         seed: int,
         max_total: int,
         stop_ids: frozenset[int],
+        probe: PrefixProbe | None = None,
     ) -> None:
         self.request = request
         self.request_id = request.request_id
@@ -72,14 +76,17 @@ class SequenceState:
         self.seed = seed
         self.tokens = bytearray(request.prompt_token_ids)
         """u32 column of the known tokens."""
-        self.num_known_tokens = request.num_prompt_tokens
-        self.num_before_output = self.num_known_tokens - request.num_output_prefix
+        self.num_before_output = request.num_prompt_tokens - request.num_output_prefix
         self.max_total = max_total
         """Known tokens at which the request has its full length."""
         self.stop_ids = stop_ids
         self.stop_from = self.num_before_output + request.stop.min_tokens
         """A stop id counts only where more tokens than this are known, itself included."""
         self.keys: BlockKeys | None = None
+        self.probe = probe
+        self.hit_estimate = 0
+        self.hit_stands_until = -1
+        self.is_loading = False
         self.stay: Stay | None = None
         self.is_ended = False
         self.is_shareable = request.cache.write
@@ -100,6 +107,11 @@ class SequenceState:
         return self.stay is not None
 
     @property
+    def num_known_tokens(self) -> int:
+        """Prompt and settled output tokens."""
+        return len(self.tokens) // BYTES_PER_ID
+
+    @property
     def num_output_tokens(self) -> int:
         """Settled output tokens, the request's output prefix included."""
         return self.num_known_tokens - self.num_before_output
@@ -108,6 +120,32 @@ class SequenceState:
     def num_planned_tokens(self) -> int:
         """Positions whose cache entries exist or are planned; 0 while waiting."""
         return 0 if self.stay is None else self.stay.num_planned
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Of a waiting sequence: leading tokens that the prefix cache holds for it.
+
+        An estimate that costs little: it may be some plans old, and is 0 before the first one.
+        """
+        if self.stay is not None or self.probe is None:
+            return 0
+        return self.probe.estimate(self)
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Known tokens still to be forwarded, cached prefixes left out (see `num_hit_tokens`)."""
+        stay = self.stay
+        if stay is None:
+            return self.num_known_tokens - self.num_hit_tokens
+        return max(0, stay.num_given - stay.num_planned)
+
+    @property
+    def max_hit_tokens(self) -> int | None:
+        """Leading tokens that may come from the cache; None: all of them."""
+        if not self.request.cache.read:
+            return 0
+        owed = self.prompt_logprobs_from
+        return None if owed is None else owed - 1
 
     def scheduled(self) -> Scheduled:
         """The event that says it left the queue."""
@@ -163,14 +201,19 @@ class Stay:
         "is_open",
         "is_settling",
         "last_step",
+        "adapter_uid",
         "decode_row",
         "max_planned",
         "next_check",
         "num_given",
         "num_planned",
         "plain_until",
+        "request_id",
         "sequence",
         "slot",
+        "stop_ids",
+        "stride",
+        "tokens",
     )
 
     def __init__(
@@ -178,21 +221,30 @@ class Stay:
     ) -> None:
         self.sequence = sequence
         self.slot = decode_row.slot
+        adapter = sequence.request.adapter
+        self.adapter_uid = None if adapter is None else adapter.uid
         self.decode_row = decode_row
         """The row of a step that needs no block."""
+        self.stride = decode_row.num_tokens
+        """Positions of such a row: 1 and the drafts."""
         self.cache = cache
         self.given: TokenIds = np.frombuffer(bytes(sequence.tokens), "<u4")
         self.num_given = len(self.given)
         """Tokens that the host knew at the start; later ones come from the row itself."""
         self.num_planned = cache.num_cached_tokens
-        """Positions forwarded by steps done or planned, and those found cached."""
+        """Positions forwarded by steps done or planned, and those found cached. Drafts in flight
+        count as accepted, until `apply` knows."""
         self.max_planned = sequence.max_total - 1
         """The last token is sampled but never forwarded."""
         self.plain_until = 0
         """Below this position a step is `decode_row` and nothing else; 0 unless decoding."""
+        self.request_id = sequence.request_id
+        self.tokens = sequence.tokens
+        self.stop_ids = sequence.stop_ids
         self.next_check = 0
-        """Known tokens at which the request is over, or the cache wants to hear of its output."""
-        self._set_next_check(self.num_given)
+        """Bytes of the known tokens' column at which the next token may end the request, or the
+        cache wants to hear of its output; 0 before the first token of the stay, and once the stay
+        is closed."""
         self.chunk_step = step_id
         """The newest step with given tokens of this stay."""
         self.chunk_start = self.num_planned
@@ -209,8 +261,10 @@ class Stay:
 
     def update_plain_until(self) -> None:
         """To be called when blocks came or went, a chunk was planned, or the stay was closed."""
-        is_decode = self.is_open and self.num_planned >= self.num_given
-        self.plain_until = min(self.cache.capacity, self.max_planned) if is_decode else 0
+        if self.is_open and self.num_planned >= self.num_given:
+            self.plain_until = min(self.cache.capacity, self.max_planned) - self.stride + 1
+        else:
+            self.plain_until = 0
 
     def settle_blocks(self) -> None:
         """Hands the cache the tokens settled since the last time, which seals full blocks.
@@ -221,8 +275,6 @@ class Stay:
         computed = sequence.num_known_tokens - 1
         if computed > self.num_given:
             self.cache.apply(computed, bytes(sequence.tokens[BYTES_PER_ID * keys.num_tokens :]))
-            self._set_next_check(computed)
-
-    def _set_next_check(self, computed: int) -> None:
-        stride = _SEAL_STRIDE * self.cache.keys.tokens_per_block
-        self.next_check = min((computed // stride + 1) * stride + 1, self.sequence.max_total)
+        stride = _SEAL_STRIDE * keys.tokens_per_block
+        num_known = min((computed // stride + 1) * stride + 1, sequence.max_total)
+        self.next_check = BYTES_PER_ID * (num_known - 1)

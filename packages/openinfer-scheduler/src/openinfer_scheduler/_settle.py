@@ -1,9 +1,10 @@
 """What a step's result does to its sequences: tokens, stops, ends."""
 
-from openinfer_contract import End, PromptLogprobs, TokenEvent
-from openinfer_scheduler._plan import StepResult
-from openinfer_scheduler._prompt_logprobs import owed_prompt_logprobs
-from openinfer_scheduler._sequence import BYTES_PER_ID, Stay
+from openinfer_contract import End, PromptLogprobs, TokenEvent, TokenLogprobs
+from openinfer_scheduler._plan import PlannedRow, StepResult
+from openinfer_scheduler._prefix_probe import BYTES_PER_ID
+from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
+from openinfer_scheduler._sequence import Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
 
 Effects = list[tuple[str, TokenEvent]]
@@ -22,92 +23,145 @@ def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: f
             f"step {result.step_id} has {len(step.stays)} rows; the result has {len(counts)} "
             f"counts that add up to {sum(counts)}, and {len(token_ids)} tokens"
         )
+    settling = _Settling(state, step, result, now)
     columns = result.token_ids.astype("<u4", copy=False).view("V4").tolist()
-    special = {*result.logprobs, *result.prompt_logprobs, *result.failed}
-    effects: Effects = []
-    begin = 0
-    num_dropped = 0
-    for index, (stay, count) in enumerate(zip(step.stays, counts, strict=True)):
-        sequence = stay.sequence
-        if not stay.is_settling:
-            num_dropped += count
-        elif count == 1 and sequence.first_token_at is not None and index not in special:
-            ids, token_id = columns[begin], token_ids[begin]
-            num_known = sequence.num_known_tokens + 1
-            if num_known < stay.next_check and token_id not in sequence.stop_ids:
-                sequence.tokens += ids
-                sequence.num_known_tokens = num_known
-                event = TokenEvent(token_ids=ids)
-            else:
-                end = _take_token(state, stay, ids, token_id, now)
-                event = TokenEvent(token_ids=ids, end=end)
-            effects.append((sequence.request_id, event))
-        else:
-            ids = b"".join(columns[begin : begin + count])
-            row_event = _settle_row(state, step, index, result, ids, now)
-            if row_event is not None:
-                effects.append((sequence.request_id, row_event))
-        begin += count
-    state.counters.num_output_tokens += len(token_ids) - num_dropped
+    first = 0
+    num_decode = step.num_decode
+    if (
+        not (result.failed or result.logprobs or state.config.num_draft_tokens)
+        and counts[:num_decode].count(1) == num_decode
+    ):
+        settling.take_single(columns, token_ids)
+        first = num_decode
+    begin = first
+    for index in range(first, len(counts)):
+        end = begin + counts[index]
+        settling.take_row(index, b"".join(columns[begin:end]))
+        begin = end
+    state.counters.num_output_tokens += len(token_ids) - settling.num_dropped
     state.requeue_settled(step.plan.step_id)
-    return effects
+    return settling.effects
 
 
-def _take_token(
-    state: SchedulerState, stay: Stay, ids: bytes, token_id: int, now: float
-) -> End | None:
-    """Appends one sampled token; the terminal event if it was the last."""
-    sequence = stay.sequence
-    sequence.tokens += ids
-    sequence.num_known_tokens = num_known = sequence.num_known_tokens + 1
-    if num_known >= stay.next_check and stay.is_open:
-        stay.settle_blocks()
-    if token_id in sequence.stop_ids and num_known > sequence.stop_from:
-        return state.finish(sequence, "stop", now, stop_token_id=token_id)
-    if num_known >= sequence.max_total:
-        return state.finish(sequence, "length", now)
-    return None
+class _Settling:
+    """One result on its way into the state."""
 
+    __slots__ = ("_now", "_result", "_state", "_step", "effects", "num_dropped")
 
-def _settle_row(
-    state: SchedulerState,
-    step: StepInFlight,
-    index: int,
-    result: StepResult,
-    ids: bytes,
-    now: float,
-) -> TokenEvent | None:
-    """One row with anything beside a token; None where there is nothing to tell."""
-    stay, row = step.stays[index], step.plan.rows[index]
-    sequence = stay.sequence
-    scheduled = state.announce(sequence)
-    message = result.failed.get(index)
-    if message is not None:
+    def __init__(
+        self, state: SchedulerState, step: StepInFlight, result: StepResult, now: float
+    ) -> None:
+        self._state = state
+        self._step = step
+        self._result = result
+        self._now = now
+        self.effects: Effects = []
+        self.num_dropped = 0
+        """Tokens of sequences that had ended, and tokens behind an end."""
+
+    def take_single(self, columns: list[bytes], token_ids: list[int]) -> None:
+        """Settles the decode rows, each with one token and nothing beside it."""
+        stays = self._step.stays[: self._step.num_decode]
+        effects = [
+            (stay.request_id, TokenEvent(token_ids=ids))
+            for stay, ids in zip(stays, columns, strict=False)
+        ]
+        dropped = set()
+        for stay, ids, token_id in zip(stays, columns, token_ids, strict=False):
+            tokens = stay.tokens
+            # `next_check` is 0 before a stay's first token and after its end.
+            if len(tokens) < stay.next_check and token_id not in stay.stop_ids:
+                tokens += ids
+            elif stay.is_settling:
+                event = self._settled(stay, ids, None, None)
+                assert event is not None, "there is a token to tell of"
+                effects[stays.index(stay)] = stay.request_id, event
+            else:
+                dropped.add(stays.index(stay))
+        if dropped:
+            self.num_dropped += len(dropped)
+            effects = [effect for index, effect in enumerate(effects) if index not in dropped]
+        self.effects = effects
+
+    def take_row(self, index: int, ids: bytes) -> None:
+        """Settles one row."""
+        stay, row = self._step.stays[index], self._step.plan.rows[index]
+        if not stay.is_settling:
+            self.num_dropped += len(ids) // BYTES_PER_ID
+            return
+        sequence, result = stay.sequence, self._result
+        message = result.failed.get(index)
+        if message is not None:
+            end = self._state.fail(sequence, message, is_retryable=False)
+            self.effects.append(self._state.event(sequence, end))
+            return
+        num_tokens = len(ids) // BYTES_PER_ID
+        self._check_count(index, row, num_tokens)
+        if row.token_ids is None:
+            stay.num_planned -= row.num_tokens - num_tokens
+        prompt_logprobs: PromptLogprobs | None = None
+        if index in result.prompt_logprobs:
+            prompt_logprobs = owed_prompt_logprobs(
+                sequence, self._step.prompt_positions[index], result.prompt_logprobs[index]
+            )
+        event = self._settled(stay, ids, prompt_logprobs, result.logprobs.get(index))
+        if event is not None:
+            self.effects.append((sequence.request_id, event))
+
+    def _check_count(self, index: int, row: PlannedRow, num_tokens: int) -> None:
+        most = 1 + row.num_drafts if row.is_sampled else 0
+        if not row.is_sampled <= num_tokens <= most:
+            raise ValueError(
+                f"row {index} of step {self._step.plan.step_id} has {num_tokens} tokens, "
+                f"is_sampled is {row.is_sampled}, with {row.num_drafts} drafts"
+            )
+
+    def _settled(
+        self,
+        stay: Stay,
+        ids: bytes,
+        prompt_logprobs: PromptLogprobs | None,
+        logprobs: TokenLogprobs | None,
+    ) -> TokenEvent | None:
+        """What a row's tokens did; None where there is nothing to tell."""
+        sequence = stay.sequence
+        scheduled = self._state.announce(sequence)
+        end: End | None = None
+        if ids:
+            if sequence.first_token_at is None:
+                sequence.first_token_at = self._now
+            num_tokens = len(ids) // BYTES_PER_ID
+            num_taken, end = self._take_tokens(stay, ids)
+            if num_taken < num_tokens:
+                self.num_dropped += num_tokens - num_taken
+                ids = ids[: BYTES_PER_ID * num_taken]
+                logprobs = None if logprobs is None else first_logprobs(logprobs, num_taken)
+        elif scheduled is None and prompt_logprobs is None:
+            return None
         return TokenEvent(
-            scheduled=scheduled, end=state.fail(sequence, message, is_retryable=False)
+            scheduled=scheduled,
+            prompt_logprobs=prompt_logprobs,
+            token_ids=ids,
+            logprobs=logprobs,
+            end=end,
         )
-    if len(ids) != BYTES_PER_ID * row.is_sampled:
-        raise ValueError(
-            f"row {index} of step {step.plan.step_id} has {len(ids) // BYTES_PER_ID} tokens, "
-            f"is_sampled is {row.is_sampled}"
-        )
-    prompt_logprobs: PromptLogprobs | None = None
-    if index in result.prompt_logprobs:
-        prompt_logprobs = owed_prompt_logprobs(
-            sequence, step.prompt_positions[index], result.prompt_logprobs[index]
-        )
-    end: End | None = None
-    if ids:
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-        token_id = int.from_bytes(ids, "little")
-        end = _take_token(state, stay, ids, token_id, now)
-    elif scheduled is None and prompt_logprobs is None:
-        return None
-    return TokenEvent(
-        scheduled=scheduled,
-        prompt_logprobs=prompt_logprobs,
-        token_ids=ids,
-        logprobs=result.logprobs.get(index),
-        end=end,
-    )
+
+    def _take_tokens(self, stay: Stay, ids: bytes) -> tuple[int, End | None]:
+        """Appends sampled tokens up to the one that ends the request: how many, and the end."""
+        state, sequence = self._state, stay.sequence
+        num_taken = 0
+        for begin in range(0, len(ids), BYTES_PER_ID):
+            column = ids[begin : begin + BYTES_PER_ID]
+            token_id = int.from_bytes(column, "little")
+            num_taken += 1
+            is_checked = len(sequence.tokens) >= stay.next_check
+            sequence.tokens += column
+            num_known = sequence.num_known_tokens
+            if is_checked and stay.is_open:
+                stay.settle_blocks()
+            if token_id in sequence.stop_ids and num_known > sequence.stop_from:
+                end = state.finish(sequence, "stop", self._now, stop_token_id=token_id)
+                return num_taken, end
+            if num_known >= sequence.max_total:
+                return num_taken, state.finish(sequence, "length", self._now)
+        return num_taken, None

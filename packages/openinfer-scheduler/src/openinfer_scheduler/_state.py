@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
 from openinfer_kv_cache import KVCache
+from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._plan import StepPlan
+from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._queue import WaitingQueue
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._slots import Slots
@@ -26,6 +28,10 @@ class StepInFlight:
     """By `plan.starts`."""
     prompt_positions: dict[int, int]
     """By row index, where prompt logprobs are wanted: the first position forwarded."""
+    planned_at: float
+    num_decode: int
+    """Decode rows; they come first."""
+    num_prefill_tokens: int
 
 
 @dataclass(slots=True)
@@ -48,6 +54,8 @@ class SchedulerState:
     config: SchedulerConfig
     cache: KVCache
     slots: Slots
+    adapters: AdapterSlots
+    probe: PrefixProbe
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: list[SequenceState] = field(default_factory=list)
     """In order of arrival; their stays are open."""
@@ -82,9 +90,11 @@ class SchedulerState:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""
         stay.settle_blocks()
         stay.is_open = False
-        stay.plain_until = 0
+        stay.plain_until = stay.next_check = 0
         self.running.remove(stay.sequence)
         self.slots.give_back(stay.slot)
+        if stay.adapter_uid is not None:
+            self.adapters.give_back(stay.adapter_uid)
         self._close_cache(stay)
 
     def _close_cache(self, stay: Stay) -> None:
@@ -190,6 +200,8 @@ class SchedulerState:
         stay.plain_until = 0
         self.running.remove(sequence)
         self.slots.revert_take(stay.slot)
+        if stay.adapter_uid is not None:
+            self.adapters.give_back(stay.adapter_uid)
         stay.cache.close(in_flight_until=step_id)
         if sequence.num_preemptions == 0:
             sequence.scheduled_at = None

@@ -21,11 +21,12 @@ class UnknownPolicy(SchedulerError):
         installed: the names there are, sorted.
     """
 
-    def __init__(self, name: str, installed: tuple[str, ...]) -> None:
+    def __init__(self, name: str, installed: tuple[str, ...], reason: str = "") -> None:
         known = ", ".join(installed) or "none"
+        why = f" ({reason})" if reason else ""
         super().__init__(
-            f"no scheduling policy {name!r}; installed: {known}. A package brings one by the "
-            "entry point group openinfer.schedulers"
+            f"no scheduling policy {name!r}{why}; installed: {known}. A package brings one by the "
+            "entry point group openinfer.schedulers; module:Class names any other"
         )
         self.name = name
         self.installed = installed

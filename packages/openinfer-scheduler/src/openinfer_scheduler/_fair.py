@@ -1,0 +1,119 @@
+"""Equal service for tenants, and for the sessions of each."""
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
+
+from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler._sequence import SequenceState
+
+_NUM_RANKED = 64
+"""Waiting sequences that a plan ranks; the rest follows in order of arrival."""
+
+_MAX_IDLE_FLOWS = 4096
+
+
+class _Shares:
+    """What each flow was served, on a common scale.
+
+    A flow that comes back after a rest starts level with the least served of those that wait: it
+    is owed nothing for the time it asked for nothing (start-time fair queueing; for tokens of
+    language models Sheng et al., "Fairness in Serving Large Language Models", 2023).
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[Hashable, float] = {}
+        self._level = 0.0
+
+    def charge(self, flow: Hashable, num_tokens: int) -> None:
+        self._served[flow] = self._served.get(flow, self._level) + num_tokens
+
+    def of_waiting(self, flows: Iterable[Hashable]) -> dict[Hashable, float]:
+        """What each of the flows that wait counts as served; they set the level."""
+        served, level = self._served, self._level
+        shares = {flow: max(served.get(flow, level), level) for flow in flows}
+        self._level = max(level, min(shares.values()))
+        served.update(shares)
+        if len(served) > _MAX_IDLE_FLOWS + 2 * len(shares):
+            self._served = {flow: s for flow, s in served.items() if s > self._level}
+            self._served.update(shares)
+        return shares
+
+
+class Fair:
+    """Starts the next request of the tenant that was served least; within it, of its session.
+
+    Service is tokens forwarded, prompt and output alike; what the cache spares is free, what a
+    preemption makes forward again counts again. The requests of a session go in order of arrival,
+    and so do running sequences; preempts the least urgent, of equals the youngest.
+
+    Starvation-free: while a request waits and others start before it, their tenants' and sessions'
+    service grows until its own has the least; and of the running ones the oldest is never
+    preempted. The tenant without a name is a tenant, too; so is the session.
+    """
+
+    def __init__(self) -> None:
+        self._tenants = _Shares()
+        self._sessions: dict[str, _Shares] = {}
+
+    def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
+        """Notes what a plan forwards."""
+        request = sequence.request
+        self._tenants.charge(request.tenant, num_tokens)
+        self._sessions_of(request.tenant).charge(request.session_id, num_tokens)
+
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+        """The least served first, as if each were served when its turn comes."""
+        if not sequences or sequences[0].is_running:
+            return sequences
+        waiting: dict[str, dict[str, deque[SequenceState]]] = {}
+        for sequence in sequences:
+            request = sequence.request
+            sessions = waiting.setdefault(request.tenant, {})
+            sessions.setdefault(request.session_id, deque()).append(sequence)
+        ranked = self._rank(waiting)
+        first = set(map(id, ranked))
+        return ranked + [sequence for sequence in sequences if id(sequence) not in first]
+
+    def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
+        """As much as allowed."""
+        return max_tokens
+
+    def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
+        """The least urgent."""
+        return least_urgent(candidates)
+
+    def _rank(self, waiting: dict[str, dict[str, deque[SequenceState]]]) -> list[SequenceState]:
+        """The first `_NUM_RANKED` sequences; takes them out of the queues."""
+        shares = self._tenants.of_waiting(waiting)
+        # Arrival indices are unique, so that no comparison goes beyond them.
+        tenants = []
+        for tenant, sessions in waiting.items():
+            own = self._sessions_of(tenant).of_waiting(sessions)
+            queues = [
+                (own[name], queue[0].arrival_index, queue) for name, queue in sessions.items()
+            ]
+            heapify(queues)
+            tenants.append((shares[tenant], queues[0][1], queues))
+        heapify(tenants)
+        ranked: list[SequenceState] = []
+        while tenants and len(ranked) < _NUM_RANKED:
+            tenant_share, _, queues = tenants[0]
+            session_share, _, queue = queues[0]
+            sequence = queue.popleft()
+            ranked.append(sequence)
+            cost = sequence.num_uncached_tokens
+            if queue:
+                heapreplace(queues, (session_share + cost, queue[0].arrival_index, queue))
+            else:
+                heappop(queues)
+            if queues:
+                heapreplace(tenants, (tenant_share + cost, queues[0][1], queues))
+            else:
+                heappop(tenants)
+        if len(self._sessions) > _MAX_IDLE_FLOWS + 2 * len(waiting):
+            self._sessions = {t: s for t, s in self._sessions.items() if t in waiting}
+        return ranked
+
+    def _sessions_of(self, tenant: str) -> _Shares:
+        return self._sessions.setdefault(tenant, _Shares())
