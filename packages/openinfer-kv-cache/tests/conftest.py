@@ -7,6 +7,7 @@ into blocks that it leases: so a block freed, shared or sealed too early is read
 """
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -284,13 +285,13 @@ class World:
         if self.copies and a % 2:
             self.copies.pop(b % len(self.copies)).close()
             return
-        lease = MutableLease.try_take(self.cache._pool, 1 + b % 3)
+        lease = MutableLease.try_take(self.cache._space.pools[0], 1 + b % 3)
         if lease is not None:
             self.grant(lease.ids.tolist())
             self.copies.append(lease)
 
     def scribble_free(self):
-        pool = self.cache._pool
+        pool = self.cache._space.pools[0]
         for block in pool._free[: pool.num_free].tolist():
             self.memory[block] = ["scribble"] * self.size
 
@@ -304,7 +305,7 @@ class World:
         for row in self.rows:
             assert row.sequence.block_ids[0].tolist() == row.table
         if self.num_reverts == 0:
-            index = self.cache._pool._index
+            index = self.cache._space.pools[0]._index
             for keys in self.chains:
                 present = [key in index for key in keys.slice(0, keys.num_blocks)]
                 assert present == sorted(present, reverse=True), "a parent left before its child"
@@ -337,3 +338,53 @@ def world():
 @pytest.fixture
 def new_cache():
     return make_cache
+
+
+@pytest.fixture
+def qwen35():
+    """Attention and recurrent states of Qwen3.5-4B."""
+    return (
+        CacheGroup(
+            name="attention",
+            planes=(
+                Plane(name="k", bytes_per_token=8 * 4 * 256 * 2),
+                Plane(name="v", bytes_per_token=8 * 4 * 256 * 2),
+            ),
+        ),
+        CacheGroup(
+            name="delta",
+            kind="state",
+            planes=(
+                Plane(name="recurrent", bytes_per_token=24 * 32 * 128 * 128 * 4),
+                Plane(name="conv", bytes_per_token=24 * 8192 * 3 * 2),
+            ),
+        ),
+    )
+
+
+@pytest.fixture
+def deepseek_v4():
+    """DeepSeek-V4-Flash in bf16: 20 layers keep an entry every 4 tokens, with keys for the
+    indexer; 23 layers one every 128; all 43 see the newest 128 tokens."""
+    return (
+        CacheGroup(
+            name="c4",
+            entries_per_token=Fraction(1, 4),
+            planes=(
+                Plane(name="latent", bytes_per_token=20 * 512 * 2),
+                Plane(name="indexer", bytes_per_token=20 * 128 * 2),
+            ),
+        ),
+        CacheGroup(
+            name="c128",
+            tokens_per_block=128,
+            entries_per_token=Fraction(1, 128),
+            planes=(Plane(name="latent", bytes_per_token=23 * 512 * 2),),
+        ),
+        CacheGroup(
+            name="near",
+            kind="window",
+            window=128,
+            planes=(Plane(name="latent", bytes_per_token=43 * 512 * 2),),
+        ),
+    )

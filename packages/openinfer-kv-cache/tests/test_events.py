@@ -237,7 +237,7 @@ def watched(world, new_cache, num_blocks, size):
                 hashes = sequence_hashes(column, size, root_hash(keys.seed))
                 tokens = np.frombuffer(column, "<u4").tolist()
                 for i, (key, block) in enumerate(zip(keys.slice(0, num), hashes, strict=True)):
-                    place = self.cache._pool._index.get(key)
+                    place = self.cache._space.pools[0]._index.get(key)
                     if place is not None:
                         adapter = 8 if keys.adapter_uid else 0
                         found[block] = (place, adapter, tuple(tokens[: (i + 1) * size]))
@@ -285,7 +285,7 @@ def test_long_programs_keep_the_subscriber_right(world, new_cache):
 def announce_at_publish(self):
     if self.is_in_flight:
         self._blocks.publish()
-        self._blocks.announce(self._keys, self._num_sealed_before, self._num_sealed)
+        self._blocks.announce(self._keys, self._sealed_before[0], self._sealed[0])
 
 
 def announce_always(self, keys, start, stop):
@@ -294,7 +294,7 @@ def announce_always(self, keys, start, stop):
 
 def announce_reverted(self):
     self.is_in_flight = False
-    self._blocks.announce(self._keys, self._num_sealed_before, self._num_sealed)
+    self._blocks.announce(self._keys, self._sealed_before[0], self._sealed[0])
 
 
 def withdraw_silently(self, ids):

@@ -9,11 +9,13 @@ from openinfer_kv_cache._event_batch import KVEventBatch, decode_batch, encode_b
 from openinfer_kv_cache._event_config import KVEventsConfig
 from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._group import CacheGroup, Plane
+from openinfer_kv_cache._group import CacheGroup, Plane, Resume
 from openinfer_kv_cache._keys import HASH_RECIPE, BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
 from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
+from openinfer_kv_cache._slabs import SlabLayout, plan_slabs
+from openinfer_kv_cache._state import BlockCopy
 from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import Reservation
 from openinfer_kv_cache._zmq import ReplayServer, ZmqPublisher
@@ -31,11 +33,15 @@ __all__ = [
     "KVCache",
     "SequenceCache",
     "Reservation",
+    "BlockCopy",
     "PrefixHit",
     "BlockKeys",
     "HASH_RECIPE",
     "CacheGroup",
     "Plane",
+    "Resume",
+    "SlabLayout",
+    "plan_slabs",
     "CacheStats",
     "KVEvent",
     "BlockStored",

@@ -19,12 +19,15 @@ from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
 from openinfer_kv_cache._pool import BlockPool
 
 _NO_BLOCKS = np.empty(0, np.int32)
+_NO_GROWTH = (_NO_BLOCKS,)
 
 
 class SequenceBlocks:
-    """Blocks of one sequence and their way from mutable to cached.
+    """Blocks of one sequence in one group, and their way from mutable to cached.
 
     Attributes:
+        tokens_per_block: positions of one block.
+        keys_per_block: keys of the request's chain that one block spans.
         num_blocks: length of the block table.
         num_sealed: leading blocks that are sealed or cached.
         namespace: the pool's when the sequence was opened; blocks are indexed under no other.
@@ -38,14 +41,20 @@ class SequenceBlocks:
         "_pool",
         "_sealed",
         "is_closed",
+        "keys_per_block",
         "namespace",
         "num_blocks",
         "num_landed",
         "num_sealed",
+        "tokens_per_block",
     )
 
-    def __init__(self, pool: BlockPool, cached: CachedLease) -> None:
+    def __init__(
+        self, pool: BlockPool, cached: CachedLease, *, tokens_per_block: int, keys_per_block: int
+    ) -> None:
         self._pool = pool
+        self.tokens_per_block = tokens_per_block
+        self.keys_per_block = keys_per_block
         self._cached = cached
         self._sealed: SealedLease | None = None
         self._mutable = MutableLease(pool, _NO_BLOCKS)
@@ -59,17 +68,72 @@ class SequenceBlocks:
         sealed = _NO_BLOCKS if self._sealed is None else self._sealed.ids
         return np.concatenate((self._cached.ids, sealed, self._mutable.ids))
 
-    def try_grow(self, num: int) -> BlockIds | None:
-        """Append `num` blocks; None when there is no room."""
-        if num == 0:
-            return _NO_BLOCKS
-        lease = MutableLease.try_take(self._pool, num)
-        if lease is None:
+    @property
+    def block_ids(self) -> tuple[BlockIds, ...]:
+        """Per group, the block table."""
+        return (self.ids,)
+
+    @property
+    def num_dropped(self) -> tuple[int, ...]:
+        """Per group, leading entries of the block table whose blocks are gone."""
+        return (0,)
+
+    @property
+    def num_published(self) -> int:
+        """Leading positions whose blocks are indexed, or were before a window left them."""
+        return (self.num_dropped[0] + len(self._cached)) * self.tokens_per_block
+
+    @property
+    def is_current(self) -> bool:
+        """Whether blocks can still be indexed: the cache was not reset meanwhile."""
+        return self.namespace == self._pool.namespace
+
+    @property
+    def sealed(self) -> tuple[int, ...]:
+        """Per group, `num_sealed`: what `undo` goes back to."""
+        return (self.num_sealed,)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that have a block."""
+        return self.num_blocks * self.tokens_per_block
+
+    def num_short(self, end: int) -> int:
+        """Blocks missing for the positions below `end`."""
+        return max(0, -(-end // self.tokens_per_block) - self.num_blocks)
+
+    def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
+        """Append blocks for the positions below `end`; None when there is no room."""
+        num = -(-end // self.tokens_per_block) - self.num_blocks
+        if num <= 0:
+            return _NO_GROWTH
+        ids = self._pool.try_take(num)
+        if ids is None:
             return None
-        ids = lease.ids
-        self._mutable = self._mutable.join(lease)
-        self.num_blocks += num
-        return ids
+        self.grow(ids)
+        return (ids,)
+
+    def grow(self, ids: BlockIds) -> None:
+        """Append blocks that were just taken from the pool."""
+        if len(ids):
+            self._mutable = self._mutable.join(MutableLease(self._pool, ids))
+            self.num_blocks += len(ids)
+
+    def seal_known(self, keys: BlockKeys, num_known: int) -> None:
+        """Seal the blocks full of positions below `num_known`, which the newest step completes."""
+        start, stop = self.num_sealed, num_known // self.tokens_per_block
+        if stop > start and self.namespace == self._pool.namespace:
+            self.seal(self._chain(keys, start, stop))
+
+    def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
+        """Positions below `num_computed` are computed: index what was not known before."""
+        num = self.num_landed = max(self.num_landed, num_computed // self.tokens_per_block)
+        start = self.num_sealed
+        if num > start and is_cacheable and self.namespace == self._pool.namespace:
+            self.publish()
+            self.seal(self._chain(keys, start, num))
+            self.publish()
+            self.announce(keys, start, num)
 
     def seal(self, keys: Sequence[bytes]) -> None:
         """Seal the next `len(keys)` blocks, which the newest step completes."""
@@ -103,6 +167,33 @@ class SequenceBlocks:
         self._mutable = lease.join(self._mutable)
         self.num_sealed -= excess
 
+    def land_step(
+        self,
+        step_id: int,
+        keys: BlockKeys,
+        num_known: int,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        """A step has completed that sealed the blocks from `before` to `after`.
+
+        Args:
+            step_id: the step.
+            keys: the request's keys.
+            num_known: positions below it are computed.
+            before: `sealed` when the step was planned.
+            after: `sealed` once it was.
+        """
+        if after != before:
+            self.announce(keys, before[0], after[0])
+
+    def undo(
+        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
+    ) -> None:
+        """Take back what the newest step took: its seals down to `sealed`, its blocks."""
+        self.withdraw(sealed[0])
+        self.give_back(len(new_block_ids[0]))
+
     def give_back(self, num: int) -> None:
         """Free the last `num` blocks."""
         if num:
@@ -115,3 +206,10 @@ class SequenceBlocks:
         if self._sealed is not None:
             self._sealed.close()
         self._cached.close()
+
+    def _chain(self, keys: BlockKeys, start: int, stop: int) -> list[bytes]:
+        """Keys of blocks `[start, stop)`: each that of its last position."""
+        per = self.keys_per_block
+        if per == 1:
+            return keys.slice(start, stop)
+        return keys.slice(start * per, stop * per)[per - 1 :: per]

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from openinfer_kv_cache._arena_space import ArenaSpace
 from openinfer_kv_cache._events import CacheEvents, KVEvent
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
+from openinfer_kv_cache._slabs import plan_slabs
+from openinfer_kv_cache._space import BlockSpace, PoolSpace
 from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache.errors import NotIdle, UnsupportedGroup
@@ -28,44 +29,53 @@ class KVCache:
         self,
         groups: Sequence[CacheGroup],
         *,
-        num_blocks: int,
+        num_blocks: int | None = None,
+        num_slabs: int | None = None,
+        max_unsettled_tokens: int | None = None,
         has_prefix_cache: bool = True,
         has_events: bool = False,
     ) -> None:
         """Start empty.
 
         Args:
-            groups: one group of kind "full".
-            num_blocks: blocks of that group.
+            groups: one or several, of distinct names.
+            num_blocks: blocks, of one group.
+            num_slabs: slabs of `plan_slabs(groups)`, for several groups.
+            max_unsettled_tokens: positions of one sequence that steps in flight may hold at most;
+                bounds the room that window groups are thought to need. None: whole sequences.
             has_prefix_cache: see the class.
             has_events: keep events for `take_events`, which must then be called now and then.
 
         Raises:
-            UnsupportedGroup: another kind, or more than one group.
-            ValueError: no group, or num_blocks < 1.
+            UnsupportedGroup: block sizes that do not go together.
+            ValueError: no group, or not exactly one of num_blocks and num_slabs, or one below 1.
         """
-        if not groups:
-            raise ValueError("a cache needs a group")
-        for group in groups:
-            if group.kind != "full":
-                raise UnsupportedGroup(group.name, group.kind, 'only kind "full" is kept')
-        for group in groups[1:]:
-            raise UnsupportedGroup(group.name, group.kind, "only one group is kept")
-        self.groups = tuple(groups)
+        self.groups = _checked_groups(groups, has_events=has_events)
         self.has_prefix_cache = has_prefix_cache
-        self._tokens_per_block = groups[0].tokens_per_block
-        self._pool = BlockPool(num_blocks)
+        self._space = _make_space(self.groups, num_blocks, num_slabs, max_unsettled_tokens)
         self._ledger = StepLedger()
         self._events = CacheEvents() if has_events else None
         if self._events is not None:
-            self._pool.events = self._events.group(0, groups[0])
+            for index, (group, pool) in enumerate(zip(groups, self._space.pools, strict=True)):
+                pool.events = self._events.group(index, group)
+        self._computing: list[SequenceCache] = []
+        """Sequences that may still compute known tokens which others can share."""
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
     @property
+    def num_blocks(self) -> int:
+        """What `num_available_blocks` is out of."""
+        return self._space.num_units
+
+    @property
     def num_available_blocks(self) -> int:
-        """Blocks a reservation can take now: free and evictable."""
-        return self._pool.num_available
+        """Blocks a reservation can take now: free and evictable.
+
+        Several groups are counted in slabs, here and wherever room is compared: in how many
+        nothing is held. What fits by this count fits; there may be more room in slabs in use.
+        """
+        return self._space.num_available
 
     @property
     def num_returning_blocks(self) -> int:
@@ -76,24 +86,44 @@ class KVCache:
         return self._ledger.num_parked_blocks
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many positions need."""
-        return -(-num_tokens // self._tokens_per_block)
+        """Blocks, or slabs, that so many positions need."""
+        return self._space.num_needed(0, num_tokens)
+
+    def num_blocks_beyond(self, hit: PrefixHit, end: int) -> int:
+        """Blocks, or slabs, that the positions below `end` need besides those of a hit."""
+        return self._space.num_needed(hit.num_tokens, end)
 
     def keys(
-        self, token_ids: TokenIds | bytes, *, adapter_uid: bytes = b"", salt: bytes = b""
+        self,
+        token_ids: TokenIds | bytes,
+        *,
+        adapter_uid: bytes = b"",
+        salt: bytes = b"",
+        boundaries: TokenIds | bytes = b"",
     ) -> BlockKeys:
-        """Start a request's keys from its known tokens (uint32 array, or contract column)."""
+        """Start a request's keys from its known tokens (uint32 array, or contract column).
+
+        Args:
+            token_ids: [num_tokens], or a column.
+            adapter_uid: digest of the adapter's bytes; empty for the base model.
+            salt: keeps requests with other salts apart.
+            boundaries: prompt positions where messages end, hints for resume points; array or
+                column.
+        """
         keys = BlockKeys(
-            self._tokens_per_block,
+            self._space.tokens_per_key,
             adapter_uid=adapter_uid,
             salt=salt,
             keeps_token_ids=self._events is not None,
+            boundaries=boundaries,
         )
         keys.extend(token_ids)
         return keys
 
     def match(self, keys: BlockKeys, *, max_tokens: int | None = None) -> PrefixHit:
         """Pin the longest cached prefix in full blocks, leaving at least one token to compute.
+
+        With several groups: up to the longest position at which all of them can resume.
 
         Args:
             keys: the request's keys.
@@ -102,9 +132,7 @@ class KVCache:
         Returns:
             A hit, possibly of no tokens, to be opened or closed by the caller.
         """
-        num = self._max_hit_blocks(keys, max_tokens)
-        lease = CachedLease.match(self._pool, keys.slice(0, num))
-        return PrefixHit(lease, self._tokens_per_block, self._epoch())
+        return self._hit(keys, self._max_hit(keys, max_tokens))
 
     def peek(self, keys: BlockKeys, *, max_tokens: int | None = None) -> int:
         """Positions that `match` would hit; pins nothing and leaves the order of eviction alone.
@@ -115,8 +143,34 @@ class KVCache:
             keys: the request's keys.
             max_tokens: as for `match`.
         """
-        num = self._max_hit_blocks(keys, max_tokens)
-        return self._pool.count_indexed(keys.slice(0, num)) * self._tokens_per_block
+        return self._space.find(keys, self._max_hit(keys, max_tokens))
+
+    def has_leader(self, keys: BlockKeys, hit: PrefixHit) -> bool:
+        """Whether a request should wait: an open sequence is about to compute what it lacks.
+
+        True if some sequence, in steps begun or to come, computes known tokens up to a position
+        beyond the hit at which this request could then begin. The step that computes them shares
+        them with later steps only, so it counts until the next one has begun. Costs one comparison
+        a sequence in prefill.
+        """
+        if not self.has_prefix_cache:
+            return False
+        start = hit.num_tokens
+        for leader in self._computing:
+            position = leader.shared_after(start)
+            if position is not None and position < keys.num_tokens:
+                block = position // self._space.tokens_per_key
+                if leader.keys.slice(block - 1, block) == keys.slice(block - 1, block):
+                    return True
+        return False
+
+    def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
+        """Where a chunk of known tokens from `start` should end, at most at `end`.
+
+        Before `end` only where a state group wants a copy of its state: a chunk that passes the
+        place leaves none.
+        """
+        return self._space.chunk_end(keys, start, end)
 
     def open(
         self, keys: BlockKeys, hit: PrefixHit | None = None, *, is_cacheable: bool = True
@@ -133,20 +187,25 @@ class KVCache:
             ValueError: the hit was made before a reset or the revert of a step.
         """
         if hit is None:
-            cached = CachedLease.match(self._pool, ())
+            hit = self._hit(keys, 0)
         elif hit.epoch != self._epoch():
             raise ValueError("the cache was reset or a step reverted: close the hit, match again")
         else:
-            cached = hit.take()
             self._num_queried_tokens += keys.num_tokens
-            self._num_hit_tokens += len(cached) * self._tokens_per_block
-        return SequenceCache(
-            self._pool,
+            self._num_hit_tokens += hit.num_tokens
+        is_cacheable = is_cacheable and self.has_prefix_cache
+        num_tokens = hit.num_tokens
+        sequence = SequenceCache(
+            self._space,
             self._ledger,
             keys,
-            cached,
-            is_cacheable=is_cacheable and self.has_prefix_cache,
+            hit.take(),
+            num_cached_tokens=num_tokens,
+            is_cacheable=is_cacheable,
         )
+        if is_cacheable and self._space.shared_after(keys, num_tokens) is not None:
+            self._computing.append(sequence)
+        return sequence
 
     def begin_step(self, step_id: int) -> None:
         """Start planning a step; what the step before it sealed can be matched from now on.
@@ -155,6 +214,8 @@ class KVCache:
             StepOrderError: ids must rise.
         """
         self._ledger.begin(step_id)
+        if self._computing:
+            self._computing = [each for each in self._computing if each.is_computing]
 
     def complete_step(self, step_id: int) -> None:
         """The oldest step in flight has run: closed sequences that waited for it are freed.
@@ -177,7 +238,8 @@ class KVCache:
 
     def reset(self) -> None:
         """Forget every cached block; running sequences keep theirs, unshared, to their end."""
-        self._pool.reset()
+        for pool in self._space.pools:
+            pool.reset()
 
     def take_events(self) -> list[KVEvent]:
         """What became of cached blocks since the last call, in order.
@@ -191,18 +253,20 @@ class KVCache:
 
     def stats(self) -> CacheStats:
         """Count what there is."""
-        pool = self._pool
+        pools, num_beside = self._space.pools, self._space.num_free_beside
+        num_blocks = sum(pool.num_blocks for pool in pools) + num_beside
+        num_available = sum(pool.num_available for pool in pools) + num_beside
         return CacheStats(
-            num_blocks=pool.num_blocks,
-            num_free=pool.num_free,
-            num_evictable=pool.num_evictable,
-            num_used=pool.num_blocks - pool.num_available,
-            num_pinned=pool.num_pinned,
-            num_open_leases=pool.num_open_leases,
+            num_blocks=num_blocks,
+            num_free=sum(pool.num_free for pool in pools) + num_beside,
+            num_evictable=sum(pool.num_evictable for pool in pools),
+            num_used=num_blocks - num_available,
+            num_pinned=sum(pool.num_pinned for pool in pools),
+            num_open_leases=sum(pool.num_open_leases for pool in pools),
             num_parked=self._ledger.num_parked,
             num_queried_tokens=self._num_queried_tokens,
             num_hit_tokens=self._num_hit_tokens,
-            num_evictions=pool.num_evictions,
+            num_evictions=sum(pool.num_evictions for pool in pools),
         )
 
     def assert_idle(self) -> None:
@@ -216,11 +280,61 @@ class KVCache:
         if stats.num_used or stats.num_pinned or stats.num_open_leases or num_steps:
             raise NotIdle(f"{num_steps} steps in flight, {stats}")
 
-    def _max_hit_blocks(self, keys: BlockKeys, max_tokens: int | None) -> int:
-        limit = max(0, keys.num_tokens - 1)
-        if max_tokens is not None:
-            limit = min(limit, max_tokens)
-        return limit // self._tokens_per_block if self.has_prefix_cache else 0
+    def _max_hit(self, keys: BlockKeys, max_tokens: int | None) -> int:
+        if not self.has_prefix_cache:
+            return 0
+        limit = keys.num_tokens - 1
+        return limit if max_tokens is None else min(limit, max_tokens)
+
+    def _hit(self, keys: BlockKeys, limit: int) -> PrefixHit:
+        num_tokens, leases = self._space.match(keys, limit)
+        has_rows = tuple(group.kind == "state" for group in self.groups)
+        return PrefixHit(leases, num_tokens=num_tokens, has_rows=has_rows, epoch=self._epoch())
 
     def _epoch(self) -> tuple[int, int]:
-        return (self._pool.namespace, self._ledger.num_reverts)
+        return (self._space.pools[0].namespace, self._ledger.num_reverts)
+
+
+def _checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:
+    names = [group.name for group in groups]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a cache needs groups of distinct names, got {names}")
+    smallest = min(group.tokens_per_block for group in groups)
+    for group in groups:
+        if group.tokens_per_block % smallest:
+            raise UnsupportedGroup(
+                group.name,
+                group.kind,
+                f"its {group.tokens_per_block} tokens a block are no multiple of the smallest "
+                f"group's {smallest}",
+            )
+        if has_events and group.kind != "state" and group.tokens_per_block != smallest:
+            raise UnsupportedGroup(
+                group.name,
+                group.kind,
+                f"events need blocks of one size, and {group.tokens_per_block} tokens are not "
+                f"{smallest}: switch events off",
+            )
+    return tuple(groups)
+
+
+def _make_space(
+    groups: tuple[CacheGroup, ...],
+    num_blocks: int | None,
+    num_slabs: int | None,
+    max_unsettled_tokens: int | None,
+) -> BlockSpace:
+    if len(groups) == 1 and num_blocks is not None and num_slabs is None:
+        if groups[0].kind == "full":
+            return PoolSpace(groups[0], num_blocks)
+        num_slabs, per_slab = num_blocks, [1]
+    elif len(groups) > 1 and num_slabs is not None and num_blocks is None:
+        per_slab = [*plan_slabs(groups).blocks_per_slab]
+    else:
+        raise ValueError("num_blocks is for one group, num_slabs for several; give the one")
+    return ArenaSpace(
+        groups,
+        num_slabs=num_slabs,
+        blocks_per_slab=per_slab,
+        max_unsettled_tokens=max_unsettled_tokens,
+    )

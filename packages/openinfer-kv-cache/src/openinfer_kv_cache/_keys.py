@@ -35,11 +35,14 @@ class BlockKeys:
         adapter_uid: digest of the adapter's bytes; empty for the base model.
         salt: keeps requests with other salts apart.
         keeps_token_ids: whether `token_column` can give the ids back; events need them.
+        boundaries: positions where messages end, as hints for resume points: an array, or a column
+            as in the contract.
 
     Attributes:
         num_tokens: tokens known so far.
         adapter_uid: as given.
         salt: as given.
+        boundaries: as given, [num_boundaries].
         seed: what the first key is chained to; empty for the base model without a salt.
     """
 
@@ -50,6 +53,7 @@ class BlockKeys:
         "_stride",
         "_tail",
         "adapter_uid",
+        "boundaries",
         "num_tokens",
         "salt",
         "seed",
@@ -62,10 +66,14 @@ class BlockKeys:
         adapter_uid: bytes = b"",
         salt: bytes = b"",
         keeps_token_ids: bool = False,
+        boundaries: TokenIds | bytes = b"",
     ) -> None:
         if tokens_per_block < 1:
             raise ValueError(f"tokens_per_block must be at least 1, got {tokens_per_block}")
         self._stride = tokens_per_block * _BYTES_PER_ID
+        if isinstance(boundaries, bytes):
+            boundaries = np.frombuffer(boundaries, "<u4").astype(np.uint32, copy=False)
+        self.boundaries = boundaries
         self.adapter_uid = adapter_uid
         self.salt = salt
         self.seed = _chain_seed(adapter_uid, salt)

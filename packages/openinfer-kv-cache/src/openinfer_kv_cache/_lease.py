@@ -6,7 +6,8 @@
       │  │  └────unseal────┘   │                        │   │
       │  └───────────────────withdraw (step reverted)───┘   │
       v                        v                            v
-    close: free              close: free                  close: evictable (duplicates: free)
+    close, drop: free        close: free                  close: evictable (duplicates: free)
+    give_back: free                                       drop: the same, or free at once
 
     mutable   private, being written; nobody else knows the blocks
     sealed    full of known tokens; the write is planned, the keys are fixed, not indexed yet
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
+import numpy.typing as npt
 
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._pool import BlockPool
@@ -75,6 +77,12 @@ class MutableLease(_Lease):
         assert keep >= 0, "more blocks given back than leased"
         self._pool.release(ids[keep:])
         return MutableLease(self._pool, ids[:keep])
+
+    def drop(self, num: int) -> "MutableLease":
+        """Free the first `num` blocks; nothing in flight may read or write them."""
+        ids = self._consume()
+        self._pool.release(ids[:num])
+        return MutableLease(self._pool, ids[num:])
 
     def seal(self, keys: Sequence[bytes], namespace: int) -> "tuple[SealedLease, MutableLease]":
         """Split off the first `len(keys)` blocks, whose tokens are known and planned."""
@@ -139,12 +147,33 @@ class CachedLease(_Lease):
         ids = pool.find(keys)
         return cls(pool, ids, ids)
 
+    @classmethod
+    def hold(cls, pool: BlockPool, keys: Sequence[bytes]) -> "CachedLease":
+        """Pin blocks that are all indexed, whatever lies between them."""
+        ids = pool.lookup(keys)
+        return cls(pool, ids, ids)
+
     def join(self, other: "CachedLease") -> "CachedLease":
         """Both spans as one, `other` behind; consumes both."""
         has_duplicates = self._has_duplicates or other._has_duplicates
         anchors = np.concatenate((self._anchors, other._anchors)) if has_duplicates else None
         ids = np.concatenate((self._consume(), other._consume()))
         return CachedLease(self._pool, ids, ids if anchors is None else anchors)
+
+    def drop(self, is_kept: npt.NDArray[np.bool_]) -> "CachedLease":
+        """Let go of the first `len(is_kept)` blocks; those not kept leave the index too.
+
+        What somebody else holds, or what was indexed before ours, stays as it is.
+        """
+        num = len(is_kept)
+        own, anchors = self._ids[:num], self._anchors[:num]
+        rest = self._anchors[num:]
+        ids = self._consume()[num:]
+        is_twin = own != anchors
+        self._pool.release(own[is_twin])
+        self._pool.release(anchors[is_kept | is_twin])
+        self._pool.discard(anchors[~(is_kept | is_twin)])
+        return CachedLease(self._pool, ids, rest if (rest != ids).any() else ids)
 
     def withdraw(self, num: int) -> tuple["CachedLease", MutableLease]:
         """Make the last `num` blocks private again: their step is reverted."""

@@ -101,11 +101,21 @@ class BlockPool:
         index = self._index
         return bisect_left(keys, True, key=lambda key: key not in index)
 
+    def has(self, key: bytes) -> bool:
+        """Whether a block is indexed under the key; touches nothing."""
+        return key in self._index
+
+    def lookup(self, keys: Sequence[bytes]) -> BlockIds:
+        """Ids of blocks that are all indexed under their keys, with a reference added to each."""
+        ids = np.array([self._index[key] for key in keys], np.int32)
+        self.retain(ids)
+        return ids
+
     def retain(self, ids: BlockIds) -> None:
         """Add a reference to held or evictable blocks."""
         idle = ids[self._refcounts[ids] == 0]
         if len(idle):
-            self._evictable.remove(idle)
+            self._revive(idle)
         self._refcounts[ids] += 1
 
     def release(self, ids: BlockIds) -> None:

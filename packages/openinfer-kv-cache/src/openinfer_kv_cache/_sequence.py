@@ -6,11 +6,11 @@ Positions are absolute, so a step that needs neither a block nor a seal needs no
 
 from typing import final
 
-from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache._space import BlockSpace
 from openinfer_kv_cache._steps import Reservation, StepLedger
 from openinfer_kv_cache.errors import LeaseUsed, StepOrderError
 
@@ -23,37 +23,52 @@ class PrefixHit:
         epoch: resets and reverted steps before the match; after another one the hit is void.
     """
 
-    __slots__ = ("_lease", "_tokens_per_block", "epoch")
+    __slots__ = ("_has_rows", "_leases", "_num_tokens", "epoch")
 
-    def __init__(self, lease: CachedLease, tokens_per_block: int, epoch: tuple[int, int]) -> None:
-        self._lease: CachedLease | None = lease
-        self._tokens_per_block = tokens_per_block
+    def __init__(
+        self,
+        leases: tuple[CachedLease, ...],
+        *,
+        num_tokens: int,
+        has_rows: tuple[bool, ...],
+        epoch: tuple[int, int],
+    ) -> None:
+        self._leases: tuple[CachedLease, ...] | None = leases
+        self._num_tokens = num_tokens
+        self._has_rows = has_rows
         self.epoch = epoch
 
     @property
     def num_tokens(self) -> int:
         """Positions that need no forward; always less than the request's tokens."""
-        return len(self._held()) * self._tokens_per_block
+        self._held()
+        return self._num_tokens
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the pinned blocks in order."""
-        return (self._held().ids,)
+        """Per group, the pinned blocks in order, the last one ending at `num_tokens`.
 
-    def take(self) -> CachedLease:
-        """Hand the lease on; consumes the hit. `KVCache.open` does this."""
-        lease = self._held()
-        self._lease = None
-        return lease
+        A window group lacks the leading ones. A state group has none: the sequence gets a row of
+        its own, into which its first reservation copies the state.
+        """
+        pairs = zip(self._held(), self._has_rows, strict=True)
+        return tuple(lease.ids[:0] if has_row else lease.ids for lease, has_row in pairs)
+
+    def take(self) -> tuple[CachedLease, ...]:
+        """Hand the leases on; consumes the hit. `KVCache.open` does this."""
+        leases = self._held()
+        self._leases = None
+        return leases
 
     def close(self) -> None:
         """Let the blocks go unused; consumes the hit."""
-        self.take().close()
+        for lease in self.take():
+            lease.close()
 
-    def _held(self) -> CachedLease:
-        if self._lease is None:
+    def _held(self) -> tuple[CachedLease, ...]:
+        if self._leases is None:
             raise LeaseUsed("the prefix hit was opened or closed")
-        return self._lease
+        return self._leases
 
 
 @final
@@ -70,9 +85,9 @@ class SequenceCache:
         "_blocks",
         "_is_cacheable",
         "_ledger",
-        "_pool",
+        "_num_given",
         "_reservations",
-        "_tokens_per_block",
+        "_space",
         "keys",
         "num_cached_tokens",
         "num_computed",
@@ -80,40 +95,70 @@ class SequenceCache:
 
     def __init__(
         self,
-        pool: BlockPool,
+        space: BlockSpace,
         ledger: StepLedger,
         keys: BlockKeys,
-        cached: CachedLease,
+        cached: tuple[CachedLease, ...],
         *,
+        num_cached_tokens: int,
         is_cacheable: bool,
     ) -> None:
-        self._pool = pool
+        self._space = space
+        self._blocks = space.open(keys, num_cached_tokens, cached, is_cacheable=is_cacheable)
         self._ledger = ledger
-        self._tokens_per_block = keys.tokens_per_block
-        self._blocks = SequenceBlocks(pool, cached)
         self._is_cacheable = is_cacheable
+        self._num_given = keys.num_tokens
         self._reservations: list[Reservation] = []
         ledger.record_opened(self._blocks)
         self.keys = keys
-        self.num_cached_tokens = len(cached) * self._tokens_per_block
-        self.num_computed = self.num_cached_tokens
+        self.num_cached_tokens = num_cached_tokens
+        self.num_computed = num_cached_tokens
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the whole block table [num_blocks], spare capacity included."""
+        """Per group, the whole block table [num_blocks], spare capacity included.
+
+        A window group's begins with the first block that is not behind the window, see
+        `num_dropped_blocks`; a state group's is the sequence's row.
+        """
         self._check_open()
-        return (self._blocks.ids,)
+        return self._blocks.block_ids
+
+    @property
+    def num_dropped_blocks(self) -> tuple[int, ...]:
+        """Per group, leading entries of the block table that a window has left behind.
+
+        Entry i of a table is for positions `[i, i + 1) * tokens_per_block` all the same.
+        """
+        self._check_open()
+        return self._blocks.num_dropped
 
     @property
     def capacity(self) -> int:
-        """Positions that have a block."""
-        return self._blocks.num_blocks * self._tokens_per_block
+        """Positions below it need no call of `try_schedule`."""
+        return self._blocks.capacity
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether it may still compute known tokens that others can share."""
+        return self.shared_after(0) is not None
+
+    def shared_after(self, position: int) -> int | None:
+        """The first position beyond `position` that it will let others resume at, or None.
+
+        Of its tokens known at the start, and of those that are not published yet.
+        """
+        blocks = self._blocks
+        if blocks.is_closed or not blocks.is_current:
+            return None
+        found = self._space.shared_after(self.keys, max(position, blocks.num_published))
+        return found if found is not None and found <= self._num_given else None
 
     def num_blocks_short(self, end: int) -> int:
-        """Blocks that `try_schedule(end)` would take."""
-        return max(0, -(-end // self._tokens_per_block) - self._blocks.num_blocks)
+        """Blocks that `try_schedule(end)` would take; slabs at most, where groups share them."""
+        return self._blocks.num_short(end)
 
-    def try_schedule(self, end: int) -> Reservation | None:
+    def try_schedule(self, end: int, *, reach: int | None = None) -> Reservation | None:
         """Reserve for the step being planned: room for every position below `end`.
 
         Every known token below `end` must be written by this step or one before it, so a chunk of
@@ -121,6 +166,12 @@ class SequenceCache:
         Blocks full of known tokens below `end` are sealed: sequences opened in later steps may
         share them. A step with `end <= capacity` may leave the call out; then they are sealed by
         a later call or by `apply`.
+
+        Args:
+            end: see above.
+            reach: positions below it, and no others, are planned once this step is. State groups
+                need it for copies in growing output; where `end` is not beyond the known tokens,
+                it is `end`. None: not known, because the device may accept fewer drafts.
 
         Returns:
             None when there is no room: nothing has changed then.
@@ -135,21 +186,27 @@ class SequenceCache:
         if newest is not None and newest.step_id == step_id:
             raise StepOrderError(f"step {step_id} has a reservation for this sequence already")
         blocks = self._blocks
-        new_ids = blocks.try_grow(self.num_blocks_short(end))
-        if new_ids is None:
+        new_block_ids = blocks.try_grow(end)
+        if new_block_ids is None:
             return None
-        num_sealed = blocks.num_sealed
-        num_known = min(end, self.keys.num_tokens) // self._tokens_per_block
-        if num_known > num_sealed and self._may_seal():
-            blocks.seal(self.keys.slice(num_sealed, num_known))
+        before, num_tokens = blocks.sealed, self.keys.num_tokens
+        if self._is_cacheable:
+            blocks.seal_known(self.keys, min(end, num_tokens))
+        copies = None
+        if isinstance(blocks, GroupedBlocks):
+            if reach is None and end <= num_tokens:
+                reach = end
+            copies = blocks.plan_copies(step_id, self.keys, end, reach)
         reservation = Reservation(
             blocks,
             self.keys,
             step_id=step_id,
             end=end,
-            new_ids=new_ids,
-            num_sealed_before=num_sealed,
+            new_block_ids=new_block_ids,
+            sealed_before=before,
         )
+        if copies is not None:
+            reservation.copies_before, reservation.copies_after = copies
         self._ledger.record(reservation)
         self._reservations.append(reservation)
         return reservation
@@ -177,14 +234,7 @@ class SequenceCache:
                 f"{self.keys.num_tokens} tokens known and room for {self.capacity}"
             )
         self.num_computed = num_computed
-        blocks = self._blocks
-        blocks.num_landed = num_computed // self._tokens_per_block
-        if blocks.num_landed > blocks.num_sealed and self._may_seal():
-            blocks.publish()
-            num_sealed = blocks.num_sealed
-            blocks.seal(self.keys.slice(num_sealed, blocks.num_landed))
-            blocks.publish()
-            blocks.announce(self.keys, num_sealed, blocks.num_landed)
+        self._blocks.settle(self.keys, num_computed, is_cacheable=self._is_cacheable)
 
     def revert(self, reservation: Reservation) -> None:
         """Undo this step's reservation: the row is not in the plan after all.
@@ -233,9 +283,6 @@ class SequenceCache:
         while reservations and not reservations[0].is_in_flight:
             del reservations[0]
         return reservations[-1] if reservations else None
-
-    def _may_seal(self) -> bool:
-        return self._is_cacheable and self._blocks.namespace == self._pool.namespace
 
     def _check_open(self) -> None:
         if self._blocks.is_closed:

@@ -9,12 +9,14 @@ Beginning a step publishes what the step before it sealed, so blocks are shared 
 only. A step that completes lets go of the sequences that were closed while it was in flight.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._space import Blocks
+from openinfer_kv_cache._state import BlockCopy
 from openinfer_kv_cache.errors import StepOrderError
 
 
@@ -23,7 +25,10 @@ class Reservation:
     """What one step took for one sequence.
 
     Attributes:
-        new_block_ids: per group, the blocks to append to the row's block table.
+        new_block_ids: per group, the blocks to append to the row's block table; in a state group
+            the sequence's row, once.
+        copies_before: states to copy before the step's forward, into the row.
+        copies_after: states to copy after it, out of the row, if the step reaches their position.
         end: positions below it have room.
         step_id: the step that will use it.
         is_in_flight: neither completed nor reverted.
@@ -32,8 +37,11 @@ class Reservation:
     __slots__ = (
         "_blocks",
         "_keys",
-        "_num_sealed",
-        "_num_sealed_before",
+        "_num_known",
+        "_sealed",
+        "_sealed_before",
+        "copies_after",
+        "copies_before",
         "end",
         "is_in_flight",
         "new_block_ids",
@@ -42,19 +50,22 @@ class Reservation:
 
     def __init__(
         self,
-        blocks: SequenceBlocks,
+        blocks: Blocks,
         keys: BlockKeys,
         *,
         step_id: int,
         end: int,
-        new_ids: BlockIds,
-        num_sealed_before: int,
+        new_block_ids: tuple[BlockIds, ...],
+        sealed_before: tuple[int, ...],
     ) -> None:
         self._blocks = blocks
         self._keys = keys
-        self._num_sealed = blocks.num_sealed
-        self._num_sealed_before = num_sealed_before
-        self.new_block_ids: tuple[BlockIds, ...] = (new_ids,)
+        self._num_known = min(end, keys.num_tokens)
+        self._sealed = blocks.sealed
+        self._sealed_before = sealed_before
+        self.new_block_ids = new_block_ids
+        self.copies_before: Sequence[BlockCopy] = ()
+        self.copies_after: Sequence[BlockCopy] = ()
         self.end = end
         self.step_id = step_id
         self.is_in_flight = True
@@ -66,13 +77,13 @@ class Reservation:
     def _land(self) -> None:
         if self.is_in_flight:
             self.is_in_flight = False
-            if self._num_sealed > self._num_sealed_before:
-                self._blocks.announce(self._keys, self._num_sealed_before, self._num_sealed)
+            self._blocks.land_step(
+                self.step_id, self._keys, self._num_known, self._sealed_before, self._sealed
+            )
 
     def _undo(self) -> None:
         if self.is_in_flight:
-            self._blocks.withdraw(self._num_sealed_before)
-            self._blocks.give_back(len(self.new_block_ids[0]))
+            self._blocks.undo(self.step_id, self._sealed_before, self.new_block_ids)
             self.is_in_flight = False
 
 
@@ -80,8 +91,8 @@ class Reservation:
 class _Step:
     step_id: int
     reservations: list[Reservation] = field(default_factory=list)
-    opened: list[SequenceBlocks] = field(default_factory=list)
-    parked: list[SequenceBlocks] = field(default_factory=list)
+    opened: list[Blocks] = field(default_factory=list)
+    parked: list[Blocks] = field(default_factory=list)
 
 
 class StepLedger:
@@ -137,7 +148,7 @@ class StepLedger:
         """Add what the planned step took."""
         self._steps[-1].reservations.append(reservation)
 
-    def record_opened(self, blocks: SequenceBlocks) -> None:
+    def record_opened(self, blocks: Blocks) -> None:
         """Add a sequence that may stand on blocks of any step before the newest."""
         if self._steps:
             self._steps[-1].opened.append(blocks)
@@ -148,7 +159,7 @@ class StepLedger:
             raise StepOrderError("only the step being planned can give a reservation back")
         reservation._undo()
 
-    def park(self, blocks: SequenceBlocks, step_id: int) -> None:
+    def park(self, blocks: Blocks, step_id: int) -> None:
         """Keep a closed sequence's blocks until `step_id` has completed."""
         for step in reversed(self._steps):
             if step.step_id <= step_id:

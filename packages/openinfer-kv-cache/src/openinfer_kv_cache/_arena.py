@@ -1,0 +1,214 @@
+"""Several pools over one arena: slabs are leased to groups and move between them under load.
+
+    free ──gain──> a group's: its blocks are free, held or evictable
+     ^                │
+     │                v  every block of it free or evictable ("idle")
+     └────────────  lose: what was cached in it is evicted ───────────> gained by another group
+
+A group that needs blocks takes, in this order: its own free ones, a free slab, then whatever was
+let go of longest ago: its own evictable blocks, or another group's idle slab.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._pool import BlockPool
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class SlabPool(BlockPool):
+    """The pool of one group among several: its blocks are those of the slabs it has.
+
+    Block `b` lies in slab `b // blocks_per_slab`. `num_blocks` and `num_available` are those of the
+    slabs that the group has at the moment.
+    """
+
+    def __init__(self, arena: "Arena", index: int, num_slabs: int, blocks_per_slab: int) -> None:
+        super().__init__(num_slabs * blocks_per_slab)
+        self.num_blocks = 0
+        self._num_free = 0
+        self._arena = arena
+        self._index_in_arena = index
+        self.blocks_per_slab = blocks_per_slab
+        self._is_ours = np.zeros(num_slabs, np.bool_)
+        self._num_held = np.zeros(num_slabs, np.int64)
+        self._slab_rested = np.zeros(num_slabs, np.int64)
+        """Per slab, the tick at which a block of it was last let go of."""
+        self._block_rested = np.zeros(num_slabs * blocks_per_slab, np.int64)
+
+    @property
+    def num_idle_slabs(self) -> int:
+        """Slabs of ours in which nothing is held."""
+        return int(np.count_nonzero(self._is_ours & (self._num_held == 0)))
+
+    def try_take(self, num: int) -> BlockIds | None:
+        """Hand out private blocks, with slabs of other groups where needed; None for no room."""
+        if num > self._num_free:
+            needs = [0] * len(self._arena.pools)
+            needs[self._index_in_arena] = num
+            if not self._arena.try_provide(needs):
+                return None
+        return self.take_local(num)
+
+    def take_local(self, num: int) -> BlockIds:
+        """Hand out private blocks, at most `num_available`."""
+        ids = super().try_take(num)
+        assert ids is not None, "more blocks taken than provided"
+        self._add_held(ids, 1)
+        return ids
+
+    def gain(self, slab: int) -> None:
+        """A slab is ours from now on."""
+        start = slab * self.blocks_per_slab
+        self._put_free(np.arange(start + self.blocks_per_slab - 1, start - 1, -1, dtype=np.int32))
+        self._is_ours[slab] = True
+        self._slab_rested[slab] = 0
+        self.num_blocks += self.blocks_per_slab
+
+    def lose(self, slab: int) -> None:
+        """Give an idle slab away, evicting what is cached in it."""
+        assert self._is_ours[slab], "another group's slab is given away"
+        assert not self._num_held[slab], "a slab in use is given away"
+        start = slab * self.blocks_per_slab
+        ids = np.arange(start, start + self.blocks_per_slab, dtype=np.int32)
+        cached = ids[self._is_indexed[ids]]
+        self._evictable.remove(cached)
+        self.withdraw(cached)
+        self.num_evictions += len(cached)
+        free = self._free[: self._num_free]
+        kept = free[free // self.blocks_per_slab != slab]
+        self._free[: len(kept)] = kept
+        self._num_free = len(kept)
+        self._is_ours[slab] = False
+        self.num_blocks -= self.blocks_per_slab
+
+    def oldest_idle_slab(self) -> tuple[int, int]:
+        """(tick, slab) of the idle slab let go of longest ago; a late tick where there is none."""
+        rested = np.where(self._is_ours & (self._num_held == 0), self._slab_rested, _NEVER)
+        slab = int(rested.argmin())
+        return int(rested[slab]), slab
+
+    def oldest_rest(self) -> int:
+        """Tick of the evictable block let go of longest ago; a late one where there is none."""
+        is_evictable = (self._refcounts == 0) & self._is_indexed
+        return int(self._block_rested.min(where=is_evictable, initial=_NEVER))
+
+    def _revive(self, idle: BlockIds) -> None:
+        super()._revive(idle)
+        self._add_held(idle, 1)
+
+    def _rest(self, idle: BlockIds) -> None:
+        super()._rest(idle)
+        self._add_held(idle, -1)
+        tick = self._arena.next_tick()
+        self._block_rested[idle] = tick
+        self._slab_rested[idle // self.blocks_per_slab] = tick
+
+    def _add_held(self, ids: BlockIds, change: int) -> None:
+        np.add.at(self._num_held, ids // self.blocks_per_slab, change)
+
+
+class Arena:
+    """Who has which slab.
+
+    Attributes:
+        pools: one a group.
+        num_slabs: in total.
+        num_moves: slabs that went from one group to another so far.
+    """
+
+    def __init__(self, num_slabs: int, blocks_per_slab: Sequence[int]) -> None:
+        if num_slabs < 1:
+            raise ValueError(f"num_slabs must be at least 1, got {num_slabs}")
+        self.num_slabs = num_slabs
+        self.num_moves = 0
+        self._free = list(range(num_slabs - 1, -1, -1))
+        self._tick = 0
+        self.pools = tuple(
+            SlabPool(self, index, num_slabs, num) for index, num in enumerate(blocks_per_slab)
+        )
+
+    @property
+    def num_free(self) -> int:
+        """Slabs that no group has."""
+        return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Slabs that any one group could have: free and idle ones."""
+        return len(self._free) + sum(pool.num_idle_slabs for pool in self.pools)
+
+    def next_tick(self) -> int:
+        """The time of now, in blocks let go of."""
+        self._tick += 1
+        return self._tick
+
+    def slabs_for(self, needs: Sequence[int]) -> int:
+        """Slabs that so many blocks of each group fill, packed alone."""
+        return sum(
+            -(-need // pool.blocks_per_slab) for pool, need in zip(self.pools, needs, strict=True)
+        )
+
+    def try_provide(self, needs: Sequence[int]) -> bool:
+        """See to it that every pool has so many blocks at hand; all or nothing.
+
+        Exact: it fails only if no way of moving idle slabs would do.
+
+        Returns:
+            False where there is no room: nothing has changed then.
+        """
+        pools = self.pools
+        missing = [need - pool.num_available for pool, need in zip(pools, needs, strict=True)]
+        num_slabs = [
+            -(-max(0, num) // pool.blocks_per_slab)
+            for pool, num in zip(pools, missing, strict=True)
+        ]
+        # What a group can spare: idle slabs beyond its own need, none if it is short itself.
+        spare = [
+            0 if num > 0 else min(pool.num_idle_slabs, -num // pool.blocks_per_slab)
+            for pool, num in zip(pools, missing, strict=True)
+        ]
+        if sum(num_slabs) > len(self._free) + sum(spare):
+            return False
+        for index, num in enumerate(num_slabs):
+            for _ in range(num):
+                self._move_to(index, self._oldest(index, spare), spare)
+        for index, need in enumerate(needs):
+            self._replace_older(index, need, spare)
+        return True
+
+    def _replace_older(self, index: int, need: int, spare: list[int]) -> None:
+        """Where own blocks would be evicted for a need, takes free and longer idle slabs first."""
+        pool = self.pools[index]
+        while need > pool.num_free:
+            donor = self._oldest(index, spare)
+            if not self._free and (donor is None or donor[0] >= pool.oldest_rest()):
+                return
+            self._move_to(index, donor, spare)
+
+    def _oldest(self, index: int, spare: Sequence[int]) -> tuple[int, int, int] | None:
+        """(tick, pool, slab) of the longest idle slab that another group can spare."""
+        if self._free:
+            return None
+        found = [
+            (*pool.oldest_idle_slab(), donor)
+            for donor, pool in enumerate(self.pools)
+            if donor != index and spare[donor]
+        ]
+        if not found:
+            return None
+        tick, slab, donor = min(found)
+        return tick, donor, slab
+
+    def _move_to(self, index: int, donor: tuple[int, int, int] | None, spare: list[int]) -> None:
+        if donor is None:
+            slab = self._free.pop()
+        else:
+            _, other, slab = donor
+            self.pools[other].lose(slab)
+            spare[other] -= 1
+            self.num_moves += 1
+        self.pools[index].gain(slab)

@@ -1,0 +1,148 @@
+"""Several groups over one arena, as the space that a cache takes its blocks from."""
+
+from collections.abc import Sequence
+
+from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._group import CacheGroup
+from openinfer_kv_cache._grouped import GroupedBlocks, Table
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._lease import CachedLease
+from openinfer_kv_cache._match import GroupedMatch
+from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache._state import StateRow
+from openinfer_kv_cache._window import WindowBlocks
+
+
+class ArenaSpace:
+    """Groups of any kinds; room is counted in slabs.
+
+    Args:
+        groups: at least one.
+        num_slabs: slabs of the arena.
+        blocks_per_slab: per group.
+        max_unsettled_tokens: positions of one sequence that steps in flight may hold at most;
+            bounds what a window group needs. None: whole sequences.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        *,
+        num_slabs: int,
+        blocks_per_slab: Sequence[int],
+        max_unsettled_tokens: int | None,
+    ) -> None:
+        self.tokens_per_key = min(group.tokens_per_block for group in groups)
+        self._groups = tuple(groups)
+        self._arena = Arena(num_slabs, blocks_per_slab)
+        self.pools = self._arena.pools
+        self._match = GroupedMatch(groups, self._arena, base=self.tokens_per_key)
+        self._max_unsettled = max_unsettled_tokens
+
+    @property
+    def num_units(self) -> int:
+        """Slabs in total."""
+        return self._arena.num_slabs
+
+    @property
+    def num_available(self) -> int:
+        """Free slabs, and those in which nothing is held."""
+        return self._arena.num_available
+
+    @property
+    def num_free_beside(self) -> int:
+        """Blocks of the first group that the free slabs would hold."""
+        return self._arena.num_free * self.pools[0].blocks_per_slab
+
+    def num_needed(self, start: int, end: int) -> int:
+        """Slabs for the positions from `start` to `end`; enough however blocks lie in them."""
+        needs = []
+        for group in self._groups:
+            if group.kind == "state":
+                needs.append(1)
+                continue
+            need = -(-end // group.tokens_per_block) - start // group.tokens_per_block
+            if group.window is not None and self._max_unsettled is not None:
+                kept = group.window + self._max_unsettled
+                need = min(need, kept // group.tokens_per_block + 2)
+            needs.append(max(0, need))
+        return self._arena.slabs_for(needs)
+
+    def find(self, keys: BlockKeys, limit: int) -> int:
+        """The longest position at which every group can resume."""
+        return self._match.find(keys, limit)
+
+    def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
+        """The same, pinned."""
+        position = self._match.find(keys, limit)
+        return position, self._match.pin(keys, position)
+
+    def open(
+        self,
+        keys: BlockKeys,
+        num_tokens: int,
+        cached: tuple[CachedLease, ...],
+        *,
+        is_cacheable: bool,
+    ) -> GroupedBlocks:
+        """A table a group."""
+        tables: list[Table] = []
+        for index, (group, pool, lease) in enumerate(
+            zip(self._groups, self.pools, cached, strict=True)
+        ):
+            per_key = group.tokens_per_block // self.tokens_per_key
+            if group.kind == "state":
+                points = self._points(group, keys) if is_cacheable else None
+                tables.append(StateRow(pool, lease, points, group=index, num_tokens=num_tokens))
+            elif group.window is not None:
+                tables.append(
+                    WindowBlocks(
+                        pool,
+                        lease,
+                        self._points(group, keys),
+                        window=group.window,
+                        tokens_per_block=group.tokens_per_block,
+                        keys_per_block=per_key,
+                        num_tokens=num_tokens,
+                    )
+                )
+            else:
+                tables.append(
+                    SequenceBlocks(
+                        pool,
+                        lease,
+                        tokens_per_block=group.tokens_per_block,
+                        keys_per_block=per_key,
+                    )
+                )
+        return GroupedBlocks(self._arena, tables)
+
+    def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
+        """The first position in `(start, end]` at which a state is to be copied, else `end`."""
+        for group in self._groups:
+            if group.kind == "state":
+                stop = self._points(group, keys).after(start)
+                if stop is not None:
+                    end = min(end, stop)
+        return end
+
+    def shared_after(self, keys: BlockKeys, position: int) -> int | None:
+        """The first position that is a resume point in every group that has such."""
+        known = keys.num_tokens
+        points = [self._points(group, keys) for group in self._groups if group.kind != "full"]
+        if not points:
+            alignment = self._match.alignment
+            end = (position // alignment + 1) * alignment
+            return end if end <= known else None
+        while True:
+            nexts = [each.after(position) for each in points]
+            found = max((each for each in nexts if each is not None), default=known + 1)
+            if None in nexts or found > known:
+                return None
+            if all(each == found for each in nexts):
+                return found
+            position = found - 1
+
+    def _points(self, group: CacheGroup, keys: BlockKeys) -> ResumePoints:
+        return ResumePoints(group.resume, self._match.alignment, keys)

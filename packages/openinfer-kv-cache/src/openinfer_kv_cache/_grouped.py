@@ -1,0 +1,136 @@
+"""One sequence's blocks in every group of a cache that has several.
+
+Like `SequenceBlocks`, which does the same for one group: what a step takes, it takes in all groups
+or in none.
+"""
+
+from collections.abc import Sequence
+
+from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._state import BlockCopy, StateRow
+
+Table = SequenceBlocks | StateRow
+
+
+class GroupedBlocks:
+    """A table a group, over pools that share an arena.
+
+    Attributes:
+        is_closed: the request is over, whether or not a step in flight keeps the blocks.
+    """
+
+    __slots__ = ("_arena", "_namespace", "_tables", "is_closed")
+
+    def __init__(self, arena: Arena, tables: Sequence[Table]) -> None:
+        self._arena = arena
+        self._tables = tuple(tables)
+        self._namespace = arena.pools[0].namespace
+        self.is_closed = False
+
+    @property
+    def block_ids(self) -> tuple[BlockIds, ...]:
+        """Per group, the block table; without the blocks that a window has left behind."""
+        return tuple(table.ids for table in self._tables)
+
+    @property
+    def num_dropped(self) -> tuple[int, ...]:
+        """Per group, leading entries of the block table whose blocks are gone."""
+        return tuple(table.num_dropped[0] for table in self._tables)
+
+    @property
+    def num_blocks(self) -> int:
+        """At most so many slabs come back when the blocks do."""
+        return sum(len(table.ids) for table in self._tables)
+
+    @property
+    def num_published(self) -> int:
+        """Leading positions that are indexed in every group with blocks of positions."""
+        return min(
+            (t.num_published for t in self._tables if isinstance(t, SequenceBlocks)), default=0
+        )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether blocks can still be indexed: the cache was not reset meanwhile."""
+        return self._namespace == self._arena.pools[0].namespace
+
+    @property
+    def sealed(self) -> tuple[int, ...]:
+        """Per group, what `undo` goes back to."""
+        return tuple(table.sealed[0] for table in self._tables)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that have blocks in every group, and that pass no state worth a copy."""
+        return min(table.capacity for table in self._tables)
+
+    def num_short(self, end: int) -> int:
+        """Slabs that the missing blocks for positions below `end` fill at most."""
+        return self._arena.slabs_for([table.num_short(end) for table in self._tables])
+
+    def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
+        """Append what is missing for the positions below `end`; None when there is no room."""
+        needs = [table.num_short(end) for table in self._tables]
+        if any(needs) and not self._arena.try_provide(needs):
+            return None
+        new_ids = []
+        for table, pool, need in zip(self._tables, self._arena.pools, needs, strict=True):
+            ids = pool.take_local(need)
+            table.grow(ids)
+            new_ids.append(ids)
+        return tuple(new_ids)
+
+    def seal_known(self, keys: BlockKeys, num_known: int) -> None:
+        """Seal the blocks full of positions below `num_known`."""
+        for table in self._tables:
+            table.seal_known(keys, num_known)
+
+    def plan_copies(
+        self, step_id: int, keys: BlockKeys, end: int, reach: int | None
+    ) -> tuple[Sequence[BlockCopy], Sequence[BlockCopy]]:
+        """The copies of states before and after the step's forward; see `StateRow.plan`."""
+        before: list[BlockCopy] = []
+        after: list[BlockCopy] = []
+        for table in self._tables:
+            if isinstance(table, StateRow):
+                copies = table.plan(step_id, keys, end, reach)
+                before += copies[0]
+                after += copies[1]
+        return before, after
+
+    def publish(self) -> None:
+        """Index what is sealed."""
+        for table in self._tables:
+            table.publish()
+
+    def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
+        """Positions below `num_computed` are computed: index and drop accordingly."""
+        for table in self._tables:
+            table.settle(keys, num_computed, is_cacheable=is_cacheable)
+
+    def land_step(
+        self,
+        step_id: int,
+        keys: BlockKeys,
+        num_known: int,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        """A step has completed; see `SequenceBlocks.land_step`."""
+        for table, old, new in zip(self._tables, before, after, strict=True):
+            table.land_step(step_id, keys, num_known, (old,), (new,))
+
+    def undo(
+        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
+    ) -> None:
+        """Take back what the newest step took in every group."""
+        for table, old, ids in zip(self._tables, sealed, new_block_ids, strict=True):
+            table.undo(step_id, (old,), (ids,))
+
+    def release(self) -> None:
+        """Let go of everything."""
+        for table in self._tables:
+            table.release()

@@ -1,0 +1,106 @@
+"""The longest position at which every group can take a request up."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache._group import CacheGroup
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._lease import CachedLease
+from openinfer_kv_cache._pool import BlockPool
+
+
+class GroupedMatch:
+    """Finds and pins what several groups need for one common position.
+
+    A full group needs every block before the position, a window group those that the next token
+    sees, a state group the copy made exactly there. Each group answers with the longest position
+    it could resume at, up to one that is asked for; asking on until all agree finds the longest
+    common one.
+
+    Attributes:
+        alignment: hits are multiples of it, so that no group resumes within a block.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], arena: Arena, *, base: int) -> None:
+        self._pairs = tuple(zip(groups, arena.pools, strict=True))
+        self._base = base
+        self.alignment = int(np.lcm.reduce([group.tokens_per_block for group in groups]))
+
+    def find(self, keys: BlockKeys, limit: int) -> int:
+        """The longest position, at most `limit`; pins nothing."""
+        position = limit // self.alignment * self.alignment
+        if position <= 0:
+            return 0
+        chain = keys.slice(0, position // self._base)
+        num_full: dict[int, int] = {}
+        while position:
+            lowest = position
+            for index, (group, pool) in enumerate(self._pairs):
+                if group.kind == "full":
+                    if index not in num_full:
+                        num_full[index] = self._leading(group, pool, chain)
+                    lowest = min(lowest, num_full[index])
+                elif group.kind == "window":
+                    lowest = self._seen_whole(group, pool, chain, lowest)
+                else:
+                    lowest = self._last_checkpoint(pool, chain, lowest)
+                lowest = lowest // self.alignment * self.alignment
+            if lowest == position:
+                break
+            position = lowest
+        return position
+
+    def pin(self, keys: BlockKeys, position: int) -> tuple[CachedLease, ...]:
+        """Per group, what a sequence that begins at `position` stands on."""
+        chain = keys.slice(0, position // self._base)
+        leases = []
+        for group, pool in self._pairs:
+            if not position:
+                wanted: Sequence[bytes] = ()
+            elif group.kind == "state":
+                wanted = chain[-1:]
+            else:
+                blocks = self._block_keys(group, chain)
+                wanted = blocks[_first_seen(group, position) :]
+            leases.append(CachedLease.hold(pool, wanted))
+        return tuple(leases)
+
+    def _block_keys(self, group: CacheGroup, chain: Sequence[bytes]) -> Sequence[bytes]:
+        per = group.tokens_per_block // self._base
+        return chain[per - 1 :: per]
+
+    def _leading(self, group: CacheGroup, pool: BlockPool, chain: Sequence[bytes]) -> int:
+        # One by one: a slab that moved may have taken a parent and left its children.
+        num = 0
+        for key in self._block_keys(group, chain):
+            if not pool.has(key):
+                break
+            num += 1
+        return num * group.tokens_per_block
+
+    def _seen_whole(
+        self, group: CacheGroup, pool: BlockPool, chain: Sequence[bytes], position: int
+    ) -> int:
+        """`position` if its whole window is there, else the end of the block before the gap."""
+        size = group.tokens_per_block
+        per = size // self._base
+        for block in range(position // size - 1, _first_seen(group, position) - 1, -1):
+            if not pool.has(chain[(block + 1) * per - 1]):
+                return block * size
+        return position
+
+    def _last_checkpoint(self, pool: BlockPool, chain: Sequence[bytes], position: int) -> int:
+        step = self.alignment // self._base
+        for end in range(position // self._base, 0, -step):
+            if pool.has(chain[end - 1]):
+                return end * self._base
+        return 0
+
+
+def _first_seen(group: CacheGroup, position: int) -> int:
+    """The first block that the token at `position` sees."""
+    if group.window is None:
+        return 0
+    return max(0, position - group.window + 1) // group.tokens_per_block

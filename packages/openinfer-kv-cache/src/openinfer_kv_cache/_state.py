@@ -1,0 +1,266 @@
+"""The rows of a group whose state every step overwrites, and the copies made of it.
+
+    hit:    checkpoint ──copy before the forward──> row
+    later:  row ──copy after the forward──> checkpoint of a resume point
+
+The cache moves nothing: copies are data in a `Reservation`, for whoever runs the step.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
+from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache._resume import ResumePoints
+
+_NO_BLOCKS = np.empty(0, np.int32)
+_EVERYTHING = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One block of a state group to copy, on the stream of the step that says so.
+
+    Attributes:
+        group: index of the group.
+        source: block to read.
+        target: block to write.
+        position: the state copied is that after so many positions of the sequence.
+    """
+
+    group: int
+    source: int
+    target: int
+    position: int
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    position: int
+    step_id: int
+    lease: MutableLease | SealedLease | CachedLease
+    is_written: bool = False
+
+
+@final
+class StateRow:
+    """One sequence's row in a state group, and its checkpoints on the way to the index.
+
+    A checkpoint of known tokens is sealed when its step is planned and published when the next one
+    begins, like any block. One of growing output has no key yet: it stays private until `settle`
+    brings the tokens, and only the newest is kept. Checkpoints are optional: where there is no room
+    for one, the sequence goes on without it.
+
+    Attributes:
+        num_blocks: 1 once the row exists.
+    """
+
+    __slots__ = (
+        "_checkpoints",
+        "_group",
+        "_passed",
+        "_points",
+        "_pool",
+        "_restored_in",
+        "_row",
+        "_source",
+        "_tail",
+        "num_blocks",
+    )
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        source: CachedLease,
+        points: ResumePoints | None,
+        *,
+        group: int,
+        num_tokens: int,
+    ) -> None:
+        """Start at a checkpoint, or with none at position 0; `points` None: leave none."""
+        self._pool = pool
+        self._group = group
+        self._points = points
+        self._row: MutableLease | None = None
+        self._source: CachedLease | None = source
+        self._restored_in: int | None = None
+        self._checkpoints: list[_Checkpoint] = []
+        self._tail: CachedLease | None = None
+        """The newest published checkpoint of growing output; the next one replaces it."""
+        self._passed = num_tokens
+        """Positions below it are planned."""
+        self.num_blocks = 0
+
+    @property
+    def ids(self) -> BlockIds:
+        """[0 or 1] the row."""
+        return _NO_BLOCKS if self._row is None else self._row.ids
+
+    @property
+    def num_dropped(self) -> tuple[int, ...]:
+        """See `SequenceBlocks.num_dropped`."""
+        return (0,)
+
+    @property
+    def sealed(self) -> tuple[int, ...]:
+        """What `undo` goes back to: the positions that were planned."""
+        return (self._passed,)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that can be planned before a copy is due."""
+        stop = None if self._points is None else self._points.stop_after(self._passed)
+        return _EVERYTHING if stop is None else stop - 1
+
+    def num_short(self, end: int) -> int:
+        """1 until there is a row."""
+        return int(self._row is None)
+
+    def grow(self, ids: BlockIds) -> None:
+        """The row is this block."""
+        if len(ids):
+            self._row = MutableLease(self._pool, ids)
+            self.num_blocks = 1
+
+    def plan(
+        self, step_id: int, keys: BlockKeys, end: int, reach: int | None
+    ) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """The copies before and after the step's forward.
+
+        Args:
+            step_id: the step being planned.
+            keys: the request's keys.
+            end: positions below it may be planned.
+            reach: exactly these are, or None where that is not known.
+        """
+        assert self._row is not None, "a step without a row"
+        row = int(self._row.ids[0])
+        before, after = [], []
+        if self._source is not None and len(self._source) and self._restored_in is None:
+            self._restored_in = step_id
+            source = int(self._source.ids[0])
+            before.append(BlockCopy(self._group, source, row, self._passed))
+        stop = None if self._points is None else self._points.stop_after(self._passed)
+        self._passed = max(self._passed, end)
+        if reach is not None and reach == stop:
+            target = self._try_checkpoint(step_id, keys, reach)
+            if target is not None:
+                after.append(BlockCopy(self._group, row, target, reach))
+        return before, after
+
+    def publish(self) -> None:
+        """Index the checkpoints that are sealed."""
+        for checkpoint in self._checkpoints:
+            if isinstance(checkpoint.lease, SealedLease):
+                checkpoint.lease = checkpoint.lease.publish()
+
+    def seal_known(self, keys: BlockKeys, num_known: int) -> None:
+        """Nothing: `plan` seals checkpoints."""
+
+    def land_step(
+        self,
+        step_id: int,
+        keys: BlockKeys,
+        num_known: int,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        """The copies of a step have been made."""
+        if self._restored_in == step_id and self._source is not None:
+            self._source.close()
+            self._source = None
+        pending = []
+        for checkpoint in self._checkpoints:
+            if checkpoint.step_id == step_id and isinstance(checkpoint.lease, CachedLease):
+                checkpoint.lease.close()
+            else:
+                checkpoint.is_written |= checkpoint.step_id == step_id
+                pending.append(checkpoint)
+        self._checkpoints = pending
+
+    def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
+        """Tokens have become known: index the newest checkpoint of output among them."""
+        known = [c for c in self._without_keys() if c.position <= num_computed]
+        if not known:
+            return
+        newest = known.pop()
+        for checkpoint in (*known, newest):
+            self._checkpoints.remove(checkpoint)
+            assert isinstance(checkpoint.lease, MutableLease)
+            if checkpoint is newest and is_cacheable:
+                sealed, rest = checkpoint.lease.seal(
+                    [self._key(keys, checkpoint.position)], self._pool.namespace
+                )
+                rest.close()
+                self._drop_tail()
+                self._tail = sealed.publish()
+            else:
+                checkpoint.lease.close()
+
+    def undo(
+        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
+    ) -> None:
+        """The step will not run: its copies, its checkpoints, and the row if it was new."""
+        (self._passed,) = sealed
+        if self._restored_in == step_id:
+            self._restored_in = None
+        for checkpoint in [c for c in self._checkpoints if c.step_id == step_id]:
+            self._checkpoints.remove(checkpoint)
+            lease = checkpoint.lease
+            if isinstance(lease, CachedLease):
+                kept, lease = lease.withdraw(1)
+                kept.close()
+            lease.close()
+        if len(new_block_ids[0]) and self._row is not None:
+            self._row.close()
+            self._row = None
+            self.num_blocks = 0
+
+    def release(self) -> None:
+        """Let go of everything; published checkpoints stay cached."""
+        for checkpoint in self._checkpoints:
+            checkpoint.lease.close()
+        self._checkpoints.clear()
+        for lease in (self._tail, self._source, self._row):
+            if lease is not None:
+                lease.close()
+
+    def _try_checkpoint(self, step_id: int, keys: BlockKeys, position: int) -> int | None:
+        is_known = position <= keys.num_tokens
+        if is_known and self._pool.has(self._key(keys, position)):
+            return None
+        if not is_known:
+            self._drop_outdated()
+        lease = MutableLease.try_take(self._pool, 1)
+        if lease is None:
+            return None
+        block = int(lease.ids[0])
+        checkpoint = _Checkpoint(position, step_id, lease)
+        if is_known:
+            key = self._key(keys, position)
+            checkpoint.lease, rest = lease.seal([key], self._pool.namespace)
+            rest.close()
+        self._checkpoints.append(checkpoint)
+        return block
+
+    def _without_keys(self) -> list[_Checkpoint]:
+        return [c for c in self._checkpoints if isinstance(c.lease, MutableLease)]
+
+    def _drop_outdated(self) -> None:
+        """Of the checkpoints of output that are written, keep the newest."""
+        for checkpoint in [c for c in self._without_keys() if c.is_written][:-1]:
+            self._checkpoints.remove(checkpoint)
+            checkpoint.lease.close()
+
+    def _drop_tail(self) -> None:
+        if self._tail is not None:
+            self._tail.drop(np.zeros(1, np.bool_)).close()
+            self._tail = None
+
+    def _key(self, keys: BlockKeys, position: int) -> bytes:
+        block = position // keys.tokens_per_block
+        return keys.slice(block - 1, block)[0]

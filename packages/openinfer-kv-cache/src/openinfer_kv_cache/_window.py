@@ -1,0 +1,94 @@
+"""The blocks of a group that keeps only the newest positions of a sequence."""
+
+from typing import final
+
+import numpy as np
+
+from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._lease import CachedLease
+from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache._resume import ResumePoints
+
+
+@final
+class WindowBlocks(SequenceBlocks):
+    """Blocks of one sequence in a window group.
+
+        [ dropped ... | cached | sealed | mutable ]
+          behind the    as in a group that keeps everything
+          window
+
+    The table keeps its positions: entry i is for positions `[i, i + 1) * tokens_per_block` whether
+    or not the blocks before it are gone; `ids` begins with entry `num_dropped[0]`. A block leaves
+    when the newest settled position has moved `window` beyond it: no step in flight reads it,
+    because steps in flight start where the settled ones ended. It stays cached if a resume point
+    needs it, else it is free.
+
+    """
+
+    __slots__ = ("_num_dropped", "_points", "_window")
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cached: CachedLease,
+        points: ResumePoints,
+        *,
+        window: int,
+        tokens_per_block: int,
+        keys_per_block: int,
+        num_tokens: int,
+    ) -> None:
+        super().__init__(
+            pool, cached, tokens_per_block=tokens_per_block, keys_per_block=keys_per_block
+        )
+        self._window = window
+        self._points = points
+        self._num_dropped = num_tokens // tokens_per_block - len(cached)
+        self.num_blocks = self.num_sealed = self.num_landed = num_tokens // tokens_per_block
+
+    @property
+    def num_dropped(self) -> tuple[int, ...]:
+        """See `SequenceBlocks.num_dropped`."""
+        return (self._num_dropped,)
+
+    def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
+        """See `SequenceBlocks.settle`; blocks behind the window leave."""
+        super().settle(keys, num_computed, is_cacheable=is_cacheable)
+        self._drop_behind(num_computed)
+
+    def land_step(
+        self,
+        step_id: int,
+        keys: BlockKeys,
+        num_known: int,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        """See `SequenceBlocks.land_step`; blocks behind the window leave."""
+        super().land_step(step_id, keys, num_known, before, after)
+        self.num_landed = max(self.num_landed, num_known // self.tokens_per_block)
+        self._drop_behind(num_known)
+
+    def _drop_behind(self, num_computed: int) -> None:
+        size = self.tokens_per_block
+        first = max(0, num_computed - self._window + 1) // size
+        num = min(first, self.num_landed) - self._num_dropped
+        if num <= 0:
+            return
+        num_cached = min(num, len(self._cached))
+        if num_cached:
+            starts = range(self._num_dropped * size, (self._num_dropped + num_cached) * size, size)
+            is_kept = np.array([self._is_needed(start) for start in starts], np.bool_)
+            self._cached = self._cached.drop(is_kept)
+        if num > num_cached:
+            assert self._sealed is None, "a landed block was not published"
+            self._mutable = self._mutable.drop(num - num_cached)
+        self._num_dropped += num
+        self.num_sealed = max(self.num_sealed, self._num_dropped)
+
+    def _is_needed(self, start: int) -> bool:
+        """Whether a resume point sees the block of `start` through its window."""
+        point = self._points.after(start)
+        return point is not None and point < start + self.tokens_per_block + self._window - 1
