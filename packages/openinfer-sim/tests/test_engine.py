@@ -103,6 +103,7 @@ def test_every_engine_option_is_consumed_or_rejected(checkpoint):
     }  # fmt: skip
     assembled = {
         "enable_prefix_caching", "scheduling_policy", "max_queued_requests", "max_queued_tokens",
+        "kv_events_config",
     }  # fmt: skip
     refused = {"device", "dtype", "num_threads", "tensor_parallel_size", "load_format"}
     fields = {field.name for field in msgspec.structs.fields(EngineOptions)}

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from openinfer_scheduler import load_policy
 from openinfer_sim._plot import import_figure, plot_runs
 from openinfer_sim._report import format_table
 from openinfer_sim._routing import ROUTERS
-from openinfer_sim._run import Run, find_policy, simulate
+from openinfer_sim._run import Run, simulate
 from openinfer_sim._setup import Setup
 from openinfer_sim._trace_spec import parse_trace, trace_kinds
 from openinfer_sim.errors import SimError
@@ -41,16 +42,26 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="keep no prefixes")
-    for name in _LIMITS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="limit of each engine")
+    for name, (kind, what) in _SETUP.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions there")
     parser.set_defaults(run=run, takes_extra=False)
 
 
-_LIMITS = (
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
-)  # fmt: skip
+_SETUP: Mapping[str, tuple[type, str]] = {
+    "max_model_len": (int, "prompt and output tokens of one request at most"),
+    "max_num_seqs": (int, "requests running at once (256)"),
+    "max_num_batched_tokens": (int, "tokens forwarded in one step (8192)"),
+    "block_size": (int, "tokens of a cache block (16)"),
+    "kv_cache_bytes": (int, "memory of the KV cache"),
+    "admission": (str, "optimistic or lifetime (optimistic)"),
+    "watermark": (float, "share of the pool that admission leaves free (0.01)"),
+    "max_chunk_tokens": (int, "tokens of a prefill chunk at most"),
+    "max_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
+    "target_itl_s": (float, "cap prefills so that 99 % of gaps between tokens stay below"),
+}
+"""Fields of `Setup` that are flags, and their types."""
 
 
 def run(namespace: argparse.Namespace, extra: list[str]) -> int:
@@ -65,10 +76,10 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")  # a policy in the current folder is found, as by `python -m`
     for policy in policies:
-        find_policy(policy)
+        load_policy(policy)  # an unknown name is refused before minutes are spent
     if namespace.plot:
         import_figure()  # what is missing is said before minutes are spent
-    limits = {n: v for n in _LIMITS if (v := getattr(namespace, n)) is not None}
+    limits = {n: v for n in _SETUP if (v := getattr(namespace, n)) is not None}
     setup = Setup(model=namespace.model, device=namespace.device, **limits)
     trace = parse_trace(namespace.trace, seed=namespace.seed)
     runs: dict[str, Run] = {}

@@ -5,15 +5,13 @@ from collections.abc import Callable
 from openinfer_contract import EventSink, GenerateRequest
 from openinfer_engine import EngineLoop, EngineOptions, build_engine_info
 from openinfer_kv_cache import KVCache
-from openinfer_scheduler import Policy, Scheduler, SchedulerConfig
+from openinfer_scheduler import Policy, Scheduler
 from openinfer_sim._clock import VirtualClock
 from openinfer_sim._content import Content
 from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import HostCosts, ModelledExecutor
 from openinfer_sim._figures import load_figures
-from openinfer_sim._setup import Setup
-
-_UNBOUNDED = 1 << 60
+from openinfer_sim._setup import UNBOUNDED, Setup
 
 
 class Replica:
@@ -56,20 +54,11 @@ class Replica:
             self.clock,
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
         )
-        config = SchedulerConfig(
-            max_model_len=info.max_model_len,
-            max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=info.max_num_batched_tokens,
-            depth=info.depth,
-            max_queued_requests=_UNBOUNDED,
-            max_queued_tokens=_UNBOUNDED,
-            seed=seed,
-        )
         cache = KVCache(
             info.cache_groups, num_blocks=info.num_blocks, has_prefix_cache=has_prefix_cache
         )
-        options = EngineOptions(max_queued_requests=_UNBOUNDED, max_queued_tokens=_UNBOUNDED)
-        self._scheduler = Scheduler(config, cache, policy)
+        options = EngineOptions(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
+        self._scheduler = Scheduler(setup.scheduler_config(seed=seed), cache, policy)
         self._loop = EngineLoop(
             executor, self._scheduler, build_engine_info(info, options), self.clock
         )

@@ -1,10 +1,8 @@
 """One trace, one policy, one answer."""
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from openinfer_scheduler import Policy, load_policy
+from openinfer_scheduler import load_policy
 from openinfer_sim._content import Content
 from openinfer_sim._recorder import Recorder
 from openinfer_sim._replica import Replica
@@ -14,8 +12,6 @@ from openinfer_sim._setup import Setup
 from openinfer_sim._simulation import Simulation
 from openinfer_sim._trace import Trace
 from openinfer_sim.errors import SimError
-
-PolicyFactory = Callable[[], Policy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +53,17 @@ def simulate(
 
     Raises:
         SimError: a name that is not known, or a setup that makes no sense.
-        UnknownPolicy: no such policy is installed.
+        UnknownPolicy: no such policy is installed or can be imported.
     """
     if num_replicas < 1:
         raise SimError(f"replicas must be at least 1, not {num_replicas}")
     setup = _with_length(setup or Setup(), trace)
-    make_policy = find_policy(policy)
     vocab_size = setup.model_figures.vocab_size
     content = Content(vocab_size, seed=seed)
     replicas = [
-        Replica(setup, make_policy(), content, seed=seed + i, has_prefix_cache=has_prefix_cache)
+        Replica(
+            setup, load_policy(policy), content, seed=seed + i, has_prefix_cache=has_prefix_cache
+        )
         for i in range(num_replicas)
     ]
     routing = make_router(router, num_replicas, seed=seed)
@@ -85,27 +82,6 @@ def simulate(
         seed=seed,
     )
     return Run(report, recorder)
-
-
-def find_policy(name: str) -> PolicyFactory:
-    """What makes a policy: an installed one by name, or a class as `module:Class`.
-
-    Raises:
-        SimError: the module or the class cannot be had.
-        UnknownPolicy: no such policy is installed.
-    """
-    if ":" not in name:
-        load_policy(name)  # an unknown name is refused before anything runs
-        return lambda: load_policy(name)
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SimError(f"policy {name}: {error}") from error
-    if not callable(factory):
-        raise SimError(f"policy {name}: {attribute} is not a class")
-    made: PolicyFactory = factory
-    return made
 
 
 def _with_length(setup: Setup, trace: Trace) -> Setup:

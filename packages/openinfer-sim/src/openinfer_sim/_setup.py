@@ -1,8 +1,10 @@
 """What is simulated: a model on a device behind one engine's limits."""
 
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from openinfer_engine import ExecutorInfo
+from openinfer_scheduler import SchedulerConfig
 from openinfer_sim._executor import HONOURED
 from openinfer_sim._figures import DeviceFigures, ModelFigures, find_device, find_model
 from openinfer_sim.errors import SimError
@@ -10,11 +12,12 @@ from openinfer_sim.errors import SimError
 _WORKSPACE_BYTES = 3 << 30
 """Activations, graphs and libraries beside weights and cache."""
 _DEPTH = 2
+UNBOUNDED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One engine's model, device and limits; None: from the model and the device.
+    """One engine's model, device, limits and switches; None: from the model and the device.
 
     A length that is not given is the model's, or what the cache can hold if that is less.
 
@@ -31,6 +34,11 @@ class Setup:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     memory_utilization: float = 0.9
+    admission: str = "optimistic"
+    watermark: float = 0.01
+    max_chunk_tokens: int | None = None
+    max_partial_prefills: int | None = None
+    target_itl_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,11 +48,6 @@ class Setup:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SimError(f"{name} must be at least 1, not {value}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise SimError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
-                f"max_num_seqs ({self.max_num_seqs})"
-            )
         if not 0.0 < self.memory_utilization <= 1.0:
             raise SimError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
         room = self.num_cache_tokens
@@ -55,6 +58,10 @@ class Setup:
             )
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
+        try:
+            self.scheduler_config(seed=None)
+        except ValueError as error:
+            raise SimError(str(error)) from error
 
     @property
     def model_figures(self) -> ModelFigures:
@@ -82,6 +89,34 @@ class Setup:
         """Positions that the cache holds."""
         return self.num_blocks * self.block_size
 
+    def scheduler_config(self, *, seed: int | None) -> SchedulerConfig:
+        """The scheduler's limits and switches, with an intake that refuses nobody for its length.
+
+        Args:
+            seed: of requests that bring none.
+        """
+        return SchedulerConfig(
+            max_model_len=self.model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            depth=_DEPTH,
+            max_queued_requests=UNBOUNDED,
+            max_queued_tokens=UNBOUNDED,
+            admission=cast(Literal["optimistic", "lifetime"], self.admission),
+            watermark=self.watermark,
+            max_chunk_tokens=self.max_chunk_tokens,
+            max_partial_prefills=self.max_partial_prefills,
+            target_itl_s=self.target_itl_s,
+            seed=seed,
+        )
+
+    @property
+    def model_len(self) -> int:
+        """Prompt and output tokens of one request at most."""
+        if self.max_model_len is not None:
+            return self.max_model_len
+        return min(self.model_figures.max_model_len, self.num_cache_tokens)
+
     def executor_info(
         self, *, vocab_size: int | None = None, eos_token_ids: tuple[int, ...] = ()
     ) -> ExecutorInfo:
@@ -97,7 +132,7 @@ class Setup:
             dtype="bfloat16",
             vocab_size=vocab_size or model.vocab_size,
             eos_token_ids=eos_token_ids,
-            max_model_len=self.max_model_len or min(model.max_model_len, self.num_cache_tokens),
+            max_model_len=self.model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             depth=_DEPTH,
