@@ -103,7 +103,7 @@ def test_once_installed_it_has_a_name(folder):
 
 
 def _completion_order(server, lengths):
-    """Sends a blocker, then requests of these lengths; returns the lengths as they complete."""
+    """Blocks the one slot, then sends requests of these lengths; the lengths as they complete."""
     completed = []
 
     def complete(num_tokens):
@@ -113,26 +113,31 @@ def _completion_order(server, lengths):
         assert answer.usage.completion_tokens == num_tokens
         completed.append(num_tokens)
 
+    def wait_for(field, value):
+        deadline = time.monotonic() + 10
+        while server.load()[field] != value:
+            assert time.monotonic() < deadline, server.load()
+            time.sleep(0.01)
+
     with ThreadPoolExecutor(len(lengths) + 1) as pool:
-        futures = [pool.submit(complete, 150)]
-        for number, num_tokens in enumerate(lengths):
+        futures = [pool.submit(complete, 1500)]
+        wait_for("num_running", 1)
+        for num_tokens in lengths:
             futures.append(pool.submit(complete, num_tokens))
-            deadline = time.monotonic() + 10
-            while server.load()["num_running"] + server.load()["num_waiting"] < number + 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
+            time.sleep(0.1)
+        wait_for("num_waiting", len(lengths))
         for future in futures:
             future.result()
-    return completed
+    return completed[1:]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "short-answers"])
-def test_the_real_server_completes_in_its_order(start_server, folder, policy):
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("fcfs", [400, 300, 200, 100]), ("short-answers", [100, 200, 300, 400])],
+)
+def test_the_real_server_completes_in_its_order(start_server, folder, policy, order):
     flags = shlex.split(_COMMANDS[2])[2:]
     flags[flags.index("short-answers")] = policy
-    server = start_server(*flags, "--max-num-seqs", "1", env=_environment(folder))
-    order = _completion_order(server, [120, 90, 60, 30])
-    assert order == [
-        150,
-        *({"fcfs": [120, 90, 60, 30], "short-answers": [30, 60, 90, 120]}[policy]),
-    ]
+    limits = ("--sim-model", "qwen3-0_6b", "--max-num-seqs", "1")
+    server = start_server(*flags, *limits, env=_environment(folder))
+    assert _completion_order(server, [400, 300, 200, 100]) == order
