@@ -49,6 +49,7 @@ _KNOWN_ELSEWHERE = frozenset(
         "--max-cpu-loras",
         "--max-cudagraph-capture-size",
         "--max-lora-rank",
+        "--max-long-partial-prefills",
         "--max-loras",
         "--max-loras-per-batch",
         "--override-generation-config",

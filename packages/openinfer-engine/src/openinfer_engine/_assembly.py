@@ -87,6 +87,7 @@ def _assembled(
     executor: Executor, options: EngineOptions, model_line: str, clock: Callable[[], float]
 ) -> EngineLoop:
     info = executor.info
+    target_ms = options.target_itl_ms
     config = SchedulerConfig(
         max_model_len=info.max_model_len,
         max_num_seqs=info.max_num_seqs,
@@ -95,6 +96,10 @@ def _assembled(
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
         eos_token_ids=info.eos_token_ids,
+        admission=options.admission,
+        max_chunk_tokens=options.long_prefill_token_threshold,
+        max_partial_prefills=options.max_num_partial_prefills,
+        target_itl_s=None if target_ms is None else target_ms / 1000.0,
         seed=options.seed,
     )
     cache = KVCache(

@@ -1,6 +1,7 @@
 """How a model package plugs in: one `ModelLine` under the entry point group `openinfer.models`."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -25,6 +26,14 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    """Name of an installed policy, or `module:Class`."""
+    admission: Literal["optimistic", "lifetime"] = "optimistic"
+    long_prefill_token_threshold: int | None = None
+    """Tokens of one prefill chunk at most; None: what the step has left."""
+    max_num_partial_prefills: int | None = None
+    """Sequences whose prompt is partly forwarded at the same time at most; None: no limit."""
+    target_itl_ms: float | None = None
+    """What 99 % of the gaps between tokens of a sequence should keep; None: no cap on prefill."""
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16_000_000
     tensor_parallel_size: int = 1
@@ -37,6 +46,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     kv_events_config: KVEventsConfig | None = None
 
     def __post_init__(self) -> None:
+        for name in ("long_prefill_token_threshold", "max_num_partial_prefills"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}; leave it out for none")
+        target_ms = self.target_itl_ms
+        if target_ms is not None and not 0 < target_ms < math.inf:
+            raise ValueError(f"target_itl_ms must be a positive number, not {target_ms}")
         if self.is_publishing_kv_events and not self.enable_prefix_caching:
             raise ValueError(
                 "kv_events_config: without prefix caching no block is ever stored; leave out "
