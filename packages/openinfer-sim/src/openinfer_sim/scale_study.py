@@ -1,0 +1,150 @@
+"""How hit rate and TTFT follow the number of replicas and the routing, on agents.
+
+    python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE] [--page FILE]
+
+The load a replica gets stays the same: so many sessions each, all started within a few minutes.
+Figures are written after each cell, so a run that is cut off leaves what it has.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from openinfer_sim._report import Report
+from openinfer_sim._routing import ROUTERS
+from openinfer_sim._run import simulate
+from openinfer_sim._setup import Setup
+from openinfer_sim._workloads import AgentMix, agent_trace
+from openinfer_sim.errors import SimError
+
+_BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of replicas behind one router."""
+
+    num_sessions: int
+    cpu_s: float
+    report: Report
+
+
+def run_study(
+    num_replicas: Sequence[int],
+    routers: Sequence[str],
+    *,
+    sessions_per_replica: float = 1.25,
+    ramp_s: float = 300.0,
+    setup: Setup | None = None,
+    mix: AgentMix | None = None,
+    seed: int = 0,
+    on_cell: Callable[[list[Cell]], None] | None = None,
+) -> list[Cell]:
+    """Runs every number of replicas behind every router.
+
+    Args:
+        num_replicas: sizes; all routers of one size get the same trace.
+        routers: by name.
+        sessions_per_replica: load.
+        ramp_s: sessions start within so many seconds.
+        setup: of each replica.
+        mix: what agents do.
+        seed: of everything.
+        on_cell: called with what there is after each cell.
+    """
+    # Large blocks: prompts of 142,000 tokens are matched and held in fewer pieces.
+    setup = setup or Setup(block_size=128)
+    cells: list[Cell] = []
+    for size in num_replicas:
+        num_sessions = max(1, round(size * sessions_per_replica))
+        trace = agent_trace(sessions=num_sessions, ramp=ramp_s, mix=mix or AgentMix(), seed=seed)
+        for router in routers:
+            begun = time.process_time()
+            run = simulate(trace, setup=setup, num_replicas=size, router=router, seed=seed)
+            cpu_s = round(time.process_time() - begun, 1)
+            report = msgspec.structs.replace(run.report, tenants=())
+            cells.append(Cell(num_sessions=num_sessions, cpu_s=cpu_s, report=report))
+            if on_cell is not None:
+                on_cell(cells)
+    return cells
+
+
+def format_cells(cells: Sequence[Cell]) -> str:
+    """The cells as a Markdown table."""
+    lines = [
+        "| replicas | sessions | requests | routing | hit rate | TTFT p50, s | TTFT p90, s "
+        "| TTFT p99, s | finished after, s | CPU, s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        report = cell.report
+        assert report.ttft_ms is not None, "every agent's first request is served"
+        ttfts = (report.ttft_ms.p50, report.ttft_ms.p90, report.ttft_ms.p99)
+        columns = (
+            str(report.num_replicas),
+            str(cell.num_sessions),
+            str(report.num_served),
+            report.router,
+            f"{report.hit_rate:.1%}",
+            *(f"{ttft / 1e3:.2f}" for ttft in ttfts),
+            f"{report.duration_s:.0f}",
+            f"{cell.cpu_s:.0f}",
+        )
+        lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def update_page(page: str, cells: Sequence[Cell]) -> str:
+    """The page with its table replaced, between its two marks.
+
+    Raises:
+        SimError: the marks are not there.
+    """
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise SimError(f"the page has no {_BEGIN} and {_END}")
+    return f"{before}{_BEGIN}\n{format_cells(cells)}\n{_END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study; prints its table."""
+    parser = argparse.ArgumentParser(prog="python -m openinfer_sim.scale_study")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=list(ROUTERS))
+    parser.add_argument("--sessions-per-replica", type=float, default=1.25)
+    parser.add_argument("--turns", type=int, default=AgentMix().turns, help="median of a session")
+    parser.add_argument("--model", default="qwen3-4b")
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--page", type=Path, help="replace the table of this page")
+    options = parser.parse_args(arguments)
+
+    def note(cells: list[Cell]) -> None:
+        print(format_cells(cells).splitlines()[-1], file=sys.stderr, flush=True)
+        if options.json:
+            text = msgspec.json.format(msgspec.json.encode(cells), indent=2)
+            options.json.write_bytes(text + b"\n")
+
+    cells = run_study(
+        options.replicas,
+        options.routers,
+        sessions_per_replica=options.sessions_per_replica,
+        setup=Setup(model=options.model, device=options.device, block_size=128),
+        mix=AgentMix(turns=options.turns),
+        seed=options.seed,
+        on_cell=note,
+    )
+    print(format_cells(cells))
+    if options.page:
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(update_page(page, cells), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
