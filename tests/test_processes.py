@@ -293,11 +293,11 @@ def test_an_unknown_key_in_a_config_file_is_named(run_openinfer, tmp_path):
 def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_server, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(CHECKPOINT.path(), folder)
-    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.05, "top_p": 0.9}')
+    (folder / "generation_config.json").write_text('{"min_p": 1.5, "top_p": 0.9}')
     server = start_server(str(folder), "--api-server-count", "2")
     warnings = [line for line in server.log if "WARNING" in line]
     assert len(warnings) == 1
-    assert "repetition_penalty 1.05" in warnings[0]
+    assert "min_p 1.5" in warnings[0]
     body = {"model": "model", "prompt": "Hello", "max_tokens": 2}
     for process in (None, psutil.Process(server.process.pid)):
         # With the first front stopped, the second one alone answers.
@@ -305,8 +305,8 @@ def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_ser
             process.suspend()
         try:
             assert server.post("/v1/completions", body)[0] == 200
-            asked = server.post("/v1/completions", body | {"repetition_penalty": 1.05})
-            assert (asked[0], asked[1]["error"]["param"]) == (400, "repetition_penalty")
+            asked = server.post("/v1/completions", body | {"min_p": 1.5})
+            assert (asked[0], asked[1]["error"]["param"]) == (400, "min_p")
         finally:
             if process is not None:
                 process.resume()

@@ -180,7 +180,7 @@ def test_a_prefix_hit_is_counted(tiny_llm):
         ([5] * 3000, {}, "prompt_token_ids"),
         ("x", {"temperature": -1}, "sampling.temperature"),
         ("x", {"max_tokens": 0}, "stop.max_tokens"),
-        ("x", {"presence_penalty": 1.0}, "sampling.presence_penalty"),
+        ("x", {"presence_penalty": 3.0}, "sampling.presence_penalty"),
         ("x", {"logprobs": 1000}, "logprobs"),
     ],
 )

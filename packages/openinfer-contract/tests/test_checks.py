@@ -34,13 +34,16 @@ BAD_SAMPLING = [
     *[("seed", v) for v in (-1, 2**64)],
     ("logit_bias", ((1, INF),)),
     ("logit_bias", ((1, 0.5), (2, NAN))),
+    ("logit_bias", ((1, -100.5),)),
+    ("allowed_token_ids", b""),
+    ("bad_words", (pack_ids([1]), b"")),
 ]
 GOOD_SAMPLING = [
     {},
     {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "top_k": 1, "seed": 0},
     {"temperature": 100.0, "top_p": 0.001, "min_p": 1.0, "seed": 2**64 - 1},
     {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 0.01},
-    {"logit_bias": ((5, -100.0),)},
+    {"logit_bias": ((5, -100.0), (6, 100.0))},
 ]
 
 
@@ -55,6 +58,19 @@ def test_bad_sampling_names_the_field(field: str, value: object) -> None:
 @pytest.mark.parametrize("values", GOOD_SAMPLING)
 def test_good_sampling_passes(values: dict[str, Any]) -> None:
     assert check_sampling(Sampling(**values)) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[pack_ids([1])] * 257, [pack_ids([1]), pack_ids(range(33))]],
+    ids=["many", "long"],
+)
+def test_bad_words_keep_to_the_limits(make_info: Make, make_request: Make, words: Any) -> None:
+    fits = make_request(sampling=Sampling(bad_words=(pack_ids(range(32)),) * 256))
+    assert check_request(fits, make_info()) is None
+    rejected = check_request(make_request(sampling=Sampling(bad_words=tuple(words))), make_info())
+    assert rejected is not None
+    assert (rejected.kind, rejected.field) == ("invalid", "sampling.bad_words")
 
 
 def _rejection(make_info: Make, make_request: Make, **changes: Any) -> Rejected:
@@ -132,7 +148,7 @@ USES: dict[str, dict[str, Any]] = {
     "sampling.presence_penalty": {"sampling": Sampling(presence_penalty=0.1)},
     "sampling.frequency_penalty": {"sampling": Sampling(frequency_penalty=0.1)},
     "sampling.logit_bias": {"sampling": Sampling(logit_bias=((1, 1.0),))},
-    "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=b"")},
+    "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=pack_ids([1]))},
     "sampling.bad_words": {"sampling": Sampling(bad_words=(pack_ids([1]),))},
     "stop.min_tokens": {"stop": StopRules(max_tokens=4, min_tokens=1)},
     "logprobs": {"logprobs": LogprobOptions()},

@@ -8,6 +8,7 @@ from openinfer_contract import (
     LogprobOptions,
     PromptLogprobOptions,
     ResetPrefixCache,
+    pack_ids,
     unpack_floats,
     unpack_ids,
 )
@@ -165,14 +166,14 @@ def run(executor, plan, masks=None):
     return executor.wait(ticket)
 
 
-def test_parameters_that_are_not_honoured_fail_their_row_alone(engine, ask):
+def test_parameters_that_a_row_cannot_hold_fail_it_alone(engine, ask):
     executor = engine().executor
-    good, bad = ask([1, 2, 3]), ask([4, 5], repetition_penalty=1.5)
+    good, bad = ask([1, 2, 3]), ask([4, 5], bad_words=(pack_ids(range(33)),))
     result = run(
         executor,
         plan_of(1, start(0, bad, [0]), prefill(0, bad), start(3, good, [1]), prefill(3, good)),
     )
-    assert "repetition_penalty" in result.failed[0]
+    assert "bad_words" in result.failed[0]
     assert result.counts.tolist() == [0, 1]
     assert len(result.token_ids) == 1
     # The slot's next sequence starts clean.

@@ -6,7 +6,7 @@ The front end asks before it tokenises, the engine asks again at intake; both ge
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from openinfer_contract._columns import unpack_ids
+from openinfer_contract._columns import num_ids, unpack_ids
 from openinfer_contract._events import Rejected
 from openinfer_contract._info import EngineInfo
 from openinfer_contract._request import GenerateRequest, Sampling
@@ -47,6 +47,7 @@ _FLOAT_BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("frequency_penalty", -2.0, 2.0, True),
 )
 _MAX_SEED = 2**64 - 1
+_MAX_BIAS = 100.0
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
@@ -68,6 +69,7 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     if not request.prompt_token_ids or len(request.prompt_token_ids) % 4:
         yield _invalid("prompt_token_ids", "must be a u32 column of at least one id")
     yield from _sampling_problems(request.sampling)
+    yield from _bad_word_problems(request.sampling, info)
     yield from _stop_problems(request, info)
     yield from _length_problems(request, info)
     for name in ("logprobs", "prompt_logprobs"):
@@ -104,8 +106,22 @@ def _sampling_problems(sampling: Sampling) -> Iterator[Rejected]:
         yield _invalid("sampling.top_k", "must be at least 1")
     if sampling.seed is not None and not 0 <= sampling.seed <= _MAX_SEED:
         yield _invalid("sampling.seed", "must be an unsigned 64-bit integer")
-    if any(not math.isfinite(bias) for _, bias in sampling.logit_bias):
-        yield _invalid("sampling.logit_bias", "must be finite")
+    if any(not abs(bias) <= _MAX_BIAS for _, bias in sampling.logit_bias):
+        yield _invalid("sampling.logit_bias", f"must be in [-{_MAX_BIAS:g}, {_MAX_BIAS:g}]")
+    if sampling.allowed_token_ids == b"":
+        yield _invalid("sampling.allowed_token_ids", "must name at least one id")
+    if b"" in sampling.bad_words:
+        yield _invalid("sampling.bad_words", "must not hold an empty word")
+
+
+def _bad_word_problems(sampling: Sampling, info: EngineInfo) -> Iterator[Rejected]:
+    limits = info.limits
+    if len(sampling.bad_words) > limits.max_bad_words:
+        yield _invalid("sampling.bad_words", f"at most {limits.max_bad_words} sequences of ids")
+    if any(num_ids(word) > limits.max_bad_word_ids for word in sampling.bad_words):
+        yield _invalid(
+            "sampling.bad_words", f"at most {limits.max_bad_word_ids} ids in one sequence"
+        )
 
 
 def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:

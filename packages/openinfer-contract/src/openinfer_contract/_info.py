@@ -30,6 +30,9 @@ class Limits(Struct, frozen=True, array_like=True, kw_only=True):
     max_logprobs: int
     """Largest `num_top`."""
     max_stop_token_ids: int = 64
+    max_bad_words: int = 256
+    max_bad_word_ids: int = 32
+    """Ids of one bad word at most."""
 
 
 class EngineInfo(Struct, frozen=True, array_like=True, kw_only=True):

@@ -18,8 +18,9 @@ GREEDY_TEMPERATURE = 1e-5
 class Sampling(Struct, frozen=True, array_like=True, kw_only=True):
     """How a token is drawn from the logits of one position.
 
-    The order of operations is logit_bias and allowed ids, penalties, temperature, top_k, top_p,
-    min_p, draw. `None` switches a control off.
+    The order of operations is allowed ids, stop ids before min_tokens, bad words and logit_bias;
+    repetition, frequency and presence penalty; temperature; min_p; top_k; top_p of what both left;
+    draw. Filters keep tokens that tie with the last one kept. `None` switches a control off.
     """
 
     temperature: float = 1.0
@@ -27,19 +28,25 @@ class Sampling(Struct, frozen=True, array_like=True, kw_only=True):
     top_k: int | None = None
     """Keep the k largest logits, k >= 1."""
     top_p: float = 1.0
-    """Keep the smallest set of tokens whose probability reaches this, in (0, 1]."""
+    """Of what min_p and top_k left, keep the smallest set whose probability reaches this, in
+    (0, 1]."""
     min_p: float = 0.0
     """Drop tokens below this share of the largest probability, in [0, 1]."""
     seed: int | None = None
     """Counter-based: draws depend on (seed, position) alone. None: the engine picks one."""
     repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of ids in the prompt or the output;
+    in (0, 100]."""
     presence_penalty: float = 0.0
+    """Taken off the logits of ids in the output, in [-2, 2]."""
     frequency_penalty: float = 0.0
+    """Taken off the logits of ids in the output, times how often they are there; in [-2, 2]."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit, in [-100, 100])."""
     allowed_token_ids: bytes | None = None
-    """u32 column; when given, no other token can be drawn."""
+    """u32 column of at least one id; when given, no other token can be drawn."""
     bad_words: tuple[bytes, ...] = ()
-    """u32 columns of token sequences that must not be completed."""
+    """u32 columns of token sequences that the output must not complete."""
 
     @property
     def is_greedy(self) -> bool:

@@ -7,6 +7,7 @@ what is right; the others are held to it by one parametrised test.
 
 from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._report import OpReport, describe
+from openinfer_kernels._upload import upload
 from openinfer_kernels.errors import BackendUnavailable, KernelError
 from openinfer_kernels.linear import Linear, LinearSpec, plan_linear
 from openinfer_kernels.paged_attention import (
@@ -22,6 +23,18 @@ from openinfer_kernels.rms_norm import (
     plan_rms_norm,
 )
 from openinfer_kernels.rope import Rope, RopeSpec, plan_rope
+from openinfer_kernels.sample import (
+    IN_PROMPT,
+    PADDING,
+    Column,
+    Drawn,
+    Needs,
+    Sample,
+    SampleRows,
+    SampleSpec,
+    SampleState,
+    plan_sample,
+)
 from openinfer_kernels.silu_and_mul import SiluAndMul, SiluAndMulSpec, plan_silu_and_mul
 from openinfer_kernels.store_kv import StoreKV, StoreKVSpec, plan_store_kv
 
@@ -49,6 +62,19 @@ __all__ = [
     "plan_paged_attention",
     "plan_rope",
     "plan_store_kv",
+    # Sampling
+    "Column",
+    "Drawn",
+    "IN_PROMPT",
+    "Needs",
+    "PADDING",
+    "Sample",
+    "SampleRows",
+    "SampleSpec",
+    "SampleState",
+    "plan_sample",
+    # Copying without waiting
+    "upload",
     # Backends
     "BACKEND_ORDER",
     "OpReport",

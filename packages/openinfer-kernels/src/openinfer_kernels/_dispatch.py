@@ -40,6 +40,10 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cpu": ("cpu", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
+    "sample": {
+        "cpu": ("cpu", "torch", "reference"),
+        "cuda": ("torch", "reference"),
+    },
 }
 
 

@@ -11,6 +11,7 @@ from openinfer_kernels.linear import LinearSpec
 from openinfer_kernels.paged_attention import PagedAttentionSpec
 from openinfer_kernels.rms_norm import RMSNormSpec
 from openinfer_kernels.rope import RopeSpec
+from openinfer_kernels.sample import SampleSpec
 from openinfer_kernels.silu_and_mul import SiluAndMulSpec
 from openinfer_kernels.store_kv import StoreKVSpec
 
@@ -72,4 +73,5 @@ def _typical_specs() -> dict[str, Any]:
         "paged_attention": PagedAttentionSpec(
             num_heads=32, block_size=16, scale=128**-0.5, **heads
         ),
+        "sample": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256),
     }

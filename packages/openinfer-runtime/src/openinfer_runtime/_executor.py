@@ -169,7 +169,13 @@ class TorchExecutor:
         if start.request.prompt_logprobs is not None:
             self._prompt_requests[start.slot] = start.request
         try:
-            self._sampler.set(start.slot, start.request, seed=start.seed)
+            self._sampler.set(
+                start.slot,
+                start.request,
+                seed=start.seed,
+                token_ids=start.token_ids,
+                num_output_tokens=start.num_output_tokens,
+            )
         except (SamplerError, ValueError) as error:
             # One request's parameters are no reason to fail the others of its step.
             self._refused[start.slot] = str(error)
@@ -181,6 +187,7 @@ class TorchExecutor:
                 step.logits,
                 rows.sampled_slots,
                 rows.draw_positions,
+                device_slots=rows.device_slots,
                 masks=self._masks(rows, masks),
             )
             self._rows.settle(rows.device_slots, sampled.token_ids)

@@ -1,14 +1,14 @@
-"""Logits to tokens: temperature, top-k, top-p, min-p, counter-based seeds and logprobs.
+"""Logits to tokens: every sampling control, counter-based seeds and logprobs.
 
 `Sampler` keeps every sequence's parameters in a table on the device, by slot, and draws one token
 a row of a step without making the host wait.
 """
 
+from openinfer_kernels import upload
 from openinfer_sampler._logprobs import score_tokens, unpack_scores
 from openinfer_sampler._rows import HONOURED
 from openinfer_sampler._sampler import HostTokens, SampledTokens, Sampler
-from openinfer_sampler._upload import upload
-from openinfer_sampler.errors import SamplerError, UnsupportedControl
+from openinfer_sampler.errors import RowTooSmall, SamplerError
 
 __all__ = [
     # Drawing
@@ -23,5 +23,5 @@ __all__ = [
     "upload",
     # Errors
     "SamplerError",
-    "UnsupportedControl",
+    "RowTooSmall",
 ]

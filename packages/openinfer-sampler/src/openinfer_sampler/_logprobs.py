@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from openinfer_contract import TokenLogprobs
-from openinfer_sampler._upload import upload
+from openinfer_kernels import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,100 +1,161 @@
-"""Every sequence's sampling parameters, in one table on the device, by slot.
+"""Every sequence's sampling parameters, in tables on the device, by slot.
 
 The host keeps a copy of what decides which work a step needs at all, so that a row without extra
 controls pays nothing for those with, and no step asks the device.
 """
 
-import enum
 import math
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from openinfer_contract import FEATURES, GenerateRequest
-from openinfer_sampler._random import as_signed
-from openinfer_sampler._upload import upload
-from openinfer_sampler.errors import UnsupportedControl
+from openinfer_contract import GenerateRequest, Sampling
+from openinfer_kernels import (
+    IN_PROMPT,
+    PADDING,
+    Column,
+    Needs,
+    SampleRows,
+    SampleSpec,
+    upload,
+)
+from openinfer_sampler.errors import RowTooSmall
 
 HONOURED = frozenset(
-    {"sampling.seed", "stop.min_tokens", "logprobs", "logprobs.token_ids", "logprobs.mode"}
+    {
+        "sampling.seed",
+        "sampling.repetition_penalty",
+        "sampling.presence_penalty",
+        "sampling.frequency_penalty",
+        "sampling.logit_bias",
+        "sampling.allowed_token_ids",
+        "sampling.bad_words",
+        "stop.min_tokens",
+        "logprobs",
+        "logprobs.token_ids",
+        "logprobs.mode",
+    }
 )
 """The names of `openinfer_contract.FEATURES` that this sampler honours."""
 
-_CONTROLS = tuple(
-    name for name in FEATURES if name.startswith("sampling.") and name not in HONOURED
-)
+RAW_LOGPROBS = 1 << 16
+"""A further bit of a row's needs, beside `Needs`."""
 
-
-_NO_ROWS = np.zeros(0, np.int64)
-
-
-class Needs:
-    """Bits of the work that a row asks for. Plain integers: they are tested in every step."""
-
-    NOISE = 1
-    """It is drawn, not the argmax."""
-    FILTER = 2
-    """Top-k, top-p or min-p."""
-    MIN_TOKENS = 4
-    RAW_LOGPROBS = 8
-    PROCESSED_LOGPROBS = 16
-
-
-class Column(enum.IntEnum):
-    """Columns of the table. Integers as they are, the others as the bits of a float64."""
-
-    SEED = 0
-    FIRST_STOP_POSITION = 1
-    """Sequence index of the first token that may be a stop id."""
-    TOP_K = 2
-    INVERSE_TEMPERATURE = 3
-    TOP_P = 4
-    LOG_MIN_P = 5
-    STOP_IDS = 6
-    """The first of `max_stop_token_ids` columns, filled up by repetition."""
-
-
-def floats(table: torch.Tensor, column: Column) -> torch.Tensor:
-    """[n], float64: a column of gathered rows that holds floats."""
-    return table[:, column].view(torch.float64)
+Indices = npt.NDArray[np.int64]
+TokenIds = npt.NDArray[np.uint32]
 
 
 class SamplingRows:
-    """Sampling parameters by slot."""
+    """Sampling parameters by slot.
 
-    def __init__(
-        self, num_slots: int, vocab_size: int, max_stop_token_ids: int, device: torch.device
-    ) -> None:
-        width = Column.STOP_IDS + max_stop_token_ids
-        self._host = np.zeros((num_slots, width), np.int64)
-        self._table = torch.zeros((num_slots, width), dtype=torch.int64, device=device)
+    Attributes:
+        state: the tables of `openinfer_kernels.Sample`.
+    """
+
+    def __init__(self, spec: SampleSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        self.state = spec.allocate(device)
+        num_slots = spec.num_slots
+        self._host = np.zeros((num_slots, Column.STOP_IDS + spec.max_stop_ids), np.int64)
         self._stale: set[int] = set()
-        self._vocab_size = vocab_size
-        self.needs = np.zeros(num_slots, np.int64)
-        """[num_slots]: `Needs` of each row."""
-        self.num_top = np.zeros(num_slots, np.int64)
-        self.by_id: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_slots
-        """By slot: `LogprobOptions.token_ids`."""
+        self._num_top = np.zeros(num_slots, np.int64)
+        self._by_id: list[Indices] = [np.zeros(0, np.int64)] * num_slots
 
     def set(
-        self, slot: int, request: GenerateRequest, seed: int, eos_token_ids: tuple[int, ...]
+        self,
+        slot: int,
+        request: GenerateRequest,
+        seed: int,
+        eos_token_ids: tuple[int, ...],
+        token_ids: TokenIds,
+        num_output_tokens: int,
     ) -> None:
         """See `Sampler.set`."""
-        for name in _CONTROLS:
-            if FEATURES[name](request):
-                raise UnsupportedControl(name)
-        stop_ids = _stop_ids(request, eos_token_ids, self._vocab_size)
-        room = self._host.shape[1] - Column.STOP_IDS
-        if len(stop_ids) > room:
-            raise ValueError(f"{len(stop_ids)} stop token ids, a row holds {room}")
-        by_id = _by_id(request)
-        if len(by_id) and by_id.max() >= self._vocab_size:
-            raise ValueError(f"logprobs.token_ids must be below {self._vocab_size}")
-        self.by_id[slot] = by_id
-        self._fill(self._host[slot], request, seed, stop_ids)
+        stop_ids = _stop_ids(request, eos_token_ids, self._spec.vocab_size)
+        _check_room("stop.stop_token_ids", len(stop_ids), self._spec.max_stop_ids)
+        words = [_ids(word) for word in request.sampling.bad_words]
+        self._check_words(words)
+        by_id = _ids(request.logprobs.token_ids if request.logprobs else b"")
+        self._check_ids("logprobs.token_ids", by_id)
+        bias_ids, bias = _bias(request.sampling)
+        self._check_ids("sampling.logit_bias", bias_ids)
+        allowed = request.sampling.allowed_token_ids
+        allowed_ids = None if allowed is None else _ids(allowed)
+        if allowed_ids is not None:
+            self._check_ids("sampling.allowed_token_ids", allowed_ids)
+
+        needs = self._needs(request, has_stop_ids=bool(stop_ids))
+        self._fill(self._host[slot], request, seed, stop_ids, needs)
         self._stale.add(slot)
-        self._set_needs(slot, request, bool(stop_ids))
+        self._num_top[slot] = 0
+        if request.logprobs is not None:
+            self._num_top[slot] = min(request.logprobs.num_top, self._spec.vocab_size)
+        self._by_id[slot] = by_id
+        prompt, output = np.split(token_ids, [len(token_ids) - num_output_tokens])
+        if needs & Needs.BIAS:
+            self._set_bias(slot, bias_ids, bias, allowed_ids)
+        if needs & Needs.PENALTIES:
+            self._set_counts(slot, prompt, output)
+        if needs & Needs.BAD_WORDS:
+            self._set_bad_words(slot, words, output, len(prompt))
+
+    def rows(
+        self,
+        slots: Indices,
+        positions: torch.Tensor,
+        device_slots: torch.Tensor | None,
+        masks: tuple[Indices, torch.Tensor] | None,
+    ) -> SampleRows:
+        """The rows of one step, after sending what has changed."""
+        if self._stale:
+            stale = np.fromiter(self._stale, np.int64)
+            self._stale.clear()
+            changed = upload(self._host[stale], self._device)
+            self.state.table.index_copy_(0, upload(stale, self._device), changed)
+        host = self._host[slots]
+        return SampleRows(
+            slots=upload(slots, self._device) if device_slots is None else device_slots,
+            positions=positions,
+            host_slots=slots,
+            needs=host[:, Column.NEEDS],
+            top_k=host[:, Column.TOP_K],
+            has_top_p=host.view(np.float64)[:, Column.TOP_P] < 1.0,
+            masks=masks,
+        )
+
+    def logprobs_of(self, slots: Indices) -> tuple[list[int], list[Indices]]:
+        """Top tokens and token ids whose logprobs are wanted, by slot."""
+        return self._num_top[slots].tolist(), [self._by_id[slot] for slot in slots]
+
+    def _needs(self, request: GenerateRequest, *, has_stop_ids: bool) -> int:
+        sampling, logprobs = request.sampling, request.logprobs
+        needs = 0
+        if not sampling.is_greedy:
+            needs |= Needs.NOISE
+            has_top_k = self._top_k(sampling) < self._spec.vocab_size
+            if has_top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0:
+                needs |= Needs.FILTER
+        if request.stop.min_tokens > 0 and has_stop_ids:
+            needs |= Needs.MIN_TOKENS
+        if sampling.logit_bias or sampling.allowed_token_ids is not None:
+            needs |= Needs.BIAS
+        if (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+        ):
+            needs |= Needs.PENALTIES
+        if sampling.bad_words:
+            needs |= Needs.BAD_WORDS
+        if logprobs is not None:
+            needs |= RAW_LOGPROBS if logprobs.mode == "raw" else Needs.PROCESSED
+        return needs
+
+    def _top_k(self, sampling: Sampling) -> int:
+        vocab_size = self._spec.vocab_size
+        return min(sampling.top_k or vocab_size, vocab_size)
 
     def _fill(
         self,
@@ -102,102 +163,95 @@ class SamplingRows:
         request: GenerateRequest,
         seed: int,
         stop_ids: list[int],
+        needs: int,
     ) -> None:
         sampling = request.sampling
-        num_prompt = request.num_prompt_tokens - request.num_output_prefix
         floats = row.view(np.float64)
-        row[Column.SEED] = as_signed(seed)
-        row[Column.FIRST_STOP_POSITION] = num_prompt + request.stop.min_tokens
-        row[Column.TOP_K] = min(sampling.top_k or self._vocab_size, self._vocab_size)
+        first_output = request.num_prompt_tokens - request.num_output_prefix
+        row[Column.NEEDS] = needs
+        row[Column.SEED] = np.uint64(seed).astype(np.int64)
+        row[Column.FIRST_OUTPUT_POSITION] = first_output
+        row[Column.FIRST_STOP_POSITION] = first_output + request.stop.min_tokens
+        row[Column.TOP_K] = self._top_k(sampling)
         is_greedy = sampling.is_greedy
         floats[Column.INVERSE_TEMPERATURE] = 1.0 if is_greedy else 1.0 / sampling.temperature
         floats[Column.TOP_P] = sampling.top_p
         floats[Column.LOG_MIN_P] = math.log(sampling.min_p) if sampling.min_p else -math.inf
+        floats[Column.REPETITION_PENALTY] = sampling.repetition_penalty
+        floats[Column.PRESENCE_PENALTY] = sampling.presence_penalty
+        floats[Column.FREQUENCY_PENALTY] = sampling.frequency_penalty
         if stop_ids:
             row[Column.STOP_IDS :] = stop_ids[0]
             row[Column.STOP_IDS : Column.STOP_IDS + len(stop_ids)] = stop_ids
 
-    def _set_needs(self, slot: int, request: GenerateRequest, has_stop_ids: bool) -> None:
-        sampling, logprobs = request.sampling, request.logprobs
-        needs = 0
-        if not sampling.is_greedy:
-            needs |= Needs.NOISE
-            top_k = sampling.top_k or self._vocab_size
-            if top_k < self._vocab_size or sampling.top_p < 1.0 or sampling.min_p > 0.0:
-                needs |= Needs.FILTER
-        if request.stop.min_tokens > 0 and has_stop_ids:
-            needs |= Needs.MIN_TOKENS
-        self.num_top[slot] = 0
-        if logprobs is not None:
-            is_raw = logprobs.mode == "raw"
-            needs |= Needs.RAW_LOGPROBS if is_raw else Needs.PROCESSED_LOGPROBS
-            self.num_top[slot] = min(logprobs.num_top, self._vocab_size)
-        self.needs[slot] = needs
-
-    def step(self, slots: npt.NDArray[np.int64], positions: torch.Tensor) -> "StepRows":
-        """The rows of one step, after sending what has changed."""
-        if self._stale:
-            device = self._table.device
-            stale = np.fromiter(self._stale, np.int64)
-            self._stale.clear()
-            self._table.index_copy_(0, upload(stale, device), upload(self._host[stale], device))
-        return StepRows(self, slots, positions)
-
-    def gather(self, slots: npt.NDArray[np.int64]) -> torch.Tensor:
-        """[n, columns], int64, on the device."""
-        return self._table.index_select(0, upload(slots, self._table.device))
-
-    def filter_bounds(self, slots: npt.NDArray[np.int64]) -> tuple[int, bool]:
-        """The largest top_k in force among `slots` (0: none), and whether any has top_p."""
-        top_k = self._host[slots, Column.TOP_K]
-        top_k = top_k[top_k < self._vocab_size]
-        top_p = self._host.view(np.float64)[slots, Column.TOP_P]
-        return int(top_k.max(initial=0)), bool((top_p < 1.0).any())
-
-
-class StepRows:
-    """Some rows of one step: which of them need what, and their parameters.
-
-    Attributes:
-        slots: [n], on the host.
-        positions: [n], int64, on the device: index in the sequence of the token to draw.
-    """
-
-    def __init__(
-        self, rows: SamplingRows, slots: npt.NDArray[np.int64], positions: torch.Tensor
+    def _set_bias(
+        self,
+        slot: int,
+        ids: Indices,
+        bias: npt.NDArray[np.float32],
+        allowed_ids: Indices | None,
     ) -> None:
-        self.slots = slots
-        self.positions = positions
-        self._rows = rows
-        self._needs = rows.needs[slots]
-        self._all_needs = int(np.bitwise_or.reduce(self._needs))
-        self._table: torch.Tensor | None = None
+        row = self.state.bias[slot]
+        if allowed_ids is None:
+            row.zero_()
+        else:
+            row.fill_(-torch.inf)
+            row.index_fill_(0, upload(allowed_ids, self._device), 0.0)
+        if len(ids):
+            row.index_add_(0, upload(ids, self._device), upload(bias, self._device))
 
-    def need(self, need: int) -> npt.NDArray[np.int64]:
-        """Indices of the rows with this need."""
-        if not self._all_needs & need:
-            return _NO_ROWS
-        return (self._needs & need).nonzero()[0]
+    def _set_counts(self, slot: int, prompt: TokenIds, output: TokenIds) -> None:
+        row = self.state.counts[slot].zero_()
+        prompt_ids = np.unique(prompt).astype(np.int64)
+        row.index_fill_(0, upload(prompt_ids, self._device), IN_PROMPT)
+        if len(output):
+            output_ids, counts = np.unique(output, return_counts=True)
+            row.index_add_(
+                0,
+                upload(output_ids.astype(np.int64), self._device),
+                upload(counts.astype(np.int32), self._device),
+            )
 
-    @property
-    def table(self) -> torch.Tensor:
-        """[n, columns], int64, on the device; fetched at the first use."""
-        if self._table is None:
-            self._table = self._rows.gather(self.slots)
-        return self._table
+    def _set_bad_words(
+        self, slot: int, words: list[Indices], output: TokenIds, first_output: int
+    ) -> None:
+        length = self._spec.max_bad_word_ids
+        table = np.full((self._spec.max_bad_words, length), PADDING, np.int32)
+        for row, ids in enumerate(words):
+            table[row, length - len(ids) :] = ids
+        self.state.bad_words[slot].copy_(upload(table, self._device))
+        recent = np.zeros(length, np.int32)
+        last = output[-length:]
+        first = first_output + len(output) - len(last)
+        recent[np.arange(first, first + len(last)) % length] = last
+        self.state.recent[slot].copy_(upload(recent, self._device))
 
-    def part(self, index: npt.NDArray[np.int64], device_index: torch.Tensor) -> "StepRows":
-        """Some of these rows; `device_index` is `index` on the device."""
-        return StepRows(self._rows, self.slots[index], self.positions.index_select(0, device_index))
+    def _check_words(self, words: list[Indices]) -> None:
+        field = "sampling.bad_words"
+        _check_room(field, len(words), self._spec.max_bad_words)
+        for ids in words:
+            if not len(ids):
+                raise ValueError(f"{field} must not hold an empty word")
+            _check_room(f"a word of {field}", len(ids), self._spec.max_bad_word_ids)
+            self._check_ids(field, ids)
 
-    def filter_bounds(self) -> tuple[int, bool]:
-        """The largest top_k in force (0: none), and whether any row has top_p."""
-        return self._rows.filter_bounds(self.slots)
+    def _check_ids(self, field: str, ids: Indices) -> None:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._spec.vocab_size:
+            raise ValueError(f"{field} must be below {self._spec.vocab_size}")
 
 
-def _by_id(request: GenerateRequest) -> npt.NDArray[np.int64]:
-    column = request.logprobs.token_ids if request.logprobs else b""
+def _check_room(field: str, got: int, limit: int) -> None:
+    if got > limit:
+        raise RowTooSmall(field, got, limit)
+
+
+def _ids(column: bytes) -> Indices:
     return np.frombuffer(column, "<u4").astype(np.int64)
+
+
+def _bias(sampling: Sampling) -> tuple[Indices, npt.NDArray[np.float32]]:
+    ids = np.array([token_id for token_id, _ in sampling.logit_bias], np.int64)
+    return ids, np.array([bias for _, bias in sampling.logit_bias], np.float32)
 
 
 def _stop_ids(

@@ -1,7 +1,7 @@
 """Errors of the sampler.
 
 SamplerError
-└── UnsupportedControl   a request uses a sampling control that is not honoured here
+└── RowTooSmall   a request has more stop ids, bad words or ids of one than a row holds
 """
 
 from openinfer_contract import OpenInferError
@@ -11,13 +11,17 @@ class SamplerError(OpenInferError):
     """Root of this package's errors."""
 
 
-class UnsupportedControl(SamplerError):
-    """A request uses a sampling control that is not honoured here.
+class RowTooSmall(SamplerError):
+    """A request has more of something than a row holds.
 
     Attributes:
-        feature: its name in `openinfer_contract.FEATURES`.
+        field: of the request.
+        got: how many it has.
+        limit: how many a row holds.
     """
 
-    def __init__(self, feature: str) -> None:
-        super().__init__(f"{feature} is not supported by this sampler")
-        self.feature = feature
+    def __init__(self, field: str, got: int, limit: int) -> None:
+        super().__init__(f"{field} has {got} entries, this sampler takes {limit}")
+        self.field = field
+        self.got = got
+        self.limit = limit

@@ -1,11 +1,12 @@
 """Host to device without making the host wait."""
 
-import numpy as np
+from typing import Any
+
 import numpy.typing as npt
 import torch
 
 
-def upload(array: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """`array` on `device`; the copy is ordered with the current stream, the host goes on."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from openinfer_sampler._filter import filter_
+from openinfer_kernels.sample._filter import filter_
 
 
 def reference(scores, top_k, top_p, min_p):
     """The kept ids of one row, in float64, ties with the last one kept."""
     scores = np.asarray(scores, np.float64)
     kept = scores >= (np.sort(scores)[::-1][top_k - 1] if top_k else -np.inf)
+    kept &= np.exp(scores - scores.max()) >= min_p
     weights = np.where(kept, np.exp(scores - scores.max()), 0.0)
     probabilities = weights / weights.sum()
     if top_p < 1.0:
@@ -18,7 +19,7 @@ def reference(scores, top_k, top_p, min_p):
         before = np.cumsum(probabilities[order]) - probabilities[order]
         last = order[before < top_p][-1]
         kept &= probabilities >= probabilities[last]
-    return kept & (probabilities >= min_p * probabilities.max())
+    return kept
 
 
 def run(scores, rows):
@@ -43,6 +44,7 @@ ROWS = [
     (None, 1.0, 0.05),
     (7, 0.8, 0.0),
     (40, 0.95, 0.02),
+    (None, 0.9, 0.2),
     (1, 1e-9, 1.0),
     (None, 1e-9, 0.0),
 ]

@@ -2,7 +2,14 @@ import numpy as np
 import torch
 from scipy import stats
 
-from openinfer_sampler._random import GumbelNoise, as_signed, row_keys
+from openinfer_kernels.sample._random import (
+    LARGEST_NOISE,
+    as_signed,
+    counters,
+    gumbel_noise,
+    random_bits,
+    row_keys,
+)
 
 MASK = 2**64 - 1
 CPU = torch.device("cpu")
@@ -14,12 +21,15 @@ def mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
+def bits_of(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    return random_bits(keys, counters(vocab_size, CPU), vocab_size)
+
+
 def test_bits_are_splitmix64():
     # The first outputs of SplitMix64 from state 1234567, as published with its C code.
-    noise = GumbelNoise(4, CPU)
     words = [6457827717110365317, 3203168211198807973]
     expected = [half & 0x7FFFFFFF for word in words for half in (word & 0xFFFFFFFF, word >> 32)]
-    assert noise.bits(torch.tensor([1234567]))[0].tolist() == expected
+    assert bits_of(torch.tensor([1234567]), 4)[0].tolist() == expected
 
 
 def test_keys_are_those_of_python_integers():
@@ -33,28 +43,21 @@ def test_keys_are_those_of_python_integers():
 
 
 def test_noise_is_standard_gumbel():
-    scores = torch.zeros(8, 4097)
-    GumbelNoise(4097, CPU).add_(scores, row_keys(torch.arange(8), torch.arange(8) * 3))
-    assert scores.isfinite().all()
-    assert stats.kstest(scores.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
+    noise = gumbel_noise(bits_of(row_keys(torch.arange(8), torch.arange(8) * 3), 4097))
+    assert noise.isfinite().all()
+    assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_no_noise_is_above_the_largest():
+    largest = float(gumbel_noise(torch.tensor([0]))[0])
+    assert largest <= LARGEST_NOISE < largest + 0.01
 
 
 def test_small_variates_are_resolved():
     # Draws of unlikely tokens depend on them: a 24-bit fraction would come in steps of 6e-8.
-    noise = GumbelNoise(2**17, CPU)
-    scores = torch.zeros(64, 2**17)
-    noise.add_(scores, row_keys(torch.arange(64), torch.zeros(64, dtype=torch.int64)))
-    smallest = scores.neg().exp().flatten().sort().values[:400].double().numpy()
+    noise = gumbel_noise(bits_of(row_keys(torch.arange(64), torch.zeros(64).long()), 2**17))
+    smallest = noise.neg().exp().flatten().sort().values[:400].double().numpy()
     assert len(np.unique(smallest)) > 395
     # The smallest of N exponentials are a Poisson process of rate N.
-    gaps = np.diff(smallest, prepend=0.0) * scores.numel()
+    gaps = np.diff(smallest, prepend=0.0) * noise.numel()
     assert stats.kstest(gaps, stats.expon.cdf).pvalue > 1e-3
-
-
-def test_blocks_change_nothing(monkeypatch):
-    keys = row_keys(torch.arange(5), torch.arange(5))
-    whole, blocks = torch.zeros(5, 33), torch.zeros(5, 33)
-    GumbelNoise(33, CPU).add_(whole, keys)
-    monkeypatch.setattr("openinfer_sampler._random._CPU_BLOCK", 70)
-    GumbelNoise(33, CPU).add_(blocks, keys)
-    assert torch.equal(whole, blocks)

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one threshold a row.
+"""Min-p, top-k and top-p as one threshold a row.
 
 All three keep the tokens at or above some score, so a row's controls come down to the highest of
 three thresholds. Tokens that tie with the last one kept are kept too, which makes the set a
@@ -21,7 +21,7 @@ def filter_(
     Args:
         scores: [n, vocab_size], float32: logits over temperature.
         top_k: [n], int64: tokens kept at most; vocab_size switches it off.
-        top_p: [n], float64: of what top_k left, keep the smallest set that reaches this
+        top_p: [n], float64: of what min-p and top-k left, keep the smallest set that reaches this
             probability; 1 switches it off.
         log_min_p: [n], float64: log of the share of the largest probability that a token must
             reach; -inf switches it off.
@@ -38,7 +38,7 @@ def filter_(
         kth = ordered.gather(1, last).squeeze(1).masked_fill_(~is_limited, -torch.inf)
         threshold = torch.maximum(threshold, kth)
         if has_top_p:
-            threshold = torch.maximum(threshold, _nucleus(scores, ordered, kth, top_p))
+            threshold = torch.maximum(threshold, _nucleus(scores, ordered, threshold, top_p))
     scores.masked_fill_(scores < threshold.unsqueeze(1), -torch.inf)
 
 
@@ -50,10 +50,10 @@ def _prefix_length(scores: torch.Tensor, max_top_k: int, has_top_p: bool) -> int
 
 
 def _nucleus(
-    scores: torch.Tensor, ordered: torch.Tensor, kth: torch.Tensor, top_p: torch.Tensor
+    scores: torch.Tensor, ordered: torch.Tensor, lowest: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """The lowest score of the smallest set of survivors of top-k that reaches top_p: [n]."""
-    kept = scores.masked_fill(scores < kth.unsqueeze(1), -torch.inf)
+    """The lowest score of the smallest set of scores from `lowest` on that reaches top_p: [n]."""
+    kept = scores.masked_fill(scores < lowest.unsqueeze(1), -torch.inf)
     log_mass = kept.logsumexp(dim=1, keepdim=True)
     before = _mass_before(ordered, log_mass)
     while ordered.shape[1] < scores.shape[1] and bool((before[:, -1] < top_p).any()):
@@ -61,12 +61,12 @@ def _nucleus(
         ordered = scores.topk(length, dim=1).values
         before = _mass_before(ordered, log_mass)
     num_kept = (before < top_p.unsqueeze(1)).sum(dim=1, keepdim=True)
-    lowest = ordered.gather(1, num_kept.sub_(1).clamp_(min=0)).squeeze(1)
+    last = ordered.gather(1, num_kept.sub_(1).clamp_(min=0)).squeeze(1)
     # The sum of all probabilities may round to less than 1, or to more before the end.
-    return lowest.masked_fill_(top_p >= 1, -torch.inf)
+    return last.masked_fill_(top_p >= 1, -torch.inf)
 
 
 def _mass_before(ordered: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
-    """Probability of all tokens ahead of each one, in float64; 1 behind what top-k left."""
+    """Probability of all tokens ahead of each one, in float64; 1 behind what is left of them."""
     probability = (ordered - log_mass).to(torch.float64).exp_()
     return probability.cumsum(dim=1).sub_(probability)

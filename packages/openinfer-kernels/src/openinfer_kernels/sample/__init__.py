@@ -1,0 +1,220 @@
+"""Logits to tokens: every control of a request, one draw a row, its tables updated in the step.
+
+In this order, vLLM's: masks (allowed ids, a grammar's, min_tokens, bad words) and logit bias;
+repetition, frequency and presence penalty; temperature; min-p; top-k; top-p of what both left;
+draw. All filters keep tokens that tie with the last one kept, so what is kept is a function of the
+scores alone. Randomness is a function of (seed, position, token id) alone: see `_random`.
+
+A row's parameters lie in tables on the device, by slot. A backend may use what the host knows of
+the rows (`SampleRows.needs`) to leave work out; it never waits for the device.
+"""
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from openinfer_kernels._dispatch import backend_module
+from openinfer_kernels._upload import upload
+
+Indices = npt.NDArray[np.int64]
+
+IN_PROMPT = 1 << 30
+"""Bit of `SampleState.counts` that says that a token is in the prompt."""
+
+PADDING = -1
+"""Fills up `SampleState.bad_words`."""
+
+
+class Needs:
+    """Bits of the work that a row asks for. Plain integers: they are tested in every step."""
+
+    NOISE = 1
+    """It is drawn, not the argmax."""
+    FILTER = 2
+    """Top-k, top-p or min-p, of a row that is drawn."""
+    MIN_TOKENS = 4
+    BIAS = 8
+    """Logit bias or allowed ids: it has a row of `SampleState.bias`."""
+    PENALTIES = 16
+    """It has a row of `SampleState.counts`."""
+    BAD_WORDS = 32
+    PROCESSED = 64
+    """Its processed scores are wanted."""
+
+    CONTROLS = MIN_TOKENS | BIAS | PENALTIES | BAD_WORDS
+    """What changes logits before the temperature."""
+
+
+class Column(enum.IntEnum):
+    """Columns of the table. Integers as they are, the others as the bits of a float64."""
+
+    NEEDS = 0
+    SEED = 1
+    FIRST_OUTPUT_POSITION = 2
+    """Sequence index of the first output token, a resumed prefix included."""
+    FIRST_STOP_POSITION = 3
+    """Sequence index of the first token that may be a stop id."""
+    TOP_K = 4
+    """vocab_size switches it off."""
+    INVERSE_TEMPERATURE = 5
+    """1 for a greedy row."""
+    TOP_P = 6
+    LOG_MIN_P = 7
+    REPETITION_PENALTY = 8
+    PRESENCE_PENALTY = 9
+    FREQUENCY_PENALTY = 10
+    STOP_IDS = 11
+    """The first of `max_stop_ids` columns, filled up by repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleState:
+    """The tables, by slot. A step changes `counts` and `recent`, everything else is the caller's.
+
+    Attributes:
+        table: [num_slots, columns], int64: see `Column`.
+        counts: [num_slots, vocab_size], int32: how often each token is in the output, and
+            `IN_PROMPT`. Holds for rows with `Needs.PENALTIES`.
+        bias: [num_slots, vocab_size], float32: added to the logits, -inf for ids that are not
+            allowed. Holds for rows with `Needs.BIAS`.
+        bad_words: [num_slots, max_bad_words, max_bad_word_ids], int32: sequences of ids, at the
+            right end of their row behind `PADDING`. Hold for rows with `Needs.BAD_WORDS`.
+        recent: [num_slots, max_bad_word_ids], int32: output tokens by sequence index modulo
+            max_bad_word_ids. Holds for rows with `Needs.BAD_WORDS`.
+    """
+
+    table: torch.Tensor
+    counts: torch.Tensor
+    bias: torch.Tensor
+    bad_words: torch.Tensor
+    recent: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """What is fixed about sampling when an executor is built.
+
+    Attributes:
+        vocab_size: Columns of the logits.
+        num_slots: Rows of the tables.
+        max_rows: Rows of a step at most.
+        max_stop_ids: Stop ids of a row at most, at least 1.
+        max_bad_words: Bad words of a row at most.
+        max_bad_word_ids: Ids of one bad word at most, a power of two.
+    """
+
+    vocab_size: int
+    num_slots: int
+    max_rows: int
+    max_stop_ids: int = 64
+    max_bad_words: int = 256
+    max_bad_word_ids: int = 32
+
+    def allocate(self, device: torch.device | str) -> SampleState:
+        """Tables of zeros; on the CPU those take memory only where they have been written."""
+
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((self.num_slots, *shape), dtype=dtype, device=device)
+
+        return SampleState(
+            table=zeros(Column.STOP_IDS + self.max_stop_ids, dtype=torch.int64),
+            counts=zeros(self.vocab_size, dtype=torch.int32),
+            bias=zeros(self.vocab_size, dtype=torch.float32),
+            bad_words=zeros(self.max_bad_words, self.max_bad_word_ids, dtype=torch.int32),
+            recent=zeros(self.max_bad_word_ids, dtype=torch.int32),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRows:
+    """The rows of one step.
+
+    Attributes:
+        slots: [n], int64, on the device: their rows of the tables, no slot twice.
+        positions: [n], int64, on the device: sequence index of the token to draw.
+        host_slots: [n], on the host: likewise.
+        needs: [n], on the host: `Needs` of each row, as in the table.
+        top_k: [n], on the host: as in the table.
+        has_top_p: [n], on the host: whether top_p is below 1.
+        masks: rows of the step, and for each of them [ceil(vocab_size / 32)], int32 on the
+            device: a bit per id, least significant first, set where the id is allowed.
+    """
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    host_slots: Indices
+    needs: Indices
+    top_k: Indices
+    has_top_p: npt.NDArray[np.bool_]
+    masks: tuple[Indices, torch.Tensor] | None = None
+
+    @cached_property
+    def all_needs(self) -> int:
+        """What any row needs."""
+        return int(np.bitwise_or.reduce(self.needs))
+
+    def need(self, need: int) -> Indices:
+        """Indices of the rows with any of these needs."""
+        if not self.all_needs & need:
+            return np.zeros(0, np.int64)
+        return (self.needs & need).nonzero()[0]
+
+    def part(self, index: Indices) -> tuple["SampleRows", torch.Tensor]:
+        """Some of these rows, without masks, and `index` on the device."""
+        at = upload(index, self.slots.device)
+        rows = SampleRows(
+            slots=self.slots.index_select(0, at),
+            positions=self.positions.index_select(0, at),
+            host_slots=self.host_slots[index],
+            needs=self.needs[index],
+            top_k=self.top_k[index],
+            has_top_p=self.has_top_p[index],
+        )
+        return rows, at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What was drawn.
+
+    Attributes:
+        token_ids: [n], int64. Of failed rows: some id of the vocabulary.
+        is_failed: [n], bool: the scores hold NaN or +inf, or every token is ruled out.
+        processed: [n, vocab_size], float32: scores after every control, -inf where a token could
+            not be drawn; before temperature in greedy rows. Right in rows with `Needs.PROCESSED`;
+            None if there are none.
+    """
+
+    token_ids: torch.Tensor
+    is_failed: torch.Tensor
+    processed: torch.Tensor | None
+
+
+class Sample(Protocol):
+    """A bound `sample`. One thread, one stream."""
+
+    def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
+        """Draws one token a row and counts it in the tables.
+
+        Args:
+            logits: [n, vocab_size], any float dtype, contiguous rows, left as they are.
+            rows: whose they are.
+        """
+        ...
+
+
+def plan_sample(
+    spec: SampleSpec, state: SampleState, device: torch.device | str, backend: str = "auto"
+) -> Sample:
+    """Chooses and binds `sample` over these tables.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    module = backend_module("sample", spec, device, backend)
+    return cast(Sample, module.plan(spec, state, device))

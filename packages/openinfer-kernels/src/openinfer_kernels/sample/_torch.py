@@ -1,0 +1,118 @@
+"""sample through torch's operators, for any device."""
+
+import torch
+
+from openinfer_kernels.sample import (
+    Column,
+    Drawn,
+    Needs,
+    Sample,
+    SampleRows,
+    SampleSpec,
+    SampleState,
+)
+from openinfer_kernels.sample._controls import constrain, count, floats
+from openinfer_kernels.sample._filter import filter_
+from openinfer_kernels.sample._random import counters, gumbel_noise, random_bits, row_keys
+
+
+def supports(spec: SampleSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
+    """Binds sample."""
+    return TorchSample(spec, state, torch.device(device))
+
+
+class TorchSample:
+    """A bound `sample`; `_argmax` and `_perturbed_argmax` may be replaced."""
+
+    def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
+        self._state = state
+        self._counters = counters(spec.vocab_size, device)
+
+    def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
+        """See `Sample`."""
+        scores = constrain(logits.to(torch.float32), rows, self._state)
+        if rows.all_needs & Needs.NOISE:
+            token_ids, best, processed = self._draw(scores, rows)
+        else:
+            token_ids, best = self._argmax(scores)
+            processed = scores
+        if rows.all_needs & Needs.CONTROLS:
+            count(token_ids, rows, self._state)
+        return Drawn(
+            token_ids=token_ids,
+            is_failed=best.isfinite().logical_not_(),
+            processed=processed if rows.all_needs & Needs.PROCESSED else None,
+        )
+
+    def _draw(
+        self, scores: torch.Tensor, rows: SampleRows
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids of a step with random rows, what `_argmax` says of their scores, processed scores.
+
+        The last are only right if a row wants them.
+        """
+        random = rows.need(Needs.NOISE)
+        is_kept = bool(rows.all_needs & Needs.PROCESSED)
+        if len(random) == len(rows.needs):
+            table = self._state.table.index_select(0, rows.slots)
+            scaled = _scale_and_filter(scores, rows, table)
+            return *self._perturbed_argmax(scaled, _keys(rows, table)), scaled
+        part, at = rows.part(random)
+        table = self._state.table.index_select(0, part.slots)
+        scaled = _scale_and_filter(scores.index_select(0, at), part, table)
+        token_ids, best = self._argmax(scores)
+        drawn, drawn_best = self._perturbed_argmax(scaled, _keys(part, table))
+        token_ids.index_copy_(0, at, drawn)
+        best.index_copy_(0, at, drawn_best)
+        return token_ids, best, scores.index_copy(0, at, scaled) if is_kept else scores
+
+    def _argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lowest id of the largest score of each row, and that score.
+
+        NaN wins over any number, so the score tells of NaN, of +inf and of a row with nothing left.
+        """
+        best, token_ids = scores.max(dim=1)
+        return token_ids, best
+
+    def _perturbed_argmax(
+        self, scores: torch.Tensor, keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_argmax` after adding the noise of the streams `keys`; `scores` are left as they are."""
+        bits = random_bits(keys, self._counters, scores.shape[1])
+        return self._argmax(gumbel_noise(bits).add_(scores))
+
+
+def _keys(rows: SampleRows, table: torch.Tensor) -> torch.Tensor:
+    return row_keys(table[:, Column.SEED], rows.positions)
+
+
+def _scale_and_filter(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> torch.Tensor:
+    """Logits over temperature, -inf where min-p, top-k or top-p rule a token out."""
+    scaled = scores * floats(table, Column.INVERSE_TEMPERATURE).to(torch.float32).unsqueeze(1)
+    filtered = rows.need(Needs.FILTER)
+    if len(filtered) == 0:
+        return scaled
+    if len(filtered) == len(rows.needs):
+        _filter_rows(scaled, rows, table)
+        return scaled
+    part, at = rows.part(filtered)
+    scores = scaled.index_select(0, at)
+    _filter_rows(scores, part, table.index_select(0, at))
+    return scaled.index_copy_(0, at, scores)
+
+
+def _filter_rows(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> None:
+    top_k = rows.top_k[rows.top_k < scores.shape[1]]
+    filter_(
+        scores,
+        table[:, Column.TOP_K],
+        floats(table, Column.TOP_P),
+        floats(table, Column.LOG_MIN_P),
+        int(top_k.max(initial=0)),
+        bool(rows.has_top_p.any()),
+    )
