@@ -236,7 +236,6 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
         (("--scheduling-policy", "best"), ("best", "fcfs")),
         (("--scheduling-policy", "no_such_module:Best"), ("no_such_module", "fcfs")),
         (("--target-itl-ms", "0"), ("target_itl_ms", "positive")),
-        (("--admission", "eager"), ("--admission", "lifetime")),
         (("--max-long-partial-prefills", "2"), ("--max-long-partial-prefills", "not available")),
         (("--config", "nothing.yaml"), ("nothing.yaml",)),
         (("--device", "cuda"), ("cuda",)),

@@ -1,7 +1,7 @@
 """Equal service for tenants, and for the sessions of each."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 
 from openinfer_scheduler._policy import least_urgent
@@ -11,6 +11,7 @@ _NUM_RANKED = 64
 """Waiting sequences that a plan ranks; the rest follows in order of arrival."""
 
 _MAX_IDLE_FLOWS = 4096
+"""Tenants, and sessions of each, that are remembered though nothing of them waits."""
 
 
 class _Shares:
@@ -34,10 +35,16 @@ class _Shares:
         shares = {flow: max(served.get(flow, level), level) for flow in flows}
         self._level = max(level, min(shares.values()))
         served.update(shares)
-        if len(served) > _MAX_IDLE_FLOWS + 2 * len(shares):
-            self._served = {flow: s for flow, s in served.items() if s > self._level}
-            self._served.update(shares)
+        if len(served) > _MAX_IDLE_FLOWS + len(shares):
+            self._forget_idle(shares)
         return shares
+
+    def _forget_idle(self, waiting: Mapping[Hashable, float]) -> None:
+        """Keeps half of those that do not wait: who had most would gain most if forgotten."""
+        idle = [flow for flow in self._served if flow not in waiting]
+        idle.sort(key=self._served.__getitem__)
+        for flow in idle[: len(idle) - _MAX_IDLE_FLOWS // 2]:
+            del self._served[flow]
 
 
 class Fair:
@@ -111,7 +118,7 @@ class Fair:
                 heapreplace(tenants, (tenant_share + cost, queues[0][1], queues))
             else:
                 heappop(tenants)
-        if len(self._sessions) > _MAX_IDLE_FLOWS + 2 * len(waiting):
+        if len(self._sessions) > _MAX_IDLE_FLOWS + len(waiting):
             self._sessions = {t: s for t, s in self._sessions.items() if t in waiting}
         return ranked
 
