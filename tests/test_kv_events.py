@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zmq
 
-from openinfer_kv_cache import BlockRemoved, BlockStored, decode_batch
+from openinfer_kv_cache import BlockRemoved, BlockStored, KVEventBatch
 
 BLOCK = 16
 END = b"\xff" * 8
@@ -57,7 +57,7 @@ class Subscriber:
             return
         assert number == self.next, "a batch is missing"
         self.next += 1
-        for event in decode_batch(payload).events:
+        for event in KVEventBatch.decode(payload).events:
             if isinstance(event, BlockStored):
                 self.store(event)
             elif isinstance(event, BlockRemoved):

@@ -15,9 +15,9 @@ from openinfer_kv_cache import (
     AllBlocksCleared,
     BlockStored,
     KVEvent,
+    KVEventBatch,
     KVEventsConfig,
     PublisherError,
-    decode_batch,
 )
 from openinfer_testing import ZeroCostExecutor
 from openinfer_testing.engine import Recorder
@@ -47,7 +47,7 @@ class Subscriber:
             _, number, payload = self.asking.recv_multipart()
             if number == b"\xff" * 8:
                 return events
-            events += decode_batch(payload).events
+            events += KVEventBatch.decode(payload).events
         raise AssertionError("no end of the replay")
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def test_live_batches_are_out_before_the_step_returns(
             break
     topic, _, payload = subscriber.live.recv_multipart()
     assert topic == b""
-    batch = decode_batch(payload)
+    batch = KVEventBatch.decode(payload)
     assert abs(batch.ts - time.time()) < 60
     assert batch.data_parallel_rank == 0
     loop.close()

@@ -11,8 +11,6 @@ from openinfer_kv_cache import (
     BlockStored,
     KVEventBatch,
     KVEventError,
-    decode_batch,
-    encode_batch,
 )
 
 # Published by vLLM 0.26 and later: events are maps. Hashes of 32 bytes and of 64 bits, a parent, a
@@ -75,8 +73,8 @@ OURS_ON_THE_WIRE = bytes.fromhex(
 
 
 def test_our_bytes_are_fixed():
-    assert encode_batch(OURS) == OURS_ON_THE_WIRE
-    assert decode_batch(OURS_ON_THE_WIRE) == OURS
+    assert OURS.encode() == OURS_ON_THE_WIRE
+    assert KVEventBatch.decode(OURS_ON_THE_WIRE) == OURS
 
 
 def test_a_reader_written_from_the_published_format_understands_us():
@@ -120,7 +118,7 @@ def test_a_reader_written_from_the_published_format_understands_us():
         bases=(msgspec.Struct,),
         array_like=True,
     )
-    read = msgspec.msgpack.decode(encode_batch(OURS), type=batch)
+    read = msgspec.msgpack.decode(OURS.encode(), type=batch)
     assert (read.ts, read.data_parallel_rank) == (1.5, 0)
     assert [type(event).__name__ for event in read.events] == [*map(_name, OURS.events)]
     assert read.events[0].block_hashes == [14643705804678351452]
@@ -133,7 +131,7 @@ def _name(event):
 
 
 def test_maps_are_read():
-    batch = decode_batch(MAPS)
+    batch = KVEventBatch.decode(MAPS)
     assert (batch.ts, batch.data_parallel_rank) == (1700000000.5, None)
     first, second, _, removed, cleared = batch.events
     assert [int.from_bytes(h[-8:]) for h in first.block_hashes] == [1 << 63, 2**64 - 2]
@@ -145,7 +143,7 @@ def test_maps_are_read():
 
 
 def test_arrays_are_read():
-    batch = decode_batch(ARRAYS)
+    batch = KVEventBatch.decode(ARRAYS)
     assert (batch.ts, batch.data_parallel_rank) == (123.456, 2)
     stored, removed, cleared = batch.events
     assert stored == BlockStored(
@@ -156,7 +154,7 @@ def test_arrays_are_read():
 
 
 def test_a_capture_is_read():
-    batch = decode_batch(CAPTURED)
+    batch = KVEventBatch.decode(CAPTURED)
     (stored,) = batch.events
     assert (len(stored.token_ids), stored.block_size) == (16, 16)
     assert stored.parent_block_hash == 0xDA329FE1BF8AAC01
@@ -165,7 +163,7 @@ def test_a_capture_is_read():
 
 def test_a_map_for_a_batch_is_read_and_unknown_kinds_are_passed_over():
     raw = {"ts": 1.0, "events": [{"type": "Mystery"}, ["Riddle", 1], {"type": "AllBlocksCleared"}]}
-    batch = decode_batch(msgspec.msgpack.encode(raw))
+    batch = KVEventBatch.decode(msgspec.msgpack.encode(raw))
     assert batch == KVEventBatch(1.0, [AllBlocksCleared()], None)
 
 
@@ -187,9 +185,9 @@ def test_a_map_for_a_batch_is_read_and_unknown_kinds_are_passed_over():
 )
 def test_nonsense_is_refused(raw):
     with pytest.raises(KVEventError, match="no batch"):
-        decode_batch(msgspec.msgpack.encode(raw))
+        KVEventBatch.decode(msgspec.msgpack.encode(raw))
 
 
 def test_bytes_that_are_not_msgpack_are_refused():
     with pytest.raises(KVEventError):
-        decode_batch(b"\xc1nonsense")
+        KVEventBatch.decode(b"\xc1nonsense")

@@ -13,8 +13,6 @@ from openinfer_kv_cache import (
     BlockRemoved,
     BlockStored,
     KVEventBatch,
-    decode_batch,
-    encode_batch,
 )
 from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._dynamo import root_hash, sequence_hashes
@@ -217,7 +215,7 @@ def watched(world, new_cache, num_blocks, size):
             self.num_batches += 1
             batch = KVEventBatch(0.0, self.cache.take_events(), 0)
             before = set(self.mirror.tokens)
-            self.mirror.apply(decode_batch(encode_batch(batch)).events)
+            self.mirror.apply(KVEventBatch.decode(batch.encode()).events)
             truth = self.indexed()
             assert set(self.mirror.tokens) <= set(truth), "announced and not indexed"
             if not self.steps:

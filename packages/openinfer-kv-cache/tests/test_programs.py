@@ -86,7 +86,7 @@ def leave_sealed(self, num_sealed):
         self.num_sealed -= excess
 
 
-def unpinned_anchors(self, ids, keys, namespace):
+def unpinned_anchors(self, ids, keys, namespace, above=None):
     for block, key in zip(ids.tolist(), keys, strict=True):
         if self._index.setdefault(key, block) == block:
             self._keys[block] = key

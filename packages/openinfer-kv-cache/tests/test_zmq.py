@@ -15,7 +15,6 @@ from openinfer_kv_cache import (
     PublisherError,
     ZmqPublisher,
     _event_config,
-    decode_batch,
 )
 
 END = b"\xff" * 8
@@ -88,7 +87,7 @@ def answers(publisher, socket, timeout_s=5.0):
             if number == END:
                 assert payload == b""
                 return found
-            found.append((int.from_bytes(number, "big"), decode_batch(payload)))
+            found.append((int.from_bytes(number, "big"), KVEventBatch.decode(payload)))
     raise AssertionError("no end of the replay")
 
 
@@ -102,7 +101,7 @@ def test_frames(publish, context, tmp_path):
     assert [f[0] for f in frames] == [b"kv@one"] * 2
     assert [int.from_bytes(f[1], "big") for f in frames] == [number, number + 1]
     assert [len(f[1]) for f in frames] == [8, 8]
-    assert [decode_batch(f[2]) for f in frames] == [batch(7), batch(8)]
+    assert [KVEventBatch.decode(f[2]) for f in frames] == [batch(7), batch(8)]
     assert publisher.num_dropped == 0
 
 

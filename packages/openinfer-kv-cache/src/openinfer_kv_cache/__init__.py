@@ -5,10 +5,16 @@
 """
 
 from openinfer_kv_cache._cache import KVCache
-from openinfer_kv_cache._event_batch import KVEventBatch, decode_batch, encode_batch
+from openinfer_kv_cache._event_batch import KVEventBatch
 from openinfer_kv_cache._event_config import KVEventsConfig
 from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policies import (
+    EVICTION_POLICIES,
+    FrequencyEviction,
+    PriorityEviction,
+)
+from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy, Standing
 from openinfer_kv_cache._group import CacheGroup, Plane, Resume
 from openinfer_kv_cache._keys import HASH_RECIPE, BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
@@ -43,13 +49,17 @@ __all__ = [
     "SlabLayout",
     "plan_slabs",
     "CacheStats",
+    "EvictionPolicy",
+    "Standing",
+    "CacheUse",
+    "FrequencyEviction",
+    "PriorityEviction",
+    "EVICTION_POLICIES",
     "KVEvent",
     "BlockStored",
     "BlockRemoved",
     "AllBlocksCleared",
     "KVEventBatch",
-    "encode_batch",
-    "decode_batch",
     "KVEventsConfig",
     "ZmqPublisher",
     "ReplayServer",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
 from openinfer_kv_cache._pool import BlockPool
@@ -40,6 +41,7 @@ class SequenceBlocks:
         "_mutable",
         "_pool",
         "_sealed",
+        "_use",
         "is_closed",
         "keys_per_block",
         "namespace",
@@ -61,6 +63,7 @@ class SequenceBlocks:
         self.namespace = pool.namespace
         self.num_blocks = self.num_sealed = self.num_landed = len(cached)
         self.is_closed = False
+        self._use = ANONYMOUS
 
     @property
     def ids(self) -> BlockIds:
@@ -144,8 +147,17 @@ class SequenceBlocks:
     def publish(self) -> None:
         """Index what is sealed."""
         if self._sealed is not None:
-            self._cached = self._cached.join(self._sealed.publish())
+            self._cached = self._cached.join(self._sealed.publish(above=self._above))
             self._sealed = None
+
+    @property
+    def _above(self) -> int | None:
+        """The indexed block that the next one to be indexed continues."""
+        return self._cached.last_anchor
+
+    def attribute_to(self, use: CacheUse) -> None:
+        """Who uses the blocks, for the policy of eviction."""
+        self._use = use
 
     def announce(self, keys: BlockKeys, start: int, stop: int) -> None:
         """Tell who asks for events that blocks `[start, stop)` are indexed and written."""
@@ -205,6 +217,7 @@ class SequenceBlocks:
         self._mutable.close()
         if self._sealed is not None:
             self._sealed.close()
+        self._cached.note_use(self._use)
         self._cached.close()
 
     def _chain(self, keys: BlockKeys, start: int, stop: int) -> list[bytes]:

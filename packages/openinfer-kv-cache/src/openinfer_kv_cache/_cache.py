@@ -1,9 +1,10 @@
 """The cache of one engine: what a scheduler holds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openinfer_kv_cache._arena_space import ArenaSpace
 from openinfer_kv_cache._events import CacheEvents, KVEvent
+from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse, EvictionPolicy
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
@@ -34,6 +35,7 @@ class KVCache:
         max_unsettled_tokens: int | None = None,
         has_prefix_cache: bool = True,
         has_events: bool = False,
+        eviction: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
         """Start empty.
 
@@ -45,6 +47,7 @@ class KVCache:
                 bounds the room that window groups are thought to need. None: whole sequences.
             has_prefix_cache: see the class.
             has_events: keep events for `take_events`, which must then be called now and then.
+            eviction: makes the policy of one group; None: least recently used goes first.
 
         Raises:
             UnsupportedGroup: block sizes that do not go together.
@@ -53,6 +56,9 @@ class KVCache:
         self.groups = _checked_groups(groups, has_events=has_events)
         self.has_prefix_cache = has_prefix_cache
         self._space = _make_space(self.groups, num_blocks, num_slabs, max_unsettled_tokens)
+        if eviction is not None:
+            for pool in self._space.pools:
+                pool.order_by(eviction())
         self._ledger = StepLedger()
         self._events = CacheEvents() if has_events else None
         if self._events is not None:
@@ -173,7 +179,12 @@ class KVCache:
         return self._space.chunk_end(keys, start, end)
 
     def open(
-        self, keys: BlockKeys, hit: PrefixHit | None = None, *, is_cacheable: bool = True
+        self,
+        keys: BlockKeys,
+        hit: PrefixHit | None = None,
+        *,
+        is_cacheable: bool = True,
+        use: CacheUse = ANONYMOUS,
     ) -> SequenceCache:
         """Start a sequence on top of a hit.
 
@@ -181,6 +192,7 @@ class KVCache:
             keys: the request's keys; the sequence extends them while it runs.
             hit: from `match(keys)`, consumed; None: the cache is not read.
             is_cacheable: whether its blocks may be shared with others.
+            use: what the policy of eviction is told of the request.
 
         Raises:
             LeaseUsed: the hit is consumed.
@@ -202,6 +214,7 @@ class KVCache:
             hit.take(),
             num_cached_tokens=num_tokens,
             is_cacheable=is_cacheable,
+            use=use,
         )
         if is_cacheable and self._space.shared_after(keys, num_tokens) is not None:
             self._computing.append(sequence)

@@ -28,33 +28,31 @@ class KVEventBatch(Struct, frozen=True, array_like=True):
     events: list[KVEvent]
     data_parallel_rank: int | None = None
 
+    def encode(self) -> bytes:
+        """The last frame of a message."""
+        return _encoder.encode(self)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "KVEventBatch":
+        """Read a batch of any dialect; unknown fields and kinds of events are passed over.
+
+        Raises:
+            KVEventError: this is no batch of events, or a known field has another type.
+        """
+        try:
+            raw = msgspec.msgpack.decode(payload)
+            if isinstance(raw, list):
+                raw = dict(zip(cls.__struct_fields__, raw, strict=False))
+            events = [event for each in raw["events"] if (event := _event(each)) is not None]
+            return msgspec.convert([raw["ts"], events, raw.get("data_parallel_rank")], cls)
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise KVEventError(f"this is no batch of KV events: {error}") from error
+
 
 _EVENTS: dict[str, type[Struct]] = {
     event.__name__: event for event in (BlockStored, BlockRemoved, AllBlocksCleared)
 }
-_BATCH_FIELDS = KVEventBatch.__struct_fields__
 _encoder = msgspec.msgpack.Encoder()
-
-
-def encode_batch(batch: KVEventBatch) -> bytes:
-    """The batch as the last frame of a message."""
-    return _encoder.encode(batch)
-
-
-def decode_batch(payload: bytes) -> KVEventBatch:
-    """Read a batch of any dialect; fields and kinds of events that are unknown are passed over.
-
-    Raises:
-        KVEventError: this is no batch of events, or a known field has another type.
-    """
-    try:
-        raw = msgspec.msgpack.decode(payload)
-        if isinstance(raw, list):
-            raw = dict(zip(_BATCH_FIELDS, raw, strict=False))
-        events = [event for each in raw["events"] if (event := _event(each)) is not None]
-        return msgspec.convert([raw["ts"], events, raw.get("data_parallel_rank")], KVEventBatch)
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise KVEventError(f"this is no batch of KV events: {error}") from error
 
 
 def _event(raw: dict[str, Any] | Sequence[Any]) -> Struct | None:

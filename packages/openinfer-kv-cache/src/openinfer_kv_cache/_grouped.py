@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from openinfer_kv_cache._arena import Arena
 from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._state import BlockCopy, StateRow
 
@@ -110,6 +111,12 @@ class GroupedBlocks:
         """Positions below `num_computed` are computed: index and drop accordingly."""
         for table in self._tables:
             table.settle(keys, num_computed, is_cacheable=is_cacheable)
+
+    def attribute_to(self, use: CacheUse) -> None:
+        """Who uses the blocks, for the policies of eviction."""
+        for table in self._tables:
+            if isinstance(table, SequenceBlocks):
+                table.attribute_to(use)
 
     def land_step(
         self,

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache.errors import LeaseUsed
 
@@ -109,10 +110,15 @@ class SealedLease(_Lease):
         self._keys = keys
         self._namespace = namespace
 
-    def publish(self) -> "CachedLease":
-        """Index the blocks: sequences of later steps may share them."""
+    def publish(self, *, above: int | None = None) -> "CachedLease":
+        """Index the blocks: sequences of later steps may share them.
+
+        Args:
+            above: the indexed block that the first one continues, where such are evicted last.
+        """
         ids = self._consume()
-        return CachedLease(self._pool, ids, self._pool.register(ids, self._keys, self._namespace))
+        anchors = self._pool.register(ids, self._keys, self._namespace, above=above)
+        return CachedLease(self._pool, ids, anchors)
 
     def unseal(self) -> MutableLease:
         """Back to private blocks: the step that was to write them is reverted."""
@@ -152,6 +158,15 @@ class CachedLease(_Lease):
         """Pin blocks that are all indexed, whatever lies between them."""
         ids = pool.lookup(keys)
         return cls(pool, ids, ids)
+
+    @property
+    def last_anchor(self) -> int | None:
+        """The indexed block that another one would continue."""
+        return int(self._anchors[-1]) if len(self._anchors) else None
+
+    def note_use(self, use: CacheUse) -> None:
+        """Tell the pool's policy who has used the blocks."""
+        self._pool.note_use(self._anchors, use)
 
     def join(self, other: "CachedLease") -> "CachedLease":
         """Both spans as one, `other` behind; consumes both."""

@@ -17,6 +17,8 @@ import numpy as np
 
 from openinfer_kv_cache._events import GroupEvents
 from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
+from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
+from openinfer_kv_cache._eviction_queue import PolicyQueue
 
 
 class BlockPool:
@@ -47,7 +49,21 @@ class BlockPool:
         self._is_indexed = np.zeros(num_blocks, np.bool_)
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._evictable = EvictionQueue(num_blocks)
+        self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
+        self._policed: PolicyQueue | None = None
+
+    def order_by(self, policy: EvictionPolicy) -> None:
+        """Let a policy say what is evicted first, instead of the time of the last use.
+
+        Call it before anything is cached.
+        """
+        assert not self._index, "a policy comes too late"
+        self._evictable = self._policed = PolicyQueue(len(self._keys), policy, self._index)
+
+    def note_use(self, ids: BlockIds, use: CacheUse) -> None:
+        """Tell the policy, if there is one, who is about to let go of these indexed blocks."""
+        if self._policed is not None:
+            self._policed.use(ids, use)
 
     @property
     def num_free(self) -> int:
@@ -132,13 +148,21 @@ class BlockPool:
         self.withdraw(ids[self._refcounts[ids] == 1])
         self.release(ids)
 
-    def register(self, ids: BlockIds, keys: Sequence[bytes], namespace: int) -> BlockIds:
+    def register(
+        self, ids: BlockIds, keys: Sequence[bytes], namespace: int, *, above: int | None = None
+    ) -> BlockIds:
         """Index held, private blocks under their keys.
 
         A key whose indexed block somebody holds keeps that block: ours stays private, and a
         reference to the other is taken so that it stays while the children that we may index live.
         One that nobody holds is freed, and ours takes its place: a duplicate would cost a block
         that nobody has reserved.
+
+        Args:
+            ids: in order.
+            keys: one a block.
+            namespace: in which the keys were sealed.
+            above: the indexed block that the first one continues; None: there is none to keep.
 
         Returns:
             Per block the one that is indexed under its key, ours or the other. All of ours where
@@ -152,6 +176,9 @@ class BlockPool:
         for block, anchor, key in zip(own, indexed, keys, strict=True):
             if block == anchor:
                 self._keys[block] = key
+        if self._policed is not None:
+            parent = None if above is None else self._keys[above]
+            self._policed.add(own, indexed, keys, parent)
         if indexed == own:
             self._is_indexed[ids] = True
             return ids
@@ -186,6 +213,8 @@ class BlockPool:
             del self._index[key]
             self._keys[block] = None
             forgotten.append(key)
+        if self._policed is not None:
+            self._policed.discard(ids[self._is_indexed[ids]])
         self._is_indexed[ids] = False
         return forgotten
 

@@ -7,6 +7,7 @@ Positions are absolute, so a step that needs neither a block nor a seal needs no
 from typing import final
 
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease
@@ -102,9 +103,11 @@ class SequenceCache:
         *,
         num_cached_tokens: int,
         is_cacheable: bool,
+        use: CacheUse,
     ) -> None:
         self._space = space
         self._blocks = space.open(keys, num_cached_tokens, cached, is_cacheable=is_cacheable)
+        self._blocks.attribute_to(use)
         self._ledger = ledger
         self._is_cacheable = is_cacheable
         self._num_given = keys.num_tokens

@@ -14,7 +14,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from openinfer_kv_cache._event_batch import KVEventBatch, encode_batch
+from openinfer_kv_cache._event_batch import KVEventBatch
 from openinfer_kv_cache._event_config import KVEventsConfig
 from openinfer_kv_cache.errors import PublisherError
 
@@ -75,7 +75,7 @@ class ZmqPublisher:
     def publish(self, batch: KVEventBatch) -> None:
         """Send a batch to every subscriber that has room for it."""
         zmq = self._zmq
-        number, payload = self.num_batches, encode_batch(batch)
+        number, payload = self.num_batches, batch.encode()
         frames = (self._topic, number.to_bytes(8, "big"), payload)
         self.num_batches += 1
         if self.replay is not None:
