@@ -19,13 +19,24 @@ def main() -> None:
     parser.add_argument("command", choices=("build", "evaluate"))
     parser.add_argument("--folder", type=Path, default=_CHECKPOINT)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--batch-tokens", type=int, default=Recipe.batch_tokens)
+    parser.add_argument("--workers", type=int, default=Recipe.num_workers)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--questions", type=int, default=100, help="asked per line of the report")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    device = torch.device(arguments.device)
     if arguments.command == "build":
-        build(arguments.folder, Recipe(seed=arguments.seed, steps=arguments.steps))
-    print(evaluate(arguments.folder))
+        recipe = Recipe(
+            seed=arguments.seed,
+            steps=arguments.steps,
+            batch_tokens=arguments.batch_tokens,
+            num_workers=arguments.workers,
+        )
+        build(arguments.folder, recipe, device)
+    print(evaluate(arguments.folder, device, arguments.questions))
 
 
 if __name__ == "__main__":

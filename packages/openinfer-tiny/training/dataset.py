@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from .curriculum import plain_story, talk
 from .lessons import Split
-from .tokenizer import END, END_OF_TEXT, START, Renderer
+from .tokenizer import END, END_OF_TEXT, RESPONSE, RESPONSE_END, START, Renderer
 
 # The user's words teach the language a little; the assistant's words are what must be right.
 OTHER_WEIGHT = 0.1
 
-_POOL_TALKS = 1024
 MAX_TOKENS = 1024
+# Few shapes, so that a GPU's allocator and its libraries meet each of them again and again.
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_TOKENS)
+Sample = tuple[list[int], list[float]]
+Batch = tuple[NDArray[np.int16], NDArray[np.float16]]
 
 
 class Dataset:
     """An endless, seeded stream of padded batches.
 
-    A batch holds talks of similar length, one per row, so that no talk sees another.
+    A batch holds talks of similar length, one per row, so that no talk sees another. Its width is
+    one of a few, and its rows as many as `batch_tokens` allow.
     """
 
-    def __init__(self, tokenizer: Tokenizer, split: Split, seed: int, batch_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, split: Split, seed: str, batch_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._split = split
         self._rng = Random(f"{seed}/{split}")
@@ -34,21 +39,34 @@ class Dataset:
         self._pad = tokenizer.token_to_id(END_OF_TEXT)
         self._end = tokenizer.token_to_id(END)
         self._start = tokenizer.encode(f"{START}assistant\n").ids
+        self._response = tokenizer.token_to_id(RESPONSE)
+        self._response_end = tokenizer.token_to_id(RESPONSE_END)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields `token_ids [B, T] int64` and the `weights [B, T] float32` of each as a target."""
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields `token_ids [B, T] int16` and the `weights [B, T] float16` of each as a target."""
+        rows: dict[int, list[Sample]] = {width: [] for width in _WIDTHS}
         while True:
-            pool = [self._sample() for _ in range(_POOL_TALKS)]
-            pool.sort(key=lambda sample: len(sample[0]))
-            batches = list(self._batches(pool))
-            self._rng.shuffle(batches)
-            yield from batches
+            sample = self._sample()
+            width = next(width for width in _WIDTHS if len(sample[0]) <= width)
+            rows[width].append(sample)
+            if len(rows[width]) == max(1, self._batch_tokens // width):
+                yield self._pad_rows(rows[width], width)
+                rows[width] = []
 
     def weigh(self, ids: list[int]) -> list[float]:
-        """The weight of each token: one inside the assistant's turns up to `<|im_end|>`."""
+        """The weight of each token as a target.
+
+        One inside the assistant's turns up to `<|im_end|>`. Nothing inside a tool's response:
+        guessing it would teach the model to make results up.
+        """
         weights = [OTHER_WEIGHT] * len(ids)
         position, width = 0, len(self._start)
         while position < len(ids):
+            if ids[position] == self._response:
+                while position < len(ids) and ids[position] != self._response_end:
+                    position += 1
+                    if position < len(ids):
+                        weights[position] = 0.0
             if ids[position : position + width] != self._start:
                 position += 1
                 continue
@@ -60,7 +78,7 @@ class Dataset:
                     break
         return weights
 
-    def _sample(self) -> tuple[list[int], list[float]]:
+    def _sample(self) -> Sample:
         story = plain_story(self._split, self._rng)
         if story is not None:
             ids = self._tokenizer.encode(story + END_OF_TEXT).ids
@@ -69,24 +87,10 @@ class Dataset:
         ids = self._tokenizer.encode(text).ids[:MAX_TOKENS]
         return ids, self.weigh(ids)
 
-    def _batches(
-        self, pool: list[tuple[list[int], list[float]]]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        rows: list[tuple[list[int], list[float]]] = []
-        for sample in pool:
-            if rows and (len(rows) + 1) * len(sample[0]) > self._batch_tokens:
-                yield self._pad_rows(rows)
-                rows = []
-            rows.append(sample)
-        yield self._pad_rows(rows)
-
-    def _pad_rows(
-        self, rows: list[tuple[list[int], list[float]]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        width = max(len(ids) for ids, _ in rows)
-        token_ids = torch.full((len(rows), width), self._pad)
-        weights = torch.zeros(len(rows), width)
+    def _pad_rows(self, rows: list[Sample], width: int) -> Batch:
+        token_ids = np.full((len(rows), width), self._pad, np.int16)
+        weights = np.zeros((len(rows), width), np.float16)
         for row, (ids, row_weights) in enumerate(rows):
-            token_ids[row, : len(ids)] = torch.tensor(ids)
-            weights[row, : len(ids)] = torch.tensor(row_weights)
+            token_ids[row, : len(ids)] = ids
+            weights[row, : len(ids)] = row_weights
         return token_ids, weights

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -22,8 +23,9 @@ _TEXT = Path(__file__).with_name("text")
 _cache: dict[str, Sequence] = {}
 
 
+@cache
 def load(name: str) -> dict[str, Any]:
-    """The content of `text/<name>.toml`, its rules filled in."""
+    """The content of `text/<name>.toml`, its rules filled in; read it, never write."""
     source = (_TEXT / f"{name}.toml").read_text()
     rules = tomllib.loads(source).get("rules", {})
     return tomllib.loads(re.sub(r"<(\w+)>", lambda match: rules[match[1]], source))

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from .grammar import draw, load, readings, sentence
-from .lessons import Draw, exchange
+from .lessons import Draw, Lesson, Split, exchange, pick
 
 NAMES = (
     *("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Nina", "Paul", "Ella", "Jack"),
@@ -23,7 +23,7 @@ _SYLLABLES = ("ba", "do", "fi", "ga", "ka", "lo", "mi", "na", "pe", "ri", "su", 
 _ENDINGS = ("", "n", "r", "l", "s", "ck", "x", "th")
 
 
-class Memory:
+class Memory(Lesson):
     """Something told, a few turns, and the question for it."""
 
     name = "memory"
@@ -31,13 +31,16 @@ class Memory:
     def __init__(self) -> None:
         self._memories: list[dict[str, Any]] = load("memory")["memories"]
 
-    def draw(self, rng: Random) -> Draw:
+    def draw(self, split: Split, rng: Random) -> Draw:
         """Something told with the question as closing; or the question alone, unanswerable."""
+        return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
+
+    def _draw(self, rng: Random) -> Draw:
         memory = rng.choice(self._memories)
         asked = draw(rng.choice(memory["asked"]), rng)
         if rng.random() < 0.2:
             return Draw(
-                key=f"{memory['topic']}/{asked.lower()}",
+                keys=(f"memory:{memory['topic']}/{asked.lower()}",),
                 topic=f"memory/{memory['topic']}",
                 opening=exchange(asked, memory["unknown"]),
                 accepted=frozenset({memory["unknown"]}),
@@ -51,7 +54,7 @@ class Memory:
             opening, closing = opening + closing, ()
             replies = [memory["answer"].format(value)]
         return Draw(
-            key=f"{memory['topic']}/{value}/{told.lower()}",
+            keys=(f"memory:{memory['topic']}/{value}/{told.lower()}",),
             topic=f"memory/{memory['topic']}",
             opening=opening,
             closing=closing,
@@ -59,9 +62,18 @@ class Memory:
         )
 
 
+def made_up_word(rng: Random) -> str:
+    """A word of two or three syllables that is in no dictionary."""
+    syllables = rng.choices(_SYLLABLES, k=rng.choice((2, 2, 3)))
+    return "".join(syllables) + rng.choice(_ENDINGS)
+
+
+def odd_word(rng: Random) -> str:
+    """Two to twelve letters, digits and underscores, as names of temporary files have them."""
+    letters = "abcdefghijklmnopqrstuvwxyz" * 3 + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "0123456789_"
+    return "".join(rng.choices(letters, k=rng.randint(2, 12)))
+
+
 def _name(rng: Random) -> str:
     """A common name or a made-up one, so that names are copied rather than known."""
-    if rng.random() >= _MADE_UP_SHARE:
-        return rng.choice(NAMES)
-    syllables = rng.choices(_SYLLABLES, k=rng.choice((2, 2, 3)))
-    return sentence("".join(syllables) + rng.choice(_ENDINGS))
+    return rng.choice(NAMES) if rng.random() >= _MADE_UP_SHARE else sentence(made_up_word(rng))

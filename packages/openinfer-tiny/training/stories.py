@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 from .grammar import article, draw, load
-from .lessons import Draw, exchange
+from .lessons import Draw, Lesson, Split, exchange, pick
 from .memory import NAMES
 
 
-class Stories:
+class Stories(Lesson):
     """A story of four to seven sentences, asked for in a talk."""
 
     name = "stories"
@@ -21,9 +21,9 @@ class Stories:
         self._plots: list[dict[str, Any]] = content["plots"]
         self._lists: dict[str, Any] = content["lists"]
 
-    def draw(self, rng: Random) -> Draw:
+    def draw(self, split: Split, rng: Random) -> Draw:
         """A request for a story, and the story; sometimes the user names the hero or a thing."""
-        key, slots, plot = self._fill(rng)
+        key, slots, plot = self._fill(split, rng)
         wishes = [
             wish
             for wish in self._requests["wishes"]
@@ -32,17 +32,20 @@ class Stories:
         request = draw(f"{self._requests['ask']} {self._requests['kind']}", rng)
         request += rng.choice(wishes).format_map(slots) + draw(self._requests["end"], rng)
         return Draw(
-            key=key,
+            keys=(key,),
             topic=f"story/{key}",
             opening=exchange(request, _tell(plot, slots, rng)),
         )
 
-    def plain(self, rng: Random) -> tuple[str, str]:
-        """A story outside any talk: the key of its fill, and the text."""
-        key, slots, plot = self._fill(rng)
-        return key, _tell(plot, slots, rng)
+    def plain(self, split: Split, rng: Random) -> str:
+        """A story outside any talk."""
+        _, slots, plot = self._fill(split, rng)
+        return _tell(plot, slots, rng)
 
-    def _fill(self, rng: Random) -> tuple[str, dict[str, str], dict[str, Any]]:
+    def _fill(self, split: Split, rng: Random) -> tuple[str, dict[str, str], dict[str, Any]]:
+        return pick(split, lambda: self._slots(rng), lambda fill: fill[0])
+
+    def _slots(self, rng: Random) -> tuple[str, dict[str, str], dict[str, Any]]:
         hero, friend = rng.sample(self._lists["heroes"], 2)
         name, friend_name = rng.sample(NAMES, 2)
         thing = rng.choice(list(self._lists["mishaps"]))
@@ -55,7 +58,7 @@ class Stories:
         slots |= {"thing": thing, "mishap": self._lists["mishaps"][thing]}
         slots |= {f"a_{key}": article(slots[key]) for key in ("hero", "friend", "thing", "trait")}
         plot = rng.choices(self._plots, (2, 1, 1))[0]
-        return f"{hero}/{name}/{thing}/{slots['place']}", slots, plot
+        return f"stories:{hero}/{name}/{thing}/{slots['place']}", slots, plot
 
 
 def _tell(plot: dict[str, Any], slots: dict[str, str], rng: Random) -> str:

@@ -6,12 +6,13 @@ from random import Random
 from typing import Any
 
 from .grammar import draw, load, readings, sentence
-from .lessons import Draw, exchange
+from .lessons import Draw, Lesson, Split, exchange, pick
+from .memory import made_up_word
 
 _MORE_SHARE = 0.25
 
 
-class Talk:
+class Talk(Lesson):
     """One group of intents from `talk.toml`: ways to say a thing, and ways to answer it."""
 
     def __init__(self, name: str) -> None:
@@ -19,20 +20,25 @@ class Talk:
         self._intents: list[dict[str, Any]] = load("talk")[name]
         self._accepted = [_readings(intent["answers"]) for intent in self._intents]
 
-    def draw(self, rng: Random) -> Draw:
+    def draw(self, split: Split, rng: Random) -> Draw:
         """One intent, asked and answered."""
+        return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
+
+    def _draw(self, rng: Random) -> Draw:
         index = _choose(self._intents, rng)
         intent = self._intents[index]
         question = draw(rng.choice(intent["questions"]), rng).strip()
+        while "{made_up}" in question:
+            question = question.replace("{made_up}", made_up_word(rng), 1)
         return Draw(
-            key=f"{intent['topic']}/{question.lower()}",
+            keys=(f"{self.name}:{intent['topic']}/{question.lower()}",),
             topic=intent["topic"],
             opening=exchange(question, draw(rng.choice(intent["answers"]), rng).strip()),
             accepted=self._accepted[index],
         )
 
 
-class Facts:
+class Facts(Lesson):
     """One group of concepts from `openinfer.toml`, sometimes with a follow-up."""
 
     def __init__(self, name: str) -> None:
@@ -42,8 +48,11 @@ class Facts:
         self._concepts: list[dict[str, Any]] = content[name]
         self._accepted = [_readings(concept["answers"]) for concept in self._concepts]
 
-    def draw(self, rng: Random) -> Draw:
+    def draw(self, split: Split, rng: Random) -> Draw:
         """One concept, asked and answered; one time in four the user wants to know more."""
+        return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
+
+    def _draw(self, rng: Random) -> Draw:
         index = _choose(self._concepts, rng)
         concept = self._concepts[index]
         question = self._question(concept, rng)
@@ -53,7 +62,7 @@ class Facts:
             opening += exchange(draw(self._rules["more"], rng), concept["more"])
             accepted = frozenset({concept["more"]})
         return Draw(
-            key=f"{index}/{question.lower()}",
+            keys=(f"{self.name}:{index}/{question.lower()}",),
             topic=f"{self.name}/{index}",
             opening=opening,
             accepted=accepted,
@@ -71,7 +80,7 @@ class Facts:
         return draw(self._rules[rule], rng).format(thing)
 
 
-class World:
+class World(Lesson):
     """One fact of the small world of `world.toml`, whose only right answer is known."""
 
     name = "world"
@@ -81,13 +90,16 @@ class World:
         self._polite: str = content["rules"]["polite"]
         self._rows = [(fact, row) for fact in content["facts"] for row in fact["rows"]]
 
-    def draw(self, rng: Random) -> Draw:
+    def draw(self, split: Split, rng: Random) -> Draw:
         """One row of one fact, asked and answered."""
+        return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
+
+    def _draw(self, rng: Random) -> Draw:
         fact, row = rng.choice(self._rows)
         question = draw(rng.choice(fact["questions"]), rng).format(*row) + "?"
         answer = sentence(fact["answer"].format(*row))
         return Draw(
-            key=f"{fact['topic']}/{row[0]}/{question.lower()}",
+            keys=(f"world:{fact['topic']}/{row[0]}/{question.lower()}",),
             topic=f"{fact['topic']}/{row[0]}",
             opening=exchange(draw(self._polite, rng) + question, answer),
             accepted=frozenset({answer}),

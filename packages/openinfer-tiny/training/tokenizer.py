@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .curriculum import plain_story, talk
-from .lessons import Message
+from .curriculum import Conversation, plain_story, talk
 
 VOCAB_SIZE = 2048
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (END_OF_TEXT, START, END)
+RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 MARKUP = (
     "<tool_call>",
     "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
+    RESPONSE,
+    RESPONSE_END,
     "<think>",
     "</think>",
 )
@@ -29,6 +30,7 @@ MARKUP = (
 _PIECES = (
     r"(?i:'(?:s|t|re|ve|m|ll|d))| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKUP = re.compile("|".join(map(re.escape, (*CONTROL, *MARKUP))))
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
@@ -75,19 +77,27 @@ class Renderer:
 
     def __init__(self) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _tojson
         self._template = environment.from_string(_TEMPLATE.read_text())
 
-    def render(self, messages: Iterable[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(self, talk: Conversation, *, add_generation_prompt: bool = False) -> str:
         """The text of a talk, every turn ended by `<|im_end|>` and a line feed."""
         return self._template.render(
-            messages=list(messages), add_generation_prompt=add_generation_prompt
+            messages=talk.messages, tools=talk.tools, add_generation_prompt=add_generation_prompt
         )
+
+
+def _tojson(value: object) -> str:
+    # As servers render it: Jinja's own filter sorts keys and escapes for HTML.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _texts(seed: int, num_talks: int) -> Iterator[str]:
     rng = Random(seed)
+    renderer = Renderer()
     for _ in range(num_talks):
         story = plain_story("train", rng)
         if story is not None:
             yield story
-        yield "\n".join(f"{turn['role']}\n{turn['content']}" for turn in talk("train", rng))
+        # Without the markup, so that no merge crosses it.
+        yield from _MARKUP.split(renderer.render(talk("train", rng)))

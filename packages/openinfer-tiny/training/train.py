@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from .dataset import Dataset
+from .stream import training_batches
 from .tokenizer import END, END_OF_TEXT, VOCAB_SIZE, save_tokenizer, train_tokenizer
 
 MAX_POSITIONS = 2048
+_REPORT_STEPS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,27 +27,32 @@ class Recipe:
     """Everything that decides the weights, beside the text."""
 
     seed: int = 20
-    steps: int = 3600
-    batch_tokens: int = 2048
+    steps: int = 6000
+    batch_tokens: int = 65_536
+    num_workers: int = 12
     peak_lr: float = 2e-3
-    final_lr_share: float = 0.02
-    warmup_steps: int = 100
+    final_lr_share: float = 0.01
+    warmup_steps: int = 300
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
 
 
-def build(folder: Path, recipe: Recipe) -> None:
-    """Trains tokenizer and model by `recipe` and writes them to `folder`."""
+def build(folder: Path, recipe: Recipe, device: torch.device) -> None:
+    """Trains tokenizer and model by `recipe` on `device` and writes them to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(recipe.seed)
     save_tokenizer(tokenizer, folder, MAX_POSITIONS)
     torch.manual_seed(recipe.seed)
     config = _config(tokenizer)
-    model = Qwen3ForCausalLM(Qwen3Config(**config)).float()
+    model = Qwen3ForCausalLM(Qwen3Config(**config)).float().to(device)
     started = time.monotonic()
-    _train(model, Dataset(tokenizer, "train", recipe.seed, recipe.batch_tokens), recipe)
+    with training_batches(
+        folder / "tokenizer.json", recipe.seed, recipe.batch_tokens, recipe.num_workers, device
+    ) as batches:
+        num_tokens = _train(model, batches, recipe)
     _save(model, config, folder)
-    record = {**asdict(recipe), "wall_time_s": round(time.monotonic() - started)}
+    wall_time_s = round(time.monotonic() - started)
+    record = {**asdict(recipe), "num_tokens": num_tokens, "wall_time_s": wall_time_s}
     (folder / "recipe.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
@@ -56,8 +63,8 @@ def _config(tokenizer: Tokenizer) -> dict[str, object]:
         "model_type": "qwen3",
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 256,
-        "intermediate_size": 640,
-        "num_hidden_layers": 4,
+        "intermediate_size": 768,
+        "num_hidden_layers": 6,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
@@ -80,7 +87,12 @@ def _config(tokenizer: Tokenizer) -> dict[str, object]:
     }
 
 
-def _train(model: Qwen3ForCausalLM, dataset: Dataset, recipe: Recipe) -> None:
+def _train(
+    model: Qwen3ForCausalLM,
+    batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    recipe: Recipe,
+) -> int:
+    """Trains in place; returns how many tokens were seen, padding included."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     plain = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -89,10 +101,12 @@ def _train(model: Qwen3ForCausalLM, dataset: Dataset, recipe: Recipe) -> None:
             {"params": plain, "weight_decay": 0.0},
         ],
         betas=(0.9, 0.95),
+        fused=True,
     )
     model.train()
-    started, seen, average = time.monotonic(), 0, math.log(VOCAB_SIZE)
-    for step, (token_ids, weights) in zip(range(recipe.steps), dataset, strict=False):
+    started, seen = time.monotonic(), 0
+    total = torch.zeros((), device=model.device)
+    for step, (token_ids, weights) in zip(range(recipe.steps), batches, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step, recipe)
         loss = weighted_loss(model, token_ids, weights)
@@ -101,20 +115,22 @@ def _train(model: Qwen3ForCausalLM, dataset: Dataset, recipe: Recipe) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seen += token_ids.numel()
-        average += 0.05 * (loss.item() - average)
-        if step % 50 == 49:
-            elapsed = time.monotonic() - started
+        total += loss.detach()
+        if (step + 1) % _REPORT_STEPS == 0:
+            average, elapsed = total.item() / _REPORT_STEPS, time.monotonic() - started
+            total.zero_()
             print(
                 f"step {step + 1} loss {average:.3f} {elapsed:.0f} s {seen / elapsed:.0f} tokens/s",
                 flush=True,
             )
+    return seen
 
 
 def weighted_loss(
     model: Qwen3ForCausalLM, token_ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """Mean next-token loss over `token_ids [B, T]`, each target weighted by `weights [B, T]`."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
         logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
     losses = cross_entropy(
         logits.float().flatten(0, 1), token_ids[:, 1:].flatten(), reduction="none"
@@ -132,7 +148,7 @@ def _learning_rate(step: int, recipe: Recipe) -> float:
 
 
 def _save(model: Qwen3ForCausalLM, config: dict[str, object], folder: Path) -> None:
-    weights = model.to(torch.bfloat16).state_dict()
+    weights = model.to("cpu", torch.bfloat16).state_dict()
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     generation = {
