@@ -103,7 +103,8 @@ def test_every_engine_option_is_consumed_or_rejected(checkpoint):
     }  # fmt: skip
     assembled = {
         "enable_prefix_caching", "scheduling_policy", "max_queued_requests", "max_queued_tokens",
-        "kv_events_config",
+        "kv_events_config", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
+        "target_itl_ms",
     }  # fmt: skip
     refused = {"device", "dtype", "num_threads", "tensor_parallel_size", "load_format"}
     fields = {field.name for field in msgspec.structs.fields(EngineOptions)}

@@ -47,18 +47,38 @@ def test_prefix_aware_leaves_a_holder_that_is_busier_than_recomputing():
     first = router.route(_prompt(1))
     router.on_first_token(first)
     router.on_end(first)
-    busy = router.route(_prompt(1, *range(10, 30)))
-    assert busy.replica == first.replica
-    assert router.route(_prompt(1, 2)).replica != first.replica
+    other = router.route(_prompt(2))
+    router.on_first_token(other)
+    router.on_end(other)
+    stays = router.route(_prompt(1, 10))
+    assert stays.replica == first.replica
+    assert router.route(_prompt(1, 20)).replica == first.replica, (
+        "2 pieces left against 2, it holds"
+    )
+    assert router.route(_prompt(1, 30)).replica == other.replica
+
+
+def test_a_shared_system_prompt_draws_nobody():
+    """20 conversations on one system prompt, one after the other, over 10 replicas."""
+    router = PrefixAwareRouter(10)
+    replicas = []
+    for i in range(20):
+        route = router.route(_prompt(1, 2, *range(100 * i + 100, 100 * i + 105)))
+        router.on_first_token(route)
+        router.on_end(route)
+        replicas.append(route.replica)
+    assert np.bincount(replicas).tolist() == [2] * 10
 
 
 def test_prefix_aware_forgets_the_oldest():
-    router = PrefixAwareRouter(8, max_keys=2)
-    router.route(_prompt(1))
-    router.route(_prompt(2))
-    router.route(_prompt(3))
-    assert router.route(_prompt(1, 4)).num_tokens == 2048
-    assert PrefixAwareRouter(8).route(_prompt(1)).num_tokens == 1024
+    def left(max_keys):
+        router = PrefixAwareRouter(8, max_keys=max_keys)
+        for piece in (1, 2, 3):
+            router.route(_prompt(piece))
+        return router.route(_prompt(1, 4)).num_tokens
+
+    assert left(max_keys=3) == 1024
+    assert left(max_keys=2) == 2048
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -81,7 +101,7 @@ def test_an_unknown_router_is_named():
 
 def test_on_agents_prefix_aware_hits_most_and_random_least():
     trace = parse_trace("agents:sessions=16,turns=6,ramp=20,context=8000,system=4000,output=60")
-    hits = {name: simulate(trace, num_replicas=5, router=name).report.hit_rate for name in ROUTERS}
+    hits = {name: simulate(trace, num_replicas=8, router=name).report.hit_rate for name in ROUTERS}
     assert hits["prefix-aware"] > 0.8
     assert hits["prefix-aware"] > hits["least-loaded"] + 0.1
     assert hits["prefix-aware"] > hits["random"] + 0.3

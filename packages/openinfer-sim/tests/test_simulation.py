@@ -6,13 +6,18 @@ from dataclasses import replace
 import pytest
 
 from openinfer_contract import OpenInferError
+from openinfer_scheduler import FCFS
 from openinfer_sim import (
+    AgentMix,
     RandomRouter,
+    Replica,
     RequestMix,
+    Route,
     Segment,
     Session,
     Setup,
     SimError,
+    Simulation,
     Trace,
     Turn,
     agent_trace,
@@ -20,7 +25,7 @@ from openinfer_sim import (
     poisson_trace,
     simulate,
 )
-from openinfer_sim._workloads import AgentMix
+from openinfer_sim._content import Content
 
 _SMALL = Setup(kv_cache_bytes=3_000 * 147_456, max_num_seqs=32, max_num_batched_tokens=512)
 
@@ -72,7 +77,7 @@ def test_lifetime_admission_never_preempts():
 
 def test_a_target_shortens_the_gaps_between_tokens():
     trace = parse_trace("poisson:rate=5,duration=40,input=8000,output=100")
-    free, held = (simulate(trace, setup=Setup(target_itl_s=t)).report for t in (None, 0.03))
+    free, held = (simulate(trace, setup=Setup(target_itl_ms=t)).report for t in (None, 30.0))
     assert free.itl_ms.p99 > 100
     assert held.itl_ms.p99 < 40
 
@@ -82,7 +87,7 @@ def test_a_chunk_cap_lets_prompts_share_a_step():
         turns = ((Turn(0.0, (Segment(i, 8000),), 1),) for i in range(2))
         sessions = [Session(session_id=str(i), start_s=0.0, turns=t) for i, t in enumerate(turns)]
         trace = Trace(name="", sessions=tuple(sessions))
-        setup = Setup(max_chunk_tokens=cap)
+        setup = Setup(long_prefill_token_threshold=cap)
         return sorted(record.ttft_s for record in simulate(trace, setup=setup).recorder.records)
 
     first, second = ttfts(None)
@@ -122,6 +127,42 @@ def test_a_request_that_can_never_fit_is_rejected_and_ends_its_session():
     assert run.report.num_rejected == 1
 
 
+def test_a_replica_with_little_to_do_answers_at_once():
+    report = simulate(parse_trace("poisson:rate=2,duration=60,input=200,output=20")).report
+    assert report.ttft_ms.p50 < 15
+    assert report.ttft_ms.max < 40
+
+
+class _Listed(RandomRouter):
+    """Sends the requests where a list says."""
+
+    def __init__(self, replicas):
+        super().__init__(max(replicas) + 1)
+        self._replicas = iter(replicas)
+
+    def route(self, prompt_token_ids, /):
+        return Route(next(self._replicas), 0)
+
+
+def _simulate_listed(sessions, replicas):
+    content = Content(1000)
+    engines = [Replica(Setup(), FCFS(), content, seed=0) for _ in range(max(replicas) + 1)]
+    trace = Trace(name="", sessions=sessions)
+    return Simulation(trace, engines, _Listed(replicas), vocab_size=1000).run().records
+
+
+def test_a_busy_replica_does_not_run_ahead_of_what_another_one_causes():
+    """A second turn meets the replica where a long answer is still being written."""
+    long = _one(Turn(0.0, (Segment(1, 100),), 3000), name="long")
+    short = _one(
+        Turn(0.001, (Segment(2, 100),), 50), Turn(0.001, (Segment(3, 100),), 50), name="short"
+    )
+    first, second, last = _simulate_listed((long, short), [0, 1, 0])
+    assert (first.replica, second.replica, last.replica) == (1, 0, 0)
+    assert second.ended_at < last.ended_at
+    assert second.ttft_s < 0.05
+
+
 def test_nothing_happens_before_its_cause():
     trace = agent_trace(
         sessions=12, ramp=5.0, mix=AgentMix(turns=6, context=5_000, system=2_000), seed=1
@@ -138,33 +179,17 @@ def test_nothing_happens_before_its_cause():
 def test_a_replica_alone_does_not_depend_on_the_others():
     """Two independent halves on two replicas give what each half gives alone."""
 
-    class Halves(RandomRouter):
-        def route(self, prompt_token_ids, /):
-            route = super().route(prompt_token_ids)
-            replica = int(len(prompt_token_ids) == 4 * 700)
-            return type(route)(replica, route.num_tokens)
-
-    from openinfer_scheduler import FCFS
-    from openinfer_sim._content import Content
-    from openinfer_sim._replica import Replica
-    from openinfer_sim._simulation import Simulation
-
     def half(length, seed):
         mix = RequestMix(input=length, output=50)
         return poisson_trace(rate=10, duration=5, mix=mix, seed=seed).sessions
 
-    def records(sessions, num_replicas):
-        content = Content(1000)
-        replicas = [Replica(Setup(), FCFS(), content, seed=0) for _ in range(num_replicas)]
-        trace = Trace(name="", sessions=sessions)
-        recorder = Simulation(trace, replicas, Halves(2), vocab_size=1000).run()
-        return sorted(
-            (r.num_prompt_tokens, r.arrival, r.first_token_at, r.ended_at) for r in recorder.records
-        )
+    def records(*halves):
+        starts = sorted((s.start_s, i) for i, half in enumerate(halves) for s in half)
+        listed = _simulate_listed(sum(halves, ()), [i for _, i in starts])
+        return sorted((r.arrival, r.first_token_at, r.ended_at) for r in listed)
 
     short, long = half(500, 1), half(700, 2)
-    alone = records(short, 2) + records(long, 2)
-    assert records(short + long, 2) == alone
+    assert records(short, long) == sorted(records(short) + records(long))
 
 
 def test_five_minutes_at_8_requests_a_second_keep_the_pace_of_an_hour_in_90_s():
@@ -199,7 +224,7 @@ def test_what_cannot_be_simulated_is_named(options, named):
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens"),
         ({"admission": "hopeful"}, "admission.*lifetime"),
         ({"watermark": 2.0}, "watermark"),
-        ({"target_itl_s": -1.0}, "target_itl_s"),
+        ({"target_itl_ms": -1.0}, "target_itl_s"),
         ({"memory_utilization": 1.5}, "memory_utilization"),
         ({"max_model_len": 10**9}, "max_model_len 1000000000 exceeds"),
     ],

@@ -57,9 +57,9 @@ _SETUP: Mapping[str, tuple[type, str]] = {
     "kv_cache_bytes": (int, "memory of the KV cache"),
     "admission": (str, "optimistic or lifetime (optimistic)"),
     "watermark": (float, "share of the pool that admission leaves free (0.01)"),
-    "max_chunk_tokens": (int, "tokens of a prefill chunk at most"),
-    "max_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
-    "target_itl_s": (float, "cap prefills so that 99 % of gaps between tokens stay below"),
+    "long_prefill_token_threshold": (int, "tokens of one prefill chunk at most"),
+    "max_num_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
+    "target_itl_ms": (float, "what 99 % of the gaps between tokens should keep"),
 }
 """Fields of `Setup` that are flags, and their types."""
 

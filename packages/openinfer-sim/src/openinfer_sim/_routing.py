@@ -4,7 +4,7 @@ A router knows what a front end knows: the prompt, and what it sent where and wh
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from openinfer_sim.errors import SimError
 
 _TOKENS_PER_KEY = 1024
 _BYTES_PER_ID = 4
+_SHARE_OF_A_CONVERSATION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class _Loads:
         order = (self._num_computed_tokens, self._num_prefill_tokens, self._num_requests)
         return int(np.lexsort(order)[0])
 
+    def least_computed(self) -> int:
+        """Fewest tokens computed ever: the emptiest cache, as far as a router can tell."""
+        return int(np.argmin(self._num_computed_tokens))
+
     def num_prefill_tokens(self, replica: int) -> float:
         return float(self._num_prefill_tokens[replica])
 
@@ -112,10 +117,15 @@ class LeastLoadedRouter:
 
 
 class PrefixAwareRouter:
-    """Where the least is left to compute: before the request, and of the request itself.
+    """A conversation goes on where it is cached, a new one begins where the least was computed.
 
-    Remembers which replicas were sent which prefix, in pieces of 1,024 tokens, as a front end can
-    that is told nothing of evictions; forgets the oldest pieces beyond `max_keys`.
+    Where most of a prompt is known, the replicas that were sent it are weighed against the least
+    loaded one by what is left to compute: before the request, and of the request itself. A smaller
+    match, such as a system prompt that everybody shares, draws nobody: it would pile up
+    conversations on the few that have it, until they evict each other's.
+
+    Remembers prefixes in pieces of 1,024 tokens, as a front end can that is told nothing of
+    evictions; forgets the oldest pieces beyond `max_keys`.
     """
 
     def __init__(self, num_replicas: int, *, seed: int = 0, max_keys: int = 1 << 20) -> None:
@@ -124,7 +134,7 @@ class PrefixAwareRouter:
         self._holders: OrderedDict[bytes, dict[int, None]] = OrderedDict()
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
-        """Weighs the replicas that have the longest known prefix against the least loaded."""
+        """Goes on or begins."""
         num_tokens = len(prompt_token_ids) // _BYTES_PER_ID
         keys = BlockKeys(_TOKENS_PER_KEY)
         keys.extend(prompt_token_ids)
@@ -132,19 +142,20 @@ class PrefixAwareRouter:
         depth = len(pieces)
         while depth and pieces[depth - 1] not in self._holders:
             depth -= 1
-        least = self._loads.least()
-        best = Route(least, num_tokens)
-        if depth:
-            left = num_tokens - depth * _TOKENS_PER_KEY
-            holders = self._holders[pieces[depth - 1]]
-            if least in holders:
-                best = Route(least, left)
-            for replica in holders:
-                if self._cost(Route(replica, left)) < self._cost(best):
-                    best = Route(replica, left)
+        num_known = depth * _TOKENS_PER_KEY
+        holders = self._holders[pieces[depth - 1]] if depth else {}
+        if num_known < _SHARE_OF_A_CONVERSATION * num_tokens:
+            replica = self._loads.least_computed()
+            best = Route(replica, num_tokens - num_known * (replica in holders))
+        else:
+            best = self._best(holders, num_tokens, num_tokens - num_known)
         self._remember(pieces, best.replica)
         self._loads.add(best)
         return best
+
+    def _best(self, holders: Iterable[int], num_tokens: int, num_left: int) -> Route:
+        routes = [Route(replica, num_left) for replica in holders]
+        return min([*routes, Route(self._loads.least(), num_tokens)], key=self._cost)
 
     def on_first_token(self, route: Route, /) -> None:
         """Counts."""

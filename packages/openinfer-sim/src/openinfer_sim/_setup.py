@@ -36,9 +36,9 @@ class Setup:
     memory_utilization: float = 0.9
     admission: str = "optimistic"
     watermark: float = 0.01
-    max_chunk_tokens: int | None = None
-    max_partial_prefills: int | None = None
-    target_itl_s: float | None = None
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int | None = None
+    target_itl_ms: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -95,6 +95,7 @@ class Setup:
         Args:
             seed: of requests that bring none.
         """
+        target_ms = self.target_itl_ms
         return SchedulerConfig(
             max_model_len=self.model_len,
             max_num_seqs=self.max_num_seqs,
@@ -104,9 +105,9 @@ class Setup:
             max_queued_tokens=UNBOUNDED,
             admission=cast(Literal["optimistic", "lifetime"], self.admission),
             watermark=self.watermark,
-            max_chunk_tokens=self.max_chunk_tokens,
-            max_partial_prefills=self.max_partial_prefills,
-            target_itl_s=self.target_itl_s,
+            max_chunk_tokens=self.long_prefill_token_threshold,
+            max_partial_prefills=self.max_num_partial_prefills,
+            target_itl_s=None if target_ms is None else target_ms / 1e3,
             seed=seed,
         )
 
