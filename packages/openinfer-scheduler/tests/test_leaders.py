@@ -1,0 +1,56 @@
+"""One cold prompt asked many times at once costs one prefill."""
+
+import numpy as np
+import pytest
+
+from openinfer_contract import GenerateRequest, StopRules
+from openinfer_kv_cache import CacheGroup, KVCache, Plane
+from openinfer_scheduler import (
+    FCFS,
+    Fair,
+    LongestPrefixMatch,
+    Priority,
+    Scheduler,
+    SchedulerConfig,
+    ShortestPrefillFirst,
+    StepResult,
+)
+
+PROMPT = np.random.default_rng(0).integers(0, 30_000, 4096, dtype=np.uint32).astype("<u4").tobytes()
+
+
+@pytest.mark.parametrize("spread", ["at once", "a step apart"])
+@pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
+@pytest.mark.parametrize(("depth", "budget"), [(1, 512), (2, 512), (1, 8192), (2, 8192)])
+@pytest.mark.parametrize("policy", [FCFS, Priority, LongestPrefixMatch, ShortestPrefillFirst, Fair])
+def test_eight_samples_of_a_cold_prompt_cost_one_prefill(policy, depth, budget, admission, spread):
+    config = SchedulerConfig(
+        max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=budget, depth=depth,
+        admission=admission,
+    )  # fmt: skip
+    group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
+    scheduler = Scheduler(config, KVCache((group,), num_blocks=2000), policy())
+    waiting = [
+        GenerateRequest(
+            request_id=str(n),
+            prompt_token_ids=PROMPT,
+            stop=StopRules(max_tokens=4),
+            session_id=str(n),
+        )
+        for n in range(8)
+    ]
+    num_prefilled, in_flight, ended = 0, [], 0
+    while ended < 8:
+        for request in waiting if spread == "at once" else waiting[:1]:
+            assert scheduler.add(request, 0.0) is None
+        waiting = [] if spread == "at once" else waiting[1:]
+        while (plan := scheduler.plan(0.0)) is not None:
+            num_prefilled += sum(row.num_tokens for row in plan.rows if row.token_ids is not None)
+            in_flight.append(plan)
+        plan = in_flight.pop(0)
+        counts = np.array([row.is_sampled for row in plan.rows], np.int32)
+        ids = np.full(counts.sum(), 7, np.uint32)
+        result = StepResult(step_id=plan.step_id, counts=counts, token_ids=ids)
+        ended += sum(event.end is not None for _, event in scheduler.apply(result, 0.0))
+    # The others compute the last block, of which at least a token cannot come from the cache.
+    assert num_prefilled == 4096 + 7 * 16
