@@ -197,6 +197,31 @@ def test_a_reverted_step_is_not_cached(new_cache):
     cache.assert_idle()
 
 
+def test_what_an_older_step_wrote_stays_sealed_when_the_newest_is_reverted(new_cache):
+    cache = new_cache()
+    cache.begin_step(1)
+    sequence = cache.open(cache.keys(ids(1, 2, 3, 4, 5)))
+    assert sequence.try_schedule(5) is not None
+    cache.complete_step(1)
+    sequence.apply(5, ids(6, 7, 8, 9))
+    assert sequence.capacity == 6
+    cache.begin_step(2)  # writes position 5, without a call
+    cache.begin_step(3)
+    late = sequence.try_schedule(7)
+    cache.complete_step(2)
+    sequence.apply(6)
+    sequence.revert(late)
+    assert sequence.try_schedule(9) is not None
+    cache.begin_step(4)
+    hit = cache.match(cache.keys(ids(1, 2, 3, 4, 5, 6, 7)))
+    assert hit.num_tokens == 6
+    hit.close()
+    cache.complete_step(3)
+    cache.complete_step(4)
+    sequence.close(in_flight_until=None)
+    cache.assert_idle()
+
+
 def test_a_step_whose_sequences_are_open_is_not_reverted(new_cache):
     cache = new_cache()
     cache.begin_step(1)

@@ -169,6 +169,7 @@ class SequenceBlocks:
         """Make blocks from the `num_sealed`-th on mutable again, landed ones excepted."""
         excess = self.num_sealed - max(num_sealed, self.num_landed)
         if excess <= 0:
+            self.publish()  # an older step wrote them: they stay, and nobody else publishes them
             return
         if self._sealed is not None:
             excess = len(self._sealed)

@@ -43,6 +43,8 @@ class _Checkpoint:
     position: int
     step_id: int
     lease: MutableLease | SealedLease | CachedLease
+    is_lasting: bool
+    """Whether it stays when a later one is made."""
     is_written: bool = False
 
 
@@ -50,8 +52,8 @@ class _Checkpoint:
 class StateRow:
     """One sequence's row in a state group, and its checkpoints on the way to the index.
 
-    A checkpoint of known tokens is sealed when its step is planned and published when the next one
-    begins, like any block. One of growing output has no key yet: it stays private until `settle`
+    A checkpoint at a resume point of known tokens is sealed when its step is planned and published
+    when the next one begins, like any block. One of growing output stays private until `settle`
     brings the tokens, and only the newest is kept. Checkpoints are optional: where there is no room
     for one, the sequence goes on without it.
 
@@ -62,6 +64,7 @@ class StateRow:
     __slots__ = (
         "_checkpoints",
         "_group",
+        "_namespace",
         "_passed",
         "_points",
         "_pool",
@@ -83,6 +86,7 @@ class StateRow:
     ) -> None:
         """Start at a checkpoint, or with none at position 0; `points` None: leave none."""
         self._pool = pool
+        self._namespace = pool.namespace
         self._group = group
         self._points = points
         self._row: MutableLease | None = None
@@ -113,7 +117,7 @@ class StateRow:
     @property
     def capacity(self) -> int:
         """Positions that can be planned before a copy is due."""
-        stop = None if self._points is None else self._points.stop_after(self._passed)
+        stop = self._next_stop()
         return _EVERYTHING if stop is None else stop - 1
 
     def num_short(self, end: int) -> int:
@@ -144,7 +148,7 @@ class StateRow:
             self._restored_in = step_id
             source = int(self._source.ids[0])
             before.append(BlockCopy(self._group, source, row, self._passed))
-        stop = None if self._points is None else self._points.stop_after(self._passed)
+        stop = self._next_stop()
         self._passed = max(self._passed, end)
         if reach is not None and reach == stop:
             target = self._try_checkpoint(step_id, keys, reach)
@@ -183,23 +187,22 @@ class StateRow:
         self._checkpoints = pending
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """Tokens have become known: index the newest checkpoint of output among them."""
-        known = [c for c in self._without_keys() if c.position <= num_computed]
-        if not known:
-            return
-        newest = known.pop()
-        for checkpoint in (*known, newest):
+        """Tokens have become known: index the checkpoints among them that are worth keeping."""
+        known = [c for c in self._private() if c.position <= num_computed]
+        for checkpoint in known:
             self._checkpoints.remove(checkpoint)
             assert isinstance(checkpoint.lease, MutableLease)
-            if checkpoint is newest and is_cacheable:
-                sealed, rest = checkpoint.lease.seal(
-                    [self._key(keys, checkpoint.position)], self._pool.namespace
-                )
-                rest.close()
+            if not is_cacheable or not (checkpoint.is_lasting or checkpoint is known[-1]):
+                checkpoint.lease.close()
+                continue
+            key = self._key(keys, checkpoint.position)
+            sealed, rest = checkpoint.lease.seal([key], self._namespace)
+            rest.close()
+            if checkpoint.is_lasting:
+                sealed.publish().close()
+            else:
                 self._drop_tail()
                 self._tail = sealed.publish()
-            else:
-                checkpoint.lease.close()
 
     def undo(
         self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
@@ -229,30 +232,38 @@ class StateRow:
             if lease is not None:
                 lease.close()
 
+    def _next_stop(self) -> int | None:
+        """Where the next copy is due; None: nowhere, or the cache was reset meanwhile."""
+        if self._points is None or self._namespace != self._pool.namespace:
+            return None
+        return self._points.stop_after(self._passed)
+
     def _try_checkpoint(self, step_id: int, keys: BlockKeys, position: int) -> int | None:
         is_known = position <= keys.num_tokens
         if is_known and self._pool.has(self._key(keys, position)):
             return None
-        if not is_known:
+        assert self._points is not None, "a checkpoint without resume points"
+        is_lasting = self._points.after(position - 1) == position
+        if not is_lasting:
             self._drop_outdated()
         lease = MutableLease.try_take(self._pool, 1)
         if lease is None:
             return None
         block = int(lease.ids[0])
-        checkpoint = _Checkpoint(position, step_id, lease)
-        if is_known:
-            key = self._key(keys, position)
-            checkpoint.lease, rest = lease.seal([key], self._pool.namespace)
+        checkpoint = _Checkpoint(position, step_id, lease, is_lasting=is_lasting)
+        if is_known and is_lasting:
+            checkpoint.lease, rest = lease.seal([self._key(keys, position)], self._namespace)
             rest.close()
         self._checkpoints.append(checkpoint)
         return block
 
-    def _without_keys(self) -> list[_Checkpoint]:
+    def _private(self) -> list[_Checkpoint]:
         return [c for c in self._checkpoints if isinstance(c.lease, MutableLease)]
 
     def _drop_outdated(self) -> None:
         """Of the checkpoints of output that are written, keep the newest."""
-        for checkpoint in [c for c in self._without_keys() if c.is_written][:-1]:
+        written = [c for c in self._private() if c.is_written and not c.is_lasting]
+        for checkpoint in written[:-1]:
             self._checkpoints.remove(checkpoint)
             checkpoint.lease.close()
 

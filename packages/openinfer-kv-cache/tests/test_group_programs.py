@@ -1,0 +1,649 @@
+"""Random programs over four groups in one arena; and the same programs catch what is broken.
+
+Memory is the arena in pieces of 128 bytes, so groups that are given the same bytes destroy each
+other's entries. Steps execute when they complete: copies into rows, reads, writes, copies out of
+rows. A copy stream scribbles over everything free at any time.
+"""
+
+import random
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openinfer_kv_cache import (
+    BlockKeys,
+    BlockPool,
+    CacheGroup,
+    KVCache,
+    LeaseUsed,
+    MutableLease,
+    NotIdle,
+    Plane,
+    Reservation,
+    Resume,
+    SequenceCache,
+    plan_slabs,
+)
+from openinfer_kv_cache._arena import Arena, SlabPool
+from openinfer_kv_cache._match import GroupedMatch
+from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache._state import StateRow
+from openinfer_kv_cache._steps import StepLedger
+from openinfer_kv_cache._window import WindowBlocks
+
+MAX_TOKENS = 36
+PIECE = 128
+WINDOW = 5
+NUMBER = st.integers(0, 63)
+PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
+NUM_OPERATIONS = 11
+
+FULL, QUARTER, NEAR, STATE = range(4)
+GROUPS = (
+    CacheGroup(
+        name="full", tokens_per_block=2, planes=(Plane(name="kv", bytes_per_token=PIECE // 2),)
+    ),
+    CacheGroup(
+        name="compressed",
+        tokens_per_block=4,
+        entries_per_token=Fraction(1, 4),
+        planes=(Plane(name="latent", bytes_per_token=PIECE),),
+    ),
+    CacheGroup(
+        name="near",
+        kind="window",
+        window=WINDOW,
+        tokens_per_block=2,
+        planes=(Plane(name="kv", bytes_per_token=PIECE),),
+    ),
+    CacheGroup(
+        name="state",
+        kind="state",
+        tokens_per_block=4,
+        planes=(Plane(name="s", bytes_per_token=4 * PIECE),),
+        resume=Resume(every_tokens=8, output_tokens=4),
+    ),
+)
+
+
+@dataclass(eq=False)
+class Row:
+    tokens: list[int]
+    keys: BlockKeys
+    sequence: SequenceCache | None = None
+    version: int = 0
+    opened_in: int = 0
+    position: int = 0
+    end: int = 0
+    tables: list[list[int | None]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    unsettled: list[int] = field(default_factory=list)
+    num_drafting: int = 0
+
+    def content(self, position):
+        return (self.version, tuple(self.tokens[: position + 1]))
+
+
+@dataclass(eq=False)
+class Work:
+    row: Row
+    kind: str
+    num_tokens: int
+    reservation: Reservation | None
+    num_accepted: int
+    is_lazy: bool
+
+
+@dataclass(eq=False)
+class Step:
+    step_id: int
+    works: list[Work] = field(default_factory=list)
+
+
+class GroupedWorld:
+    def __init__(self, num_slabs=12, max_steps=3):
+        self.layout = plan_slabs(GROUPS)
+        assert self.layout.blocks_per_slab == (4, 4, 2, 1)
+        self.cache = KVCache(GROUPS, num_slabs=num_slabs)
+        self.arena = self.cache._space._arena
+        self.max_steps = max_steps
+        self.memory = [None] * (num_slabs * 4)
+        self.rows, self.waiting, self.steps, self.parked = [], [], [], []
+        self.copies = []
+        self.next_step = 1
+        self.version = 0
+        self.is_planning = False
+        self.num_hits = self.num_restores = self.num_checkpoints = 0
+        self.operations = (
+            self.begin,
+            self.admit,
+            self.schedule,
+            self.schedule,
+            self.drive,
+            self.complete,
+            self.finish,
+            self.preempt,
+            self.revert,
+            self.reset,
+            self.copy,
+        )
+        assert len(self.operations) == NUM_OPERATIONS
+
+    def run(self, program):
+        for index, (operation, a, b) in enumerate(program):
+            self.operations[operation % NUM_OPERATIONS](a, b)
+            self.scribble_free()
+            if index % 4 == 0:
+                self.check()
+        self.num_moves = self.arena.num_moves
+        self.num_evictions = self.cache.stats().num_evictions
+        self.wind_down()
+
+    # memory
+
+    def pieces(self, group, block):
+        stride = self.layout.block_strides[group] // PIECE
+        return range(block * stride, (block + 1) * stride)
+
+    def read(self, group, block):
+        found = [self.memory[piece] for piece in self.pieces(group, block)]
+        assert all(each is found[0] for each in found), "another group wrote over a block"
+        return found[0]
+
+    def overwrite(self, group, block, content):
+        for piece in self.pieces(group, block):
+            self.memory[piece] = content
+
+    def entry(self, group, table, position):
+        size = GROUPS[group].tokens_per_block
+        block = self.read(group, table[position // size])
+        return block.get(position) if isinstance(block, dict) else block
+
+    # operations
+
+    def begin(self, a, b):
+        if len(self.steps) < self.max_steps:
+            self.cache.begin_step(self.next_step)
+            self.steps.append(Step(self.next_step))
+            self.next_step += 1
+            self.is_planning = True
+
+    def admit(self, a, b):
+        if not self.is_planning:
+            self.begin(a, b)
+        if not self.is_planning or len(self.rows) > 3:
+            return
+        if self.waiting and a % 2:
+            row = self.waiting.pop(0)
+        else:
+            tokens = [(a >> (i % 3)) & 1 for i in range(1 + b % 9 * (1 + b // 32))]
+            hints = np.array([a % 21, b % 7], np.uint32)
+            row = Row(tokens, self.cache.keys(np.array(tokens, np.uint32), boundaries=hints))
+        expected = self.longest_resume(row.keys)
+        assert self.cache.peek(row.keys) == expected
+        hit = self.cache.match(row.keys)
+        assert hit.num_tokens == expected < len(row.tokens)
+        row.position = row.end = expected
+        row.tables = [ids.tolist() for ids in hit.block_ids]
+        num_dropped = expected // 2 - len(row.tables[NEAR])
+        row.tables[NEAR] = [None] * num_dropped + row.tables[NEAR]
+        beyond = self.cache.num_blocks_beyond(hit, len(row.tokens))
+        row.version = self.version
+        row.opened_in = self.steps[-1].step_id
+        row.steps, row.num_drafting = [], 0
+        row.sequence = self.cache.open(row.keys, hit)
+        assert beyond >= row.sequence.num_blocks_short(len(row.tokens))
+        self.num_hits += bool(expected)
+        self.rows.append(row)
+        self.schedule(len(self.rows) - 1, b)
+
+    def longest_resume(self, keys):
+        """The slow way: every position from the end, every group in full."""
+        index = [pool._index for pool in self.arena.pools]
+        for position in range((keys.num_tokens - 1) // 4 * 4, 0, -4):
+            ends = [range(g.tokens_per_block, position + 1, g.tokens_per_block) for g in GROUPS]
+            seen = [end for end in ends[NEAR] if end > position - WINDOW + 1]
+            wanted = (ends[FULL], ends[QUARTER], seen, [position])
+            if all(
+                keys.slice(end // 2 - 1, end // 2)[0] in index[group]
+                for group in range(4)
+                for end in wanted[group]
+            ):
+                return position
+        return 0
+
+    def schedule(self, a, b):
+        if not self.rows or not self.is_planning:
+            return
+        row, step = self.rows[a % len(self.rows)], self.steps[-1]
+        if any(work.row is row for work in step.works):
+            return
+        num_left, reach = len(row.tokens) - row.end, None
+        if num_left > 0:
+            end = row.end + 1 + b % num_left
+            if b % 3:
+                end = self.cache.chunk_end(row.keys, row.end, end)
+            kind = "chunk"
+        elif len(row.tokens) < MAX_TOKENS:
+            kind, end = "decode", row.end + 1 + (b % 3 if a & 16 else 0)
+            if end == row.end + 1 and not row.num_drafting:
+                reach = end
+        else:
+            return
+        num, reservation = end - row.end, None
+        if end > row.sequence.capacity or b % 2:
+            before = self.cache.stats()
+            fits = row.sequence.num_blocks_short(end) <= self.cache.num_available_blocks
+            reservation = row.sequence.try_schedule(end, reach=reach)
+            if reservation is None:
+                assert not fits
+                assert self.cache.stats() == before, "no room changes nothing"
+                return
+            self.grant(row, reservation)
+            assert end <= row.sequence.capacity
+        row.num_drafting += num > 1 and kind == "decode"
+        row.end = end
+        row.steps.append(step.step_id)
+        step.works.append(Work(row, kind, num, reservation, b % num, bool(a & 4)))
+
+    def drive(self, a, b):
+        """One step with every row, and the step before it completes."""
+        self.begin(a, b)
+        for index in range(len(self.rows)):
+            self.schedule((a & 48) + index if len(self.rows) == 1 else index, b)
+        self.complete(a, b)
+
+    def held(self):
+        """Pieces of memory that somebody may still read or write."""
+        tables = [row.tables for row in self.rows] + [tables for _, tables in self.parked]
+        kept = set()
+        for row in self.rows:
+            for group in range(4):
+                for block in row.sequence.block_ids[group].tolist():
+                    kept.update(self.pieces(group, block))
+        for each in tables[len(self.rows) :]:
+            for group in (FULL, QUARTER, STATE):
+                for block in each[group]:
+                    kept.update(self.pieces(group, block))
+        for group, lease in self.copies:
+            for block in lease.ids.tolist():
+                kept.update(self.pieces(group, block))
+        return kept
+
+    def grant(self, row, reservation):
+        held = self.held()
+        for group, ids in enumerate(reservation.new_block_ids):
+            for block in ids.tolist():
+                own = set(self.pieces(group, block))
+                assert own <= held, "granted blocks are in the table"
+                self.overwrite(group, block, "scribble")
+                row.tables[group].append(block)
+        everybody = [
+            piece
+            for each in self.rows
+            for group in range(4)
+            for block in each.sequence.block_ids[group].tolist()
+            if each is row or self.arena.pools[group]._refcounts[block] == 1
+            for piece in self.pieces(group, block)
+        ]
+        assert len(everybody) == len(set(everybody)), "a block has two owners"
+        for copy in (*reservation.copies_before, *reservation.copies_after):
+            assert (copy.group, row.tables[STATE][0]) in (
+                (STATE, copy.source),
+                (STATE, copy.target),
+            )
+        for copy in reservation.copies_after:
+            assert copy.target != row.tables[STATE][0]
+            self.overwrite(STATE, copy.target, "scribble")
+
+    def complete(self, a, b):
+        if not self.steps:
+            return
+        step = self.steps.pop(0)
+        self.is_planning = self.is_planning and bool(self.steps)
+        for work in step.works:
+            for copy in work.reservation.copies_before if work.reservation else ():
+                found = self.read(STATE, copy.source)
+                assert found == work.row.content(copy.position - 1), "a stale state is restored"
+                self.overwrite(STATE, copy.target, found)
+                self.num_restores += 1
+        for work in step.works:
+            self.check_reads(work.row)
+        before = {row: row.position for row in self.rows}
+        sampled = {work: self.forward(work, step.step_id) for work in step.works}
+        for work in step.works:
+            for copy in work.reservation.copies_after if work.reservation else ():
+                assert work.row.position == copy.position, "a copy at another position"
+                self.overwrite(STATE, copy.target, self.read(STATE, copy.source))
+                self.num_checkpoints += 1
+        self.cache.complete_step(step.step_id)
+        assert before.keys() <= set(self.rows)
+        for work in step.works:
+            row = work.row
+            row.unsettled += sampled[work]
+            if row.sequence is not None and not work.is_lazy:
+                row.sequence.apply(row.position, np.array(row.unsettled, np.uint32))
+                row.unsettled = []
+        self.parked = [(until, t) for until, t in self.parked if until != step.step_id]
+
+    def check_reads(self, row):
+        for position in range(row.position):
+            content = row.content(position)
+            assert self.entry(FULL, row.tables[FULL], position) == content
+            assert self.entry(QUARTER, row.tables[QUARTER], position) == content
+            if position >= row.position - WINDOW + 1:
+                assert self.entry(NEAR, row.tables[NEAR], position) == content, "stale window"
+        if row.position:
+            state = self.read(STATE, row.tables[STATE][0])
+            assert state == row.content(row.position - 1), "stale state"
+
+    def forward(self, work, step_id):
+        row, start = work.row, work.row.position
+        sampled = []
+        if work.kind == "chunk":
+            num_good = work.num_tokens
+            if start + num_good == len(row.tokens):
+                sampled = [start % 2]
+        else:
+            num_good = 1 + work.num_accepted
+            sampled = [(start + i) % 2 for i in range(num_good)]
+        row.tokens += sampled
+        for group in (FULL, QUARTER, NEAR):
+            size = GROUPS[group].tokens_per_block
+            for position in range(start, start + work.num_tokens):
+                block = row.tables[group][position // size]
+                found = self.read(group, block)
+                entries = dict(found) if isinstance(found, dict) else {}
+                is_good = position < start + num_good
+                entries[position] = row.content(position) if is_good else "draft"
+                self.overwrite(group, block, entries)
+        row.position = start + num_good
+        self.overwrite(STATE, row.tables[STATE][0], row.content(row.position - 1))
+        row.end -= work.num_tokens - num_good
+        row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
+        row.steps.remove(step_id)
+        return sampled
+
+    def close(self, row):
+        until = row.steps[-1] if row.steps else None
+        if until is None and row.unsettled:
+            row.sequence.apply(row.position, np.array(row.unsettled, np.uint32))
+            row.unsettled = []
+        row.sequence.close(in_flight_until=until)
+        row.sequence = None
+        self.rows.remove(row)
+        if until is not None:
+            self.parked.append((until, row.tables))
+
+    def finish(self, a, b):
+        if self.rows:
+            self.close(self.rows[a % len(self.rows)])
+
+    def preempt(self, a, b):
+        if not self.rows:
+            return
+        old = self.rows[a % len(self.rows)]
+        self.close(old)
+        old.keys.extend(np.array(old.unsettled, np.uint32))
+        self.waiting.append(Row(list(old.tokens), old.keys))
+
+    def revert(self, a, b):
+        if b % 2 and self.is_planning and self.steps[-1].works:
+            works = self.steps[-1].works
+            work = works[a % len(works)]
+            if work.row.sequence is not None:
+                if work.reservation is not None:
+                    work.row.sequence.revert(work.reservation)
+                self.forget(work)
+                works.remove(work)
+        elif self.steps and a % 2:
+            step = self.steps[-1]
+            for row in [row for row in self.rows if row.opened_in == step.step_id]:
+                self.close(row)
+            self.cache.revert_step(step.step_id)
+            self.steps.pop()
+            self.is_planning = False
+            for work in step.works:
+                self.forget(work)
+            last = self.steps[-1].step_id if self.steps else None
+            moved = [(last if until == step.step_id else until, t) for until, t in self.parked]
+            self.parked = [(until, t) for until, t in moved if until is not None]
+
+    def forget(self, work):
+        row = work.row
+        row.end -= work.num_tokens
+        row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
+        row.steps.pop()
+        if work.reservation is not None:
+            for group, ids in enumerate(work.reservation.new_block_ids):
+                if len(ids):
+                    del row.tables[group][-len(ids) :]
+
+    def reset(self, a, b):
+        if a % 4 == 0:
+            self.cache.reset()
+            self.version += 1
+
+    def copy(self, a, b):
+        if self.copies and a % 2:
+            self.copies.pop(b % len(self.copies))[1].close()
+            return
+        group = a % 4
+        lease = MutableLease.try_take(self.arena.pools[group], 1 + b % 2)
+        if lease is not None:
+            self.copies.append((group, lease))
+            for block in lease.ids.tolist():
+                self.overwrite(group, block, "load")
+
+    # checks
+
+    def scribble_free(self):
+        owned = {slab for pool in self.arena.pools for slab in np.flatnonzero(pool._is_ours)}
+        for slab in set(range(self.arena.num_slabs)) - owned:
+            self.memory[4 * slab : 4 * slab + 4] = ["scribble"] * 4
+        for group, pool in enumerate(self.arena.pools):
+            num = self.layout.block_strides[group] // PIECE
+            for block in pool._free[: pool.num_free].tolist():
+                self.memory[num * block : num * (block + 1)] = ["scribble"] * num
+
+    def check(self):
+        pools = self.arena.pools
+        owners = np.stack([pool._is_ours for pool in pools]).sum(axis=0)
+        assert owners.max() <= 1, "a slab has two owners"
+        assert self.arena.num_free == int((owners == 0).sum())
+        for pool in pools:
+            free = pool._free[: pool.num_free]
+            assert pool._is_ours[free // pool.blocks_per_slab].all()
+            assert (pool._refcounts[free] == 0).all()
+            held = pool._refcounts.reshape(-1, pool.blocks_per_slab) > 0
+            assert pool._num_held.tolist() == held.sum(axis=1).tolist()
+            assert pool.num_blocks == int(pool._is_ours.sum()) * pool.blocks_per_slab
+            num_used = int((pool._refcounts > 0).sum())
+            assert pool.num_free + pool.num_evictable + num_used == pool.num_blocks, "lost blocks"
+        stats = self.cache.stats()
+        assert stats.num_free + stats.num_evictable + stats.num_used == stats.num_blocks
+        for row in self.rows:
+            ids = [each.tolist() for each in row.sequence.block_ids]
+            for group, num in enumerate(row.sequence.num_dropped_blocks):
+                assert ids[group] == row.tables[group][num:]
+
+    def wind_down(self):
+        for row in list(self.rows):
+            self.close(row)
+        while self.steps:
+            self.complete(0, 0)
+        while self.copies:
+            self.copies.pop()[1].close()
+        self.check()
+        self.cache.assert_idle()
+        for pool in self.arena.pools:
+            lease = MutableLease.try_take(pool, self.arena.num_slabs * pool.blocks_per_slab)
+            assert lease is not None, "one group can have the whole arena"
+            lease.close()
+        self.cache.assert_idle()
+
+
+def random_programs(num, length=140):
+    for seed in range(num):
+        rng = random.Random(seed)
+        weights = [rng.random() for _ in range(NUM_OPERATIONS)]
+        for operation, weight in ((2, 0.5), (4, 3), (6, 0.3), (7, 0.3), (8, 0.3), (9, 0.2)):
+            weights[operation] *= weight
+        yield [
+            (rng.choices(range(NUM_OPERATIONS), weights)[0], rng.randrange(64), rng.randrange(64))
+            for _ in range(length)
+        ]
+
+
+def run_all(num=60):
+    for seed, program in enumerate(random_programs(num)):
+        GroupedWorld([8, 14, 40][seed % 3]).run(program)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(program=PROGRAMS, num_slabs=st.sampled_from([8, 14, 40]))
+def test_programs_keep_the_rules(program, num_slabs):
+    GroupedWorld(num_slabs).run(program)
+
+
+def test_long_random_programs_keep_the_rules():
+    run_all(150)
+
+
+def test_programs_reach_what_they_are_for():
+    counts = np.zeros(5, int)
+    for program in random_programs(60):
+        world = GroupedWorld(16)
+        world.run(program)
+        counts += (
+            world.num_hits,
+            world.num_restores,
+            world.num_checkpoints,
+            world.num_evictions,
+            world.num_moves,
+        )
+    assert (counts > [20, 15, 200, 500, 100]).all(), counts
+
+
+def free_at_once(self, blocks, step_id):
+    blocks.release()
+
+
+def drop_early(self, num_computed):
+    DROP_BEHIND(self, num_computed + 2)
+
+
+def drop_planned(self, keys, num_known):
+    SEAL_KNOWN(self, keys, num_known)
+    if isinstance(self, WindowBlocks):
+        self.publish()
+        self.num_landed = num_known // self.tokens_per_block
+        self._drop_behind(num_known)
+
+
+def let_go_of_source(self, step_id, keys, end, reach):
+    copies = PLAN(self, step_id, keys, end, reach)
+    if copies[0]:
+        self._source.close()
+        self._source = None
+    return copies
+
+
+def copy_anywhere(self, step_id, keys, end, reach):
+    if self._points is not None and reach is None:
+        reach = self._points.stop_after(self._passed)
+        reach = None if reach is None or reach > end else reach
+    return PLAN(self, step_id, keys, end, reach)
+
+
+def keep_checkpoints(self, step_id, sealed, new_block_ids):
+    kept, self._checkpoints = self._checkpoints, []
+    UNDO(self, step_id, sealed, new_block_ids)
+    self._checkpoints = kept
+
+
+def forget_restore(self, step_id, sealed, new_block_ids):
+    restored = self._restored_in
+    UNDO(self, step_id, sealed, new_block_ids)
+    self._restored_in = restored
+
+
+def index_early(self, keys, num_computed, *, is_cacheable):
+    SETTLE(self, keys, keys.num_tokens + 4, is_cacheable=is_cacheable)
+
+
+def lose_quietly(self, slab):
+    withdraw, self.withdraw = self.withdraw, lambda ids: None
+    LOSE(self, slab)
+    self.withdraw = withdraw
+
+
+def lose_but_keep_free(self, slab):
+    num_free = self._num_free
+    LOSE(self, slab)
+    self._num_free = num_free
+
+
+def count_no_release(self, idle):
+    BlockPool._rest(self, idle)
+
+
+def lend_twice(self, index, donor, spare):
+    if donor is None:
+        self.pools[index].gain(self._free[-1])
+    else:
+        MOVE_TO(self, index, donor, spare)
+
+
+def spare_everything(self, needs):
+    for index, need in enumerate(needs):
+        while need > self.pools[index].num_available:
+            spare = [pool.num_idle_slabs for pool in self.pools]
+            donor = self._oldest(index, spare)
+            if donor is None and not self._free:
+                return False
+            self._move_to(index, donor, spare)
+    return True
+
+
+DROP_BEHIND = WindowBlocks._drop_behind
+SEAL_KNOWN = WindowBlocks.seal_known
+PLAN, UNDO, SETTLE = StateRow.plan, StateRow.undo, StateRow.settle
+LOSE = SlabPool.lose
+MOVE_TO = Arena._move_to
+
+MUTANTS = {
+    "frees at once": (StepLedger, "park", free_at_once),
+    "drops what the window sees": (WindowBlocks, "_drop_behind", drop_early),
+    "drops when planned": (WindowBlocks, "seal_known", drop_planned),
+    "hits half a window": (GroupedMatch, "_seen_whole", lambda self, g, p, chain, at: at),
+    "hits without a state": (GroupedMatch, "_last_checkpoint", lambda self, p, chain, at: at),
+    "lets go of a state to be copied": (StateRow, "plan", let_go_of_source),
+    "copies states at any position": (StateRow, "plan", copy_anywhere),
+    "keeps checkpoints of reverted steps": (StateRow, "undo", keep_checkpoints),
+    "restores only once": (StateRow, "undo", forget_restore),
+    "indexes states too early": (StateRow, "settle", index_early),
+    "moves cached blocks": (SlabPool, "lose", lose_quietly),
+    "moves free blocks": (SlabPool, "lose", lose_but_keep_free),
+    "forgets who rests": (SlabPool, "_rest", count_no_release),
+    "lends a slab twice": (Arena, "_move_to", lend_twice),
+    "takes what another needs": (Arena, "try_provide", spare_everything),
+    "keeps no tail": (StateRow, "_drop_tail", lambda self: None),
+    "finds no resume points": (ResumePoints, "stop_after", lambda self, position: None),
+}
+
+
+def run_everything():
+    run_all()
+    test_programs_reach_what_they_are_for()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_programs_catch(monkeypatch, name):
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises((AssertionError, NotIdle, LookupError, LeaseUsed, ValueError)):
+        run_everything()
