@@ -137,6 +137,14 @@ FLAGS: tuple[Flag, ...] = (
         "milliseconds that 99 % of the gaps between tokens should keep: caps prefill beside decode",
     ),
     Flag(
+        "eviction_policy",
+        ("--eviction-policy", "--radix-eviction-policy"),
+        "str",
+        "engine",
+        "which cached blocks are given up first",
+        choices=("lru", "lfu", "priority"),
+    ),
+    Flag(
         "kv_events_config",
         ("--kv-events-config",),
         "json",

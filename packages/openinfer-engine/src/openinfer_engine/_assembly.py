@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits
@@ -10,7 +11,7 @@ from openinfer_engine._executor import Executor, ExecutorInfo
 from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine._model_line import EngineOptions
-from openinfer_kv_cache import HASH_RECIPE, KVCache
+from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache
 from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy
 
 LOOP_FEATURES = frozenset({"deadline"})
@@ -48,12 +49,17 @@ def build_engine_info(
             for group in executor.cache_groups
         ),
         hash_recipe=HASH_RECIPE,
-        honoured=executor.honoured | LOOP_FEATURES,
+        honoured=executor.honoured | LOOP_FEATURES | _cache_features(options),
         commands=executor.commands | LOOP_COMMANDS,
         tp_size=tp_size,
         device=executor.device,
         pid=os.getpid(),
     )
+
+
+def _cache_features(options: EngineOptions) -> frozenset[str]:
+    """What only the policy of eviction that reads it honours."""
+    return frozenset({"cache.hint"} if options.eviction_policy == "priority" else ())
 
 
 def assemble(
@@ -102,11 +108,13 @@ def _assembled(
         target_itl_s=None if target_ms is None else target_ms / 1000.0,
         seed=options.seed,
     )
+    make_policy = EVICTION_POLICIES[options.eviction_policy]
     cache = KVCache(
         info.cache_groups,
         num_blocks=info.num_blocks,
         has_prefix_cache=options.enable_prefix_caching,
         has_events=options.is_publishing_kv_events,
+        eviction=None if make_policy is None else partial(make_policy, clock),
     )
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     engine_info = build_engine_info(

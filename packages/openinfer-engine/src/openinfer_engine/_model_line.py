@@ -25,6 +25,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    eviction_policy: Literal["lru", "lfu", "priority"] = "lru"
     scheduling_policy: str = "fcfs"
     """Name of an installed policy, or `module:Class`."""
     admission: Literal["optimistic", "lifetime"] = "optimistic"

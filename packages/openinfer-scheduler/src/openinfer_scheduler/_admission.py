@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain
 
-from openinfer_kv_cache import PrefixHit
+from openinfer_kv_cache import CacheUse, PrefixHit
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
 from openinfer_scheduler._plan import RowStart
 from openinfer_scheduler._policy import Policy, checked_order
@@ -86,7 +86,11 @@ class Admission:
             hit.close()
             return False
         block_ids = hit.block_ids
-        opened = cache.open(keys, hit, is_cacheable=sequence.is_shareable)
+        request = sequence.request
+        use = CacheUse(
+            priority=request.priority, session_id=request.session_id, hint=request.cache.hint
+        )
+        opened = cache.open(keys, hit, is_cacheable=sequence.is_shareable, use=use)
         reservation = opened.try_schedule(end)
         assert reservation is not None, "there was room a moment ago"
         row = self._decode_rows.of(state.slots.take(), sequence)
