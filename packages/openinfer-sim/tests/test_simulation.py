@@ -21,6 +21,7 @@ from openinfer_sim import (
     Trace,
     Turn,
     agent_trace,
+    load_figures,
     parse_trace,
     poisson_trace,
     simulate,
@@ -232,3 +233,27 @@ def test_what_cannot_be_simulated_is_named(options, named):
 def test_a_setup_that_makes_no_sense_is_refused(options, named):
     with pytest.raises(SimError, match=named):
         Setup(**options)
+
+
+def test_times_between_tokens_add_up_to_the_answer():
+    trace = Trace(name="", sessions=(_one(Turn(0.0, (Segment(1, 100),), 200)),))
+    run = simulate(trace)
+    (record,) = run.recorder.records
+    gaps = list(run.recorder.inter_token_s)
+    assert sum(gaps) == pytest.approx(record.ended_at - record.first_token_at, rel=1e-5)
+    assert max(gaps) < 1.05 * min(gaps)
+
+
+def test_the_front_process_reads_one_prompt_after_the_other():
+    overheads = load_figures().overheads
+    replica = Replica(Setup(), FCFS(), Content(1000))
+    cost = overheads.request_s + 1000 * overheads.prompt_token_s
+    first, second = (replica.receive(1.0, 1000) for _ in range(2))
+    assert first == pytest.approx(1.0 + overheads.latency_s / 2 + cost)
+    assert second == pytest.approx(first + cost)
+    assert replica.receive(9.0, 1000) == pytest.approx(9.0 + overheads.latency_s / 2 + cost)
+
+
+def test_states_take_memory_by_slot():
+    few, many = (Setup(model="qwen3_5-4b", max_num_seqs=n).num_cache_tokens for n in (1, 257))
+    assert (few - many) * 32_768 == pytest.approx(256 * 51.5e6, rel=1e-3)
