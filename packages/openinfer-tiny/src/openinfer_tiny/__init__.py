@@ -1,4 +1,4 @@
-"""The built-in model: a small Qwen3 checkpoint that answers in English sentences."""
+"""The built-in model: a small Qwen3 checkpoint that talks and calls tools."""
 
 from ._checkpoint import CHECKPOINT, Checkpoint
 

@@ -25,6 +25,6 @@ class Checkpoint:
 
 CHECKPOINT = Checkpoint(
     name="tiny",
-    description="A Qwen3 checkpoint of three million parameters for demonstrations and tests.",
+    description="A Qwen3 checkpoint of five million parameters for demonstrations and tests.",
 )
 """What the entry point `openinfer.checkpoints` calls `tiny`."""
