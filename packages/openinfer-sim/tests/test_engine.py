@@ -3,7 +3,6 @@
 import json
 import time
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -95,20 +94,10 @@ def test_an_option_is_consumed_or_rejected(checkpoint, engine, line, named):
         ENGINE.plan(_spec(checkpoint, line, **engine))
 
 
-def test_every_engine_option_is_consumed_or_rejected(checkpoint):
-    """A new option of engines must be thought of here: it is in the plan, assembled, or refused."""
-    consumed = {
-        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
-        "gpu_memory_utilization", "seed",
-    }  # fmt: skip
-    assembled = {
-        "enable_prefix_caching", "scheduling_policy", "max_queued_requests", "max_queued_tokens",
-        "kv_events_config", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
-        "target_itl_ms",
-    }  # fmt: skip
-    refused = {"device", "dtype", "num_threads", "tensor_parallel_size", "load_format"}
-    fields = {field.name for field in msgspec.structs.fields(EngineOptions)}
-    assert fields == consumed | assembled | refused
+def test_an_option_nobody_thought_of_is_rejected(checkpoint, monkeypatch):
+    monkeypatch.setattr("openinfer_sim._engine._HONOURED", frozenset())
+    with pytest.raises(OptionRejected, match=r"max_num_seqs.*not modelled"):
+        ENGINE.plan(_spec(checkpoint, max_num_seqs=8))
 
 
 def test_it_answers_text_ids_in_the_time_the_model_takes(checkpoint):

@@ -31,6 +31,37 @@ from openinfer_sim.errors import UnknownFigures
 
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 8192
+_HONOURED = frozenset(
+    [
+        # by the setup
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "kv_cache_bytes",
+        "gpu_memory_utilization",
+        "seed",
+        # by loop, scheduler and cache, over any executor
+        "enable_prefix_caching",
+        "scheduling_policy",
+        "eviction_policy",
+        "admission",
+        "long_prefill_token_threshold",
+        "max_num_partial_prefills",
+        "target_itl_ms",
+        "max_queued_requests",
+        "max_queued_tokens",
+        "kv_events_config",
+    ]
+)
+"""Options of every engine that have an effect here; any other one is refused."""
+_REASONS = {
+    "device": "nothing runs on a device; --sim-device says which one is modelled",
+    "dtype": "the tables are those of bfloat16",
+    "num_threads": "nothing is computed",
+    "tensor_parallel_size": "one device is modelled",
+    "load_format": "nothing is loaded",
+}
 
 
 class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,16 +165,10 @@ def _setup(spec: LaunchSpec) -> Setup:
 
 def _refuse_foreign(engine: EngineOptions) -> None:
     """What every engine is started with and a modelled one has no use for."""
-    defaults = EngineOptions()
-    reasons = {
-        "device": "nothing runs on a device; --sim-device says which one is modelled",
-        "dtype": "the tables are those of bfloat16",
-        "num_threads": "nothing is computed",
-        "tensor_parallel_size": "one device is modelled",
-        "load_format": "nothing is loaded",
-    }
-    for name, reason in reasons.items():
-        if getattr(engine, name) != getattr(defaults, name):
+    for field in msgspec.structs.fields(EngineOptions):
+        name = field.name
+        if name not in _HONOURED and getattr(engine, name) != field.default:
+            reason = _REASONS.get(name, "it is not modelled")
             raise OptionRejected(name, f"has no effect on --engine sim: {reason}; leave it out")
 
 
