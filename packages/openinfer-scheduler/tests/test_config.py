@@ -18,6 +18,13 @@ GOOD = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
         ("watermark", 1.0),
         ("watermark", -0.1),
         ("admission", "eager"),
+        ("max_partial_prefills", 0),
+        ("max_adapters", 0),
+        ("num_draft_tokens", -1),
+        ("role", "router"),
+        ("target_itl_s", 0.0),
+        ("target_itl_s", float("inf")),
+        ("target_itl_s", float("nan")),
     ],
 )
 def test_nonsense_is_refused_by_name(field, value):
@@ -27,3 +34,9 @@ def test_nonsense_is_refused_by_name(field, value):
 
 def test_good_values_pass():
     assert SchedulerConfig(**GOOD).depth == 2
+
+
+def test_every_row_must_fit_a_step_with_its_drafts():
+    assert SchedulerConfig(**GOOD, num_draft_tokens=3).num_draft_tokens == 3
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(16\).* \(20\)"):
+        SchedulerConfig(**GOOD, num_draft_tokens=4)

@@ -218,3 +218,28 @@ def test_nothing_overtakes_a_running_sequence_short_of_blocks(loop):
     assert subject.cache.num_available_blocks == 1
     assert plan.starts == ()
     subject.run()
+
+
+def test_so_many_prompts_are_partly_in_at_most(loop):
+    subject = loop(
+        max_chunk_tokens=4, max_partial_prefills=2, max_num_batched_tokens=40, num_blocks=300
+    )
+    for number in range(3):
+        subject.add([number] * 12, max_tokens=2, ignore_eos=True)
+    subject.add([9] * 4, max_tokens=2, ignore_eos=True)
+    assert sizes(subject.plan()) == [(0, 4, False), (1, 4, False)], "nothing overtakes r2"
+    subject.complete()
+    assert sizes(subject.plan()) == [(0, 4, False), (1, 4, False)]
+    subject.complete()
+    # Their last chunks: r2 may be partly in, r3 comes whole.
+    assert sizes(subject.plan()) == [(0, 4, True), (1, 4, True), (2, 4, False), (3, 4, True)]
+    subject.run()
+
+
+def test_a_limit_of_partial_prefills_stops_nobody_who_comes_whole(loop):
+    subject = loop(max_partial_prefills=1, max_num_batched_tokens=16, num_blocks=300)
+    subject.add([1] * 6, max_tokens=2)
+    subject.add([2] * 6, max_tokens=2)
+    subject.add([3] * 20, max_tokens=2)
+    assert sizes(subject.plan()) == [(0, 6, True), (1, 6, True), (2, 4, False)]
+    subject.run()

@@ -220,3 +220,14 @@ def test_the_least_urgent_and_of_them_the_youngest_is_preempted(loop, policy):
     preempted = [s.request_id for s in subject.scheduler._state.live.values() if s.num_preemptions]
     assert preempted == ["r2"]
     subject.run()
+
+
+def test_fair_takes_turns_within_a_plan(loop):
+    subject = loop(policy=Fair(), max_num_seqs=4, max_num_batched_tokens=64, num_blocks=300)
+    for number in range(4):
+        subject.add([number] * 6, tenant="early", max_tokens=2)
+    for number in range(4):
+        subject.add([10 + number] * 6, tenant="late", max_tokens=2)
+    started = [start.request.tenant for start in subject.plan().starts]
+    assert started == ["early", "late", "early", "late"]
+    subject.run()

@@ -1,3 +1,6 @@
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from openinfer_contract import TokenEvent
@@ -30,6 +33,35 @@ def test_policies_are_found_by_entry_point(monkeypatch, tmp_path):
     assert isinstance(load_policy("urgent"), Priority)
     with pytest.raises(ModuleNotFoundError):
         load_policy("broken")
+
+
+def test_any_class_that_can_be_imported_is_a_policy():
+    assert isinstance(load_policy("openinfer_scheduler:Priority"), Priority)
+    for name, reason in (
+        ("no_such_module:Policy", "no_such_module"),
+        ("openinfer_scheduler:Lottery", "Lottery"),
+        ("openinfer_scheduler:", "installed"),
+        (":Priority", "installed"),
+    ):
+        with pytest.raises(UnknownPolicy, match=reason):
+            load_policy(name)
+
+
+def test_the_policies_of_this_package_are_declared():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    declared = project["entry-points"]["openinfer.schedulers"]
+    assert set(declared) == {
+        "fcfs",
+        "priority",
+        "longest-prefix-match",
+        "lpm",
+        "shortest-prefill-first",
+        "fair",
+    }
+    for reference in declared.values():
+        policy = load_policy(reference)
+        assert policy.order([], 0.0) == []
+        assert policy.chunk(None, 5) == 5
 
 
 def finish_order(subject):

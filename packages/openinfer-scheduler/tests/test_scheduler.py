@@ -245,3 +245,39 @@ def test_deadlines_of_ended_requests_are_forgotten(loop):
     late = subject.add([1], deadline=subject.now + 1.0)
     subject.take(subject.scheduler.expire(subject.now + 2.0))
     assert late in subject.ends
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_deadline_ends_a_preempted_request_wherever_it_is(loop, depth):
+    """Waiting again, or still on its way back to the queue with a token in flight."""
+    places = set()
+    for num_actions in range(1, 30):
+        subject = loop(
+            num_blocks=6, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=depth
+        )
+        deadline = subject.now + 1.0
+        subject.add([1] * 11, max_tokens=13, ignore_eos=True)
+        subject.add([2] * 10, max_tokens=12, ignore_eos=True, deadline=deadline)
+        for action in range(num_actions):
+            if action % 3 < 2:
+                subject.plan()
+            elif subject.in_flight:
+                subject.complete()
+        state = subject.scheduler._state
+        victim = state.live.get("r1")
+        if victim is not None:
+            place = "settling" if state.settling else "running" if victim.stay else "waiting"
+            places.add((place, victim.num_preemptions > 0))
+            subject.take(subject.scheduler.expire(deadline))
+            assert isinstance(subject.ends["r1"], Failed)
+        subject.run()
+        assert subject.ends["r0"].reason == "length"
+    assert ("waiting", True) in places
+    assert depth == 1 or ("settling", True) in places
+
+
+def test_an_arrival_in_the_future_is_now(loop):
+    subject = loop()
+    subject.add([1, 2], max_tokens=1, arrival=subject.now + 1e6)
+    assert subject.scheduler._state.live["r0"].arrival == subject.now
+    subject.run()
