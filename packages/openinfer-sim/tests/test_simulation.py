@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from openinfer_contract import OpenInferError
-from openinfer_scheduler import FCFS
 from openinfer_sim import (
     AgentMix,
     RandomRouter,
@@ -74,6 +73,18 @@ def test_lifetime_admission_never_preempts():
     run = simulate(trace, setup=replace(_SMALL, admission="lifetime"))
     assert run.report.num_preemptions == 0
     assert run.report.num_served == trace.num_requests
+
+
+def test_eviction_can_follow_another_policy():
+    setup = replace(_SMALL, kv_cache_bytes=500_000_000)
+    trace = parse_trace(
+        "poisson:rate=20,duration=20,input=100,output=5,shared=400,tenants=9,skew=2"
+    )
+    rates = {
+        name: simulate(trace, setup=replace(setup, eviction_policy=name)).report.hit_rate
+        for name in ("lru", "lfu")
+    }
+    assert rates["lfu"] != rates["lru"]
 
 
 def test_a_target_shortens_the_gaps_between_tokens():
@@ -147,7 +158,8 @@ class _Listed(RandomRouter):
 
 def _simulate_listed(sessions, replicas):
     content = Content(1000)
-    engines = [Replica(Setup(), FCFS(), content, seed=0) for _ in range(max(replicas) + 1)]
+    options = Setup().engine_options(seed=0)
+    engines = [Replica(Setup(), content, options) for _ in range(max(replicas) + 1)]
     trace = Trace(name="", sessions=sessions)
     return Simulation(trace, engines, _Listed(replicas), vocab_size=1000).run().records
 
@@ -223,9 +235,9 @@ def test_what_cannot_be_simulated_is_named(options, named):
         ({"model": "qwen3-32b", "device": "rtx-5090"}, "no memory"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": 8}, "max_num_batched_tokens"),
-        ({"admission": "hopeful"}, "admission.*lifetime"),
-        ({"watermark": 2.0}, "watermark"),
-        ({"target_itl_ms": -1.0}, "target_itl_s"),
+        ({"admission": "hopeful"}, "hopeful.*admission"),
+        ({"eviction_policy": "any"}, "eviction_policy"),
+        ({"target_itl_ms": -1.0}, "target_itl_ms"),
         ({"memory_utilization": 1.5}, "memory_utilization"),
         ({"max_model_len": 10**9}, "max_model_len 1000000000 exceeds"),
     ],
@@ -246,7 +258,7 @@ def test_times_between_tokens_add_up_to_the_answer():
 
 def test_the_front_process_reads_one_prompt_after_the_other():
     overheads = load_figures().overheads
-    replica = Replica(Setup(), FCFS(), Content(1000))
+    replica = Replica(Setup(), Content(1000), Setup().engine_options())
     cost = overheads.request_s + 1000 * overheads.prompt_token_s
     first, second = (replica.receive(1.0, 1000) for _ in range(2))
     assert first == pytest.approx(1.0 + overheads.latency_s / 2 + cost)

@@ -56,7 +56,7 @@ _SETUP: Mapping[str, tuple[type, str]] = {
     "block_size": (int, "tokens of a cache block (16)"),
     "kv_cache_bytes": (int, "memory of the KV cache"),
     "admission": (str, "optimistic or lifetime (optimistic)"),
-    "watermark": (float, "share of the pool that admission leaves free (0.01)"),
+    "eviction_policy": (str, "which cached blocks go first: lru, lfu or priority (lru)"),
     "long_prefill_token_threshold": (int, "tokens of one prefill chunk at most"),
     "max_num_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
     "target_itl_ms": (float, "what 99 % of the gaps between tokens should keep"),

@@ -3,15 +3,13 @@
 from collections.abc import Callable
 
 from openinfer_contract import EventSink, GenerateRequest
-from openinfer_engine import EngineLoop, EngineOptions, build_engine_info
-from openinfer_kv_cache import KVCache
-from openinfer_scheduler import Policy, Scheduler
+from openinfer_engine import EngineOptions, assemble
 from openinfer_sim._clock import VirtualClock
 from openinfer_sim._content import Content
 from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import HostCosts, ModelledExecutor
 from openinfer_sim._figures import load_figures
-from openinfer_sim._setup import UNBOUNDED, Setup
+from openinfer_sim._setup import Setup
 
 
 class Replica:
@@ -22,10 +20,8 @@ class Replica:
 
     Args:
         setup: model, device, limits.
-        policy: of the scheduler.
         content: what it answers.
-        seed: of requests that bring none.
-        has_prefix_cache: whether prefixes are kept.
+        options: from `setup.engine_options`.
 
     Attributes:
         clock: the engine's; other replicas have their own.
@@ -35,11 +31,8 @@ class Replica:
     def __init__(
         self,
         setup: Setup,
-        policy: Policy,
         content: Content,
-        *,
-        seed: int = 0,
-        has_prefix_cache: bool = True,
+        options: EngineOptions,
     ) -> None:
         overheads = load_figures().overheads
         info = setup.executor_info()
@@ -54,14 +47,7 @@ class Replica:
             self.clock,
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
         )
-        cache = KVCache(
-            info.cache_groups, num_blocks=info.num_blocks, has_prefix_cache=has_prefix_cache
-        )
-        options = EngineOptions(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
-        self._scheduler = Scheduler(setup.scheduler_config(seed=seed), cache, policy)
-        self._loop = EngineLoop(
-            executor, self._scheduler, build_engine_info(info, options), self.clock
-        )
+        self._loop = assemble(executor, options, clock=self.clock)
         self.step: Callable[[], bool] = self._loop.step
         """One iteration of the loop; False: nothing could be done."""
 
@@ -73,7 +59,7 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held: no request, no slot, every block free or evictable."""
-        return self._scheduler.is_idle
+        return not self._loop.has_work and self._loop.load().is_idle
 
     def receive(self, now: float, num_prompt_tokens: int) -> float:
         """A client sends a prompt at `now`; returns when the engine can read it."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from openinfer_scheduler import load_policy
 from openinfer_sim._content import Content
 from openinfer_sim._recorder import Recorder
 from openinfer_sim._replica import Replica
@@ -62,7 +61,9 @@ def simulate(
     content = Content(vocab_size, seed=seed)
     replicas = [
         Replica(
-            setup, load_policy(policy), content, seed=seed + i, has_prefix_cache=has_prefix_cache
+            setup,
+            content,
+            setup.engine_options(policy=policy, has_prefix_cache=has_prefix_cache, seed=seed + i),
         )
         for i in range(num_replicas)
     ]

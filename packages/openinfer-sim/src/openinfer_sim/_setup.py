@@ -1,10 +1,10 @@
 """What is simulated: a model on a device behind one engine's limits."""
 
 from dataclasses import dataclass
-from typing import Literal, cast
 
-from openinfer_engine import ExecutorInfo
-from openinfer_scheduler import SchedulerConfig
+import msgspec
+
+from openinfer_engine import EngineOptions, ExecutorInfo
 from openinfer_sim._executor import HONOURED
 from openinfer_sim._figures import DeviceFigures, ModelFigures, find_device, find_model
 from openinfer_sim.errors import SimError
@@ -12,7 +12,15 @@ from openinfer_sim.errors import SimError
 _WORKSPACE_BYTES = 3 << 30
 """Activations, graphs and libraries beside weights and cache."""
 _DEPTH = 2
-UNBOUNDED = 1 << 60
+_UNBOUNDED = 1 << 60
+_COUNTS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
+)  # fmt: skip
+_SWITCHES = (
+    "eviction_policy", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
+    "target_itl_ms",
+)  # fmt: skip
+"""Options of every engine that a setup has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +42,22 @@ class Setup:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     memory_utilization: float = 0.9
+    eviction_policy: str = "lru"
     admission: str = "optimistic"
-    watermark: float = 0.01
     long_prefill_token_threshold: int | None = None
     max_num_partial_prefills: int | None = None
     target_itl_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-            "kv_cache_bytes",
-        ):  # fmt: skip
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SimError(f"{name} must be at least 1, not {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SimError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
+                f"max_num_seqs ({self.max_num_seqs})"
+            )
         if not 0.0 < self.memory_utilization <= 1.0:
             raise SimError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
         room = self.num_cache_tokens
@@ -58,10 +68,7 @@ class Setup:
             )
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
-        try:
-            self.scheduler_config(seed=None)
-        except ValueError as error:
-            raise SimError(str(error)) from error
+        self.engine_options()  # refuses what no engine understands
 
     @property
     def model_figures(self) -> ModelFigures:
@@ -89,27 +96,28 @@ class Setup:
         """Positions that the cache holds."""
         return self.num_blocks * self.block_size
 
-    def scheduler_config(self, *, seed: int | None) -> SchedulerConfig:
-        """The scheduler's limits and switches, with an intake that refuses nobody for its length.
+    def engine_options(
+        self, *, policy: str = "fcfs", has_prefix_cache: bool = True, seed: int | None = None
+    ) -> EngineOptions:
+        """What the engine is assembled with; its intake refuses nobody for the queue's length.
 
         Args:
+            policy: of the scheduler.
+            has_prefix_cache: whether prefixes are kept.
             seed: of requests that bring none.
         """
-        target_ms = self.target_itl_ms
-        return SchedulerConfig(
-            max_model_len=self.model_len,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            depth=_DEPTH,
-            max_queued_requests=UNBOUNDED,
-            max_queued_tokens=UNBOUNDED,
-            admission=cast(Literal["optimistic", "lifetime"], self.admission),
-            watermark=self.watermark,
-            max_chunk_tokens=self.long_prefill_token_threshold,
-            max_partial_prefills=self.max_num_partial_prefills,
-            target_itl_s=None if target_ms is None else target_ms / 1e3,
-            seed=seed,
-        )
+        options = {
+            "scheduling_policy": policy,
+            "enable_prefix_caching": has_prefix_cache,
+            "seed": seed,
+            "max_queued_requests": _UNBOUNDED,
+            "max_queued_tokens": _UNBOUNDED,
+            **{name: getattr(self, name) for name in _SWITCHES},
+        }
+        try:
+            return msgspec.convert(options, EngineOptions)
+        except msgspec.ValidationError as error:
+            raise SimError(f"setup: {error}") from error
 
     @property
     def model_len(self) -> int:
