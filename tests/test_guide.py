@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -67,3 +68,33 @@ def test_the_fields_it_says_are_refused_are_refused(tiny_server):
     (body,) = (text for kind, text in _BLOCKS if kind == "json" and "response_format" in text)
     status, answer = tiny_server.post("/v1/chat/completions", json.loads(body))
     assert (status, answer["error"]["param"]) == (400, "response_format")
+
+
+_TOOLS_GUIDE = (Path(__file__).parents[1] / "docs/guides/tools.md").read_text(encoding="utf-8")
+_TOOLS_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _TOOLS_GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_tools_guides_request_is_answered(tiny_server):
+    (command,) = (text for kind, text in _TOOLS_BLOCKS if kind == "sh" and "curl" in text)
+    words = shlex.split(command.replace("\\\n", " ").replace(_URL, tiny_server.url))
+    done = subprocess.run([*words, "--fail", "--silent"], capture_output=True, check=True)
+    (choice,) = json.loads(done.stdout)["choices"]
+    assert choice["finish_reason"] in ("stop", "length", "tool_calls")
+
+
+@pytest.mark.parametrize("code", [text for kind, text in _TOOLS_BLOCKS if kind == "python"])
+def test_the_tools_guides_programs_run(tiny_server, code):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code.replace(_URL, tiny_server.url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_tools_guide_quotes_the_servers_log(tiny_server):
+    (quoted,) = re.findall(r"INFO (chats: .*)$", _TOOLS_GUIDE, re.MULTILINE)
+    assert any(quoted in line for line in tiny_server.log)

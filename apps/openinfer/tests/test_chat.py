@@ -1,13 +1,23 @@
 import argparse
 import builtins
-import io
+import json
 import sys
 
 import pytest
 
 import openinfer._chat as chat_module
 from openinfer import RemoteServerError, UsageError
-from openinfer._chat import chat, complete
+from openinfer._chat import MAX_ROUNDS, chat
+from openinfer._terminal_model import Ended
+from openinfer_text import (
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+CTRL_C = KeyboardInterrupt()
 
 
 class _Model:
@@ -18,23 +28,21 @@ class _Model:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.asked = []
+        self.tools = []
         self.is_closed = False
         self.num_ended = 0
 
-    def stream_chat(self, messages, options):
+    def stream_chat(self, messages, options, tools=()):
         self.asked.append(([dict(message) for message in messages], dict(options)))
-        return self._stream()
-
-    def stream_completion(self, prompt, options):
-        self.asked.append((prompt, dict(options)))
-        return self._stream()
-
-    def _stream(self):
+        self.tools.append([tool["function"]["name"] for tool in tools])
         try:
-            for piece in self.answers.pop(0):
+            answer = self.answers.pop(0)
+            for piece in answer:
                 if isinstance(piece, BaseException):
                     raise piece
-                yield piece
+                yield Content(piece) if isinstance(piece, str) else piece
+            if not isinstance(answer[-1], Ended):
+                yield Ended("stop")
         finally:
             self.num_ended += 1
 
@@ -42,24 +50,38 @@ class _Model:
         self.is_closed = True
 
 
+def _call(name, arguments, index=0, reason="tool_calls"):
+    text = json.dumps(arguments) if isinstance(arguments, dict) else arguments
+    return [
+        ToolCallStart(index, f"call_{index}", name),
+        ToolCallArguments(index, text),
+        ToolCallEnd(index),
+        Ended(reason),
+    ]
+
+
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """Runs a conversation: (status, stdout, stderr)."""
+    """Runs a conversation: (status, stdout, stderr). Given answers are typed, else piped in."""
 
-    def run(model, *lines, command=chat, **options):
+    def run(model, *lines, is_typed=False, **options):
         given = iter(lines)
 
-        def read(prompt):
+        def read(prompt=""):
+            if is_typed:
+                print(prompt, end="", flush=True)
             line = next(given, EOFError())
             if isinstance(line, BaseException):
                 raise line
             return line
 
         monkeypatch.setattr(builtins, "input", read)
-        monkeypatch.setattr(chat_module, "_open_model", lambda *_: model)
-        defaults = {"positional": None, "url": None, "system": None}
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: is_typed, raising=False)
+        monkeypatch.setattr(chat_module, "open_model", lambda *_: model)
+        defaults = {"positional": None, "url": None, "system": None, "tools": ""}
+        defaults |= {"run_tools": False}
         fields = defaults | {"max_tokens": None, "temperature": None, "top_p": None} | options
-        status = command(argparse.Namespace(**fields), ())
+        status = chat(argparse.Namespace(**fields), ())
         return status, *capsys.readouterr()
 
     return run
@@ -75,9 +97,7 @@ def _assistant(text):
 
 def test_a_talk_remembers_itself_and_ends_with_the_input(talk):
     model = _Model(["Hel", "lo!"], ["Fine."])
-    status, out, err = talk(model, "Hi", "", "How are you?")
-    assert (status, out) == (0, "Hello!\nFine.\n")
-    assert "fake" in err
+    assert talk(model, "Hi", "", "How are you?") == (0, "Hello!\nFine.\n", "")
     assert [messages for messages, _ in model.asked] == [
         [_user("Hi")],
         [_user("Hi"), _assistant("Hello!"), _user("How are you?")],
@@ -85,28 +105,39 @@ def test_a_talk_remembers_itself_and_ends_with_the_input(talk):
     assert model.is_closed
 
 
+def test_who_types_is_greeted_and_prompted(talk):
+    _, out, err = talk(_Model(["Hello!\n"]), "Hi", is_typed=True)
+    assert "fake, by OpenInfer" in err
+    assert "Try:" in err
+    assert "/help" in err
+    assert "Hello!\n" in out
+    assert ">" in out + err
+    _, _, err = talk(_Model(), is_typed=True, tools="python,shell")
+    assert "may call python, shell on this machine, without a sandbox" in err
+
+
 def test_a_system_message_comes_first_and_options_go_along(talk):
     model = _Model(["x"])
     talk(model, "Hi", system="Be brief.", temperature=0.0, max_tokens=5)
-    assert model.asked == [
-        (
-            [{"role": "system", "content": "Be brief."}, _user("Hi")],
-            {"temperature": 0.0, "max_tokens": 5},
-        )
-    ]
+    system = {"role": "system", "content": "Be brief."}
+    assert model.asked == [([system, _user("Hi")], {"temperature": 0.0, "max_tokens": 5})]
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_talk(talk):
-    model = _Model(["one ", "two", KeyboardInterrupt(), "three"], ["Yes."])
-    status, out, _ = talk(model, "Count", "Go on?")
-    assert (status, out) == (0, "one two [stopped]\nYes.\n")
-    assert model.asked[1][0][1:] == [_assistant("one two"), _user("Go on?")]
-    assert model.num_ended == 2
+    model = _Model(["one ", "two", CTRL_C, "three"], [CTRL_C], ["Yes."])
+    assert talk(model, "Count", "Go on?", "And?") == (
+        0, "one two\nYes.\n", "[stopped]\n[stopped]\n",
+    )  # fmt: skip
+    assert model.asked[2][0] == [
+        *(_user("Count"), _assistant("one two"), _user("Go on?"), _assistant("")),
+        _user("And?"),
+    ]
+    assert model.num_ended == 3
 
 
 def test_ctrl_c_at_the_prompt_is_an_empty_line(talk):
     model = _Model(["Hello."])
-    assert talk(model, KeyboardInterrupt(), "Hi")[:2] == (0, "\nHello.\n")
+    assert talk(model, CTRL_C, "Hi")[:2] == (0, "Hello.\n")
 
 
 def test_the_end_of_input_at_once_is_no_error(talk):
@@ -115,7 +146,7 @@ def test_the_end_of_input_at_once_is_no_error(talk):
     assert model.is_closed
 
 
-def test_an_error_closes_the_model(talk):
+def test_an_error_ends_a_piped_talk_and_closes_the_model(talk):
     model = _Model(["a", RemoteServerError("it broke")])
     with pytest.raises(RemoteServerError):
         talk(model, "Hi")
@@ -123,31 +154,159 @@ def test_an_error_closes_the_model(talk):
     assert model.num_ended == 1
 
 
-def test_complete_takes_a_prompt_or_standard_input(talk, monkeypatch):
-    model = _Model(["b", "c"])
-    assert talk(model, command=complete, positional="a")[:2] == (0, "bc\n")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("piped"))
-    talk(piped := _Model(["x"]), command=complete)
-    assert (model.asked, piped.asked) == ([("a", {})], [("piped", {})])
-    assert piped.is_closed
+def test_an_error_is_shown_to_who_types_and_the_turn_is_forgotten(talk):
+    model = _Model(["a", RemoteServerError("it broke")], ["Fine."])
+    status, _, err = talk(model, "Hi", "Again", is_typed=True)
+    assert status == 0
+    assert "it broke" in err
+    assert model.asked[1][0] == [_user("Again")]
 
 
-def test_nothing_to_complete_is_said_before_a_model_is_loaded(talk, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    with pytest.raises(UsageError, match="nothing to complete"):
-        talk(None, command=complete)
+def test_commands(talk):
+    model = _Model(["a"], ["b"], ["c"])
+    lines = [
+        "/help",
+        "one",
+        "/system Be brief.",
+        "two",
+        "/new",
+        "/system",
+        "/nonsense",
+        "/etc/passwd?",
+    ]
+    _, out, err = talk(model, *lines, "/quit", "never", is_typed=False)
+    assert out == "a\nb\nc\n"
+    for words in ("/clear", "a new talk", "system message: Be brief.", "/nonsense is no command"):
+        assert words in err
+    system = {"role": "system", "content": "Be brief."}
+    assert [messages for messages, _ in model.asked] == [
+        [_user("one")],
+        [system, _user("one"), _assistant("a"), _user("two")],
+        [system, _user("/etc/passwd?")],
+    ]
 
 
-def test_flags_of_the_engine_have_no_effect_on_a_server():
-    namespace = argparse.Namespace(url="http://x", model=None)
-    with pytest.raises(UsageError, match="--line-option has no effect with --url"):
-        chat_module._open_model(namespace, ("--line-option", "3"), None)
+def test_tools_can_be_listed_and_changed(talk):
+    model = _Model(["a"], ["b"])
+    lines = ["/tools", "one", "/tools shell", "/tools nope", "two", "/tools none"]
+    _, _, err = talk(model, *lines, tools="python")
+    assert model.tools == [["python"], ["shell"]]
+    assert "tools: python (there are: python, shell)" in err
+    assert "no tool 'nope'" in err
+    assert "tools: none" in err
 
 
-@pytest.mark.parametrize(
-    ("dest", "flag"), [("max_num_seqs", "--max-num-seqs"), ("revision", "--revision")]
-)
-def test_known_flags_that_a_server_would_not_see_are_refused(dest, flag):
-    namespace = argparse.Namespace(url="http://x", model="m", **{dest: "4"})
-    with pytest.raises(UsageError, match=f"{flag} has no effect with --url"):
-        chat_module._open_model(namespace, (), None)
+def test_an_unknown_tool_is_said_before_a_model_is_loaded(talk):
+    with pytest.raises(UsageError, match="no tool 'x'"):
+        talk(None, tools="x")
+
+
+def test_reasoning_is_shown_apart_and_goes_back(talk):
+    model = _Model([Reasoning("hm"), Reasoning("."), "Yes."], ["b"])
+    assert talk(model, "Hi", "x") == (0, "Yes.\nb\n", "hm.\n")
+    assert model.asked[1][0][1] == {
+        "role": "assistant", "content": "Yes.", "reasoning_content": "hm.",
+    }  # fmt: skip
+
+
+def test_length_is_told(talk):
+    assert talk(_Model(["a", Ended("length")]), "Hi")[2] == "[cut off: no tokens left]\n"
+
+
+CODE = _call("python", {"code": "print(6 * 7)"})
+
+
+def test_a_call_is_shown_asked_for_and_run(talk):
+    model = _Model(["I see. ", *CODE], ["42."])
+    _, out, err = talk(model, "6 * 7?", "y", is_typed=True, tools="python")
+    assert "[python]\n  print(6 * 7)\n" in err
+    assert "run it? [y/N/always]" in out + err
+    assert "  42\n" in err
+    assert "I see. \n" in out
+    assert "42.\n" in out
+    assert model.asked[1][0] == [
+        _user("6 * 7?"),
+        {
+            "role": "assistant",
+            "content": "I see. ",
+            "tool_calls": [
+                {
+                    "id": "call_0",
+                    "type": "function",
+                    "function": {"name": "python", "arguments": '{"code": "print(6 * 7)"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_0", "content": "42"},
+    ]
+
+
+@pytest.mark.parametrize("answer", ["", "n", "what?", CTRL_C, EOFError()])
+def test_anything_but_yes_is_no_and_the_talk_goes_on(talk, answer):
+    model = _Model(CODE, ["Fine."])
+    talk(model, "6 * 7?", answer, "Never mind.", is_typed=True, tools="python")
+    if not isinstance(answer, EOFError):
+        tool, user = model.asked[1][0][2:]
+        assert tool["content"] == "not run: the user did not allow it"
+        assert user == _user("Never mind.")
+
+
+def test_always_asks_once(talk):
+    again = _call("python", {"code": "print(1)"})
+    model = _Model(CODE, again, ["Done."], again, ["Done."])
+    _, out, err = talk(model, "x", "always", "y", is_typed=True, tools="python")
+    assert (out + err).count("run it?") == 1
+    assert len(model.asked) == 5
+
+
+def test_piped_calls_are_not_run_unless_told(talk):
+    model = _Model(CODE, ["Fine."])
+    _, out, err = talk(model, "6 * 7?", "And?", tools="python")
+    assert out == "Fine.\n"
+    assert "--run-tools runs calls unasked, without a sandbox" in err
+    assert model.asked[1][0][2]["content"].startswith("not run")
+    model = _Model(CODE, ["42."])
+    assert talk(model, "6 * 7?", tools="python", run_tools=True)[:2] == (0, "42.\n")
+    assert model.asked[1][0][2]["content"] == "42"
+
+
+def test_calls_that_cannot_be_run_are_told_to_the_model(talk):
+    calls = [*_call("browser", {})[:3], *_call("python", "{", index=1)]
+    model = _Model(calls, ["Oh."])
+    talk(model, "x", tools="python,shell", run_tools=True)
+    results = [message["content"] for message in model.asked[1][0][2:]]
+    assert results == [
+        "error: there is no tool 'browser'; there are: python, shell",
+        'error: the arguments must be a JSON object with the string "code"',
+    ]
+
+
+def test_rounds_are_bounded(talk):
+    model = _Model(*[CODE] * 20)
+    _, _, err = talk(model, "x", tools="python", run_tools=True)
+    assert len(model.asked) == MAX_ROUNDS == 8
+    assert "stopped after 8 rounds" in err
+
+
+def test_a_call_that_was_cut_off_is_not_kept(talk):
+    cut = [*CODE[:1], ToolCallArguments(0, '{"code": "pri'), Ended("length")]
+    model = _Model(["a", *cut], ["b"], ["c", *CODE[:2], CTRL_C], ["d"])
+    talk(model, "1", "2", "3", "4", tools="python", run_tools=True)
+    assert model.asked[3][0] == [
+        *(_user("1"), _assistant("a"), _user("2"), _assistant("b")),
+        *(_user("3"), _assistant("c"), _user("4")),
+    ]
+
+
+def test_ctrl_c_while_a_call_runs_answers_all_calls(talk, monkeypatch):
+    def interrupted(tool, arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_module, "run_call", interrupted)
+    calls = [*CODE[:3], *_call("python", {"code": "2"}, index=1)]
+    model = _Model(calls, ["b"])
+    _, _, err = talk(model, "1", "2", tools="python", run_tools=True)
+    assert "[stopped]" in err
+    results = model.asked[1][0][2:4]
+    assert [message["tool_call_id"] for message in results] == ["call_0", "call_1"]
+    assert {message["content"] for message in results} == {"not run: the user interrupted it"}

@@ -5,6 +5,7 @@ import pytest
 from openinfer import SamplingParams
 from openinfer._defaults import keep_honoured_defaults
 from openinfer._front import FrontSpec
+from openinfer._text_options import TextOptions
 from openinfer_text import GenerationDefaults
 
 
@@ -37,7 +38,7 @@ def test_further_front_processes_are_told_what_is_left(tiny_with, defaults):
         model_path=str(tiny_with(repetition_penalty=1.05, top_p=0.9)),
         served_model_names=("tiny",),
         generation_config="auto",
-        chat_template=None,
+        text=TextOptions(),
         version="0",
         defaults=defaults,
     )

@@ -13,6 +13,7 @@ import pytest
 from openinfer import _front
 from openinfer._front import FrontProcesses, FrontSpec, ReconnectingEngine
 from openinfer._resolve import resolve_model
+from openinfer._text_options import TextOptions
 from openinfer_contract import ContractVersionError, EngineDead, Hello, encode_frame
 
 _NEWER = 999
@@ -24,7 +25,7 @@ def spec():
         model_path=str(resolve_model(None).path),
         served_model_names=("tiny",),
         generation_config="auto",
-        chat_template=None,
+        text=TextOptions(),
         version="0",
     )
 

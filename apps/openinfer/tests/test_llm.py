@@ -1,6 +1,5 @@
 """LLM over the built-in model, and over a counting one where the output must be known."""
 
-import argparse
 import asyncio
 import itertools
 import threading
@@ -8,7 +7,6 @@ import threading
 import pytest
 
 from openinfer import LLM, GenerationFailed, RequestRejected, SamplingParams, UsageError
-from openinfer._llm import LocalModel
 from openinfer_contract import CommandDone, GetLoad, unpack_ids
 from openinfer_testing import CountingShape, ModelledExecutor, ModelledOptions
 
@@ -335,16 +333,3 @@ def test_a_template_of_ones_own(tmp_path, counting_llm):
     file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     llm = counting_llm(options={"chat_template": str(file)})
     assert llm.text.encode_chat(HELLO).text == "Hello!"
-
-
-def test_the_terminals_view_of_it(counting_llm):
-    made = counting_llm(max_model_len=64)
-    model = LocalModel(None, argparse.Namespace(max_num_seqs=2), ())
-    try:
-        assert model.name == made.name == "tiny"
-        assert "".join(model.stream_completion("Hello", {"max_tokens": 3, "temperature": 0}))
-        assert "".join(model.stream_chat(HELLO, {"temperature": 0}))
-        with pytest.raises(RequestRejected):
-            model.stream_chat([{"content": "x"}], {})
-    finally:
-        model.close()

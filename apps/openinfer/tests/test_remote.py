@@ -10,6 +10,14 @@ import pytest
 
 from openinfer import RemoteServerError
 from openinfer._remote import RemoteModel
+from openinfer._terminal_model import Ended
+from openinfer_text import (
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 _MODELS = json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode()
 
@@ -100,15 +108,68 @@ def test_a_completion_is_streamed(server):
     ]
 
 
-def test_a_chat_is_streamed(server):
-    deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": None}, {}]
-    events = [_event(choices=[{"delta": delta}]) for delta in deltas]
+def _chat(server, choices, tools=()):
+    events = [_event(choices=[choice]) for choice in choices]
     usage = _event(choices=[], usage={})
     server.replies["/v1/chat/completions"] = (200, [*events, usage, DONE], False)
-    messages = [{"role": "user", "content": "ü"}]
-    pieces = list(RemoteModel(server.url, "m").stream_chat(messages, {}))
-    assert pieces == ["", "a", "", ""]
-    assert server.asked[0][1] == {"model": "m", "messages": messages, "stream": True}
+    return list(RemoteModel(server.url, "m").stream_chat(MESSAGES, {}, tools))
+
+
+MESSAGES = [{"role": "user", "content": "ü"}]
+
+
+def test_a_chat_is_streamed(server):
+    deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": None}, {}]
+    choices = [{"delta": delta} for delta in deltas]
+    choices[-1]["finish_reason"] = "length"
+    assert _chat(server, choices) == [Content("a"), Ended("length")]
+    assert server.asked[0][1] == {"model": "m", "messages": MESSAGES, "stream": True}
+
+
+def test_reasoning_has_either_name(server):
+    both = {"reasoning": "b", "reasoning_content": "b"}
+    choices = [{"delta": {"reasoning_content": "a"}}, {"delta": both | {"content": "c"}}]
+    assert _chat(server, choices) == [
+        *(Reasoning("a"), Reasoning("b"), Content("c")),
+        Ended("stop"),
+    ]
+
+
+def _call(index, arguments, **head):
+    call = {"index": index, "function": {"arguments": arguments} | head}
+    return call | ({"id": f"id{index}", "type": "function"} if head else {})
+
+
+def test_calls_are_streamed_and_end_with_the_answer(server):
+    tool = {"type": "function", "function": {"name": "f"}}
+    choices = [
+        {"delta": {"tool_calls": [_call(3, "", name="f")]}},
+        {"delta": {"tool_calls": [_call(3, '{"a"'), _call(7, "{}", name="g")]}},
+        {"delta": {"tool_calls": [_call(3, ": 1}")]}},
+        {"delta": {}, "finish_reason": "tool_calls"},
+    ]
+    assert _chat(server, choices, [tool]) == [
+        *(ToolCallStart(0, "id3", "f"), ToolCallArguments(0, '{"a"')),
+        *(ToolCallStart(1, "id7", "g"), ToolCallArguments(1, "{}")),
+        *(ToolCallArguments(0, ": 1}"), ToolCallEnd(0), ToolCallEnd(1)),
+        Ended("tool_calls"),
+    ]
+    assert server.asked[0][1]["tools"] == [tool]
+
+
+def test_calls_that_were_cut_off_have_no_end(server):
+    choices = [{"delta": {"tool_calls": [_call(0, "{", name="f")]}, "finish_reason": "length"}]
+    assert _chat(server, choices)[-1] == Ended("length")
+    assert ToolCallEnd(0) not in _chat(server, choices)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [3, {"delta": 3}, {"delta": {"tool_calls": 3}}, {"delta": {"tool_calls": [{"index": 0}]}}],
+)
+def test_a_choice_that_is_not_understood_is_a_sentence(server, choice):
+    with pytest.raises(RemoteServerError, match="not understood"):
+        _chat(server, [choice])
 
 
 def test_events_may_be_cut_anywhere_and_comments_are_skipped(server):

@@ -15,7 +15,14 @@ def _settle(*arguments):
 
 def test_defaults():
     assert _settle() == (
-        {"host": "127.0.0.1", "port": 8000, "log_level": "info", "api_server_count": 1},
+        {
+            "host": "127.0.0.1",
+            "port": 8000,
+            "log_level": "info",
+            "api_server_count": 1,
+            "tool_call_parser": "auto",
+            "reasoning_parser": "auto",
+        },
         {},
     )
 

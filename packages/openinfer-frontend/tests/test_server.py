@@ -214,7 +214,9 @@ def test_addresses_that_cannot_be_listened_on():
 def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
     engine = fakes.FakeEngine()
     server = start(make_app(engine, stall_timeout_s=0.2))
-    body = json.dumps({"prompt": "Hi", "stream": True, "max_tokens": 400}).encode()
+    # Ids are bytes that cost little to make: the buffers between are full soon.
+    fields = {"prompt": "Hi", "stream": True, "max_tokens": 400, "return_token_ids": True}
+    body = json.dumps(fields).encode()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(server.socket.getsockname())
@@ -225,7 +227,7 @@ def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
         while engine.live:
             assert time.monotonic() - begun < 10
             taken = threading.Event()
-            server.call(lambda: engine.live and engine.emit("x" * 2**13))
+            server.call(lambda: engine.live and engine.emit("x" * 2**14))
             server.call(taken.set)
             # On a busy machine the loop would fall behind for ever.
             assert taken.wait(10)

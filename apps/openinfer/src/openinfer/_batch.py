@@ -17,7 +17,7 @@ from openinfer_contract import (
     unpack_floats,
     unpack_ids,
 )
-from openinfer_text import OutputText
+from openinfer_text import AssistantTurn, OutputParser, OutputText, Piece
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -32,6 +32,7 @@ class Completion:
     """The prompt's place in the batch."""
     sample: int = 0
     text: str = ""
+    """All that the model wrote, calls and reasoning included."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     """Of `token_ids`, when asked for."""
@@ -42,6 +43,8 @@ class Completion:
     """The stop string or stop token id that ended it; None for an end-of-sequence id."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    message: dict[str, Any] | None = None
+    """A chat's answer as a message to go on with: `content`, `reasoning`, `tool_calls`."""
 
 
 class Sample:
@@ -53,6 +56,7 @@ class Sample:
         request: GenerateRequest,
         output: OutputText,
         named_stops: Sequence[int] = (),
+        parser: OutputParser | None = None,
     ) -> None:
         """Begins.
 
@@ -61,6 +65,7 @@ class Sample:
             request: what the engine works on.
             output: turns its ids into text.
             named_stops: stop token ids that the caller asked for.
+            parser: of a chat's answer; makes the completion's message.
         """
         self._named_stops = frozenset(named_stops)
         self.completion = completion
@@ -68,7 +73,11 @@ class Sample:
         self.is_done = False
         """Nothing more will be added; a stop string is done before its request has ended."""
         self.has_ended = False
+        self.pieces: list[Piece] = []
+        """What the last event added, parsed."""
         self._output = output
+        self._parser = parser
+        self._turn = AssistantTurn()
         if request.logprobs is not None:
             completion.logprobs, completion.top_logprobs = [], []
 
@@ -85,6 +94,7 @@ class Sample:
             raise RequestRejected(end.message, end.field)
         if isinstance(end, Failed):
             raise GenerationFailed(end.message)
+        self.pieces = []
         if self.is_done:
             return ""
         if event.scheduled is not None:
@@ -106,7 +116,18 @@ class Sample:
             completion.finish_reason = end.reason
             if end.stop_token_id in self._named_stops:
                 completion.stop_reason = end.stop_token_id
+        if self._parser is not None:
+            self._parse(self._parser, text)
         return text
+
+    def _parse(self, parser: OutputParser, text: str) -> None:
+        self.pieces = parser.push(text)
+        if self.is_done:
+            self.pieces += parser.finish()
+        self._turn.add(self.pieces)
+        if self.is_done:
+            self.completion.message = self._turn.message()
+            self.completion.finish_reason = parser.finish_reason(self.completion.finish_reason)
 
     def _add_logprobs(self, event: TokenEvent, num_used: int) -> None:
         completion, logprobs = self.completion, event.logprobs

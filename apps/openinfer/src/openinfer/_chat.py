@@ -1,108 +1,227 @@
-"""`openinfer chat` and `openinfer complete`: the terminal's two ways to a model."""
+"""`openinfer chat`: a talk in the terminal."""
 
 import argparse
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.metadata import version
+from typing import Any
 
-from openinfer._flags import FLAGS
-from openinfer._remote import RemoteModel
+from openinfer._chat_tools import TOOLS, Tool, parse_tools, run_call
+from openinfer._screen import Screen
+from openinfer._terminal_model import Ended, Message, Model, open_model, sampling_options
 from openinfer.errors import UsageError
+from openinfer_contract import OpenInferError
+from openinfer_text import AssistantTurn, Content, Reasoning, ToolCall
 
-
-class Model(Protocol):
-    """What the terminal needs of a model, here or behind a URL."""
-
-    name: str
-
-    def stream_chat(
-        self, messages: list[dict[str, Any]], options: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """The answer to a conversation, piece by piece; closing the iterator ends it."""
-
-    def stream_completion(self, prompt: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """The continuation of a text, piece by piece; closing the iterator ends it."""
-
-    def close(self) -> None:
-        """Frees what the model holds."""
+MAX_ROUNDS = 8
+_HELP = """\
+/tools [NAMES]   the tools that the model may call; python,shell or none sets them
+/system [TEXT]   the system message; TEXT sets it
+/clear, /new     forgets the talk, keeps the system message
+/quit            ends, as does Ctrl-D; Ctrl-C stops an answer"""
+_NO_TERMINAL = (
+    "not run: nobody can be asked here; --run-tools runs calls unasked, without a sandbox"
+)
 
 
 def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs a conversation on the terminal until the input ends."""
-    model = _open_model(namespace, extra, namespace.positional)
-    options = _options(namespace)
-    messages: list[dict[str, Any]] = []
-    if namespace.system:
-        messages.append({"role": "system", "content": namespace.system})
-    print(f"{model.name}: Ctrl-C stops an answer, Ctrl-D ends the talk.", file=sys.stderr)
-    try:
-        while (line := _read_line()) is not None:
-            if not line.strip():
-                continue
-            messages.append({"role": "user", "content": line})
-            answer = _print_stream(model.stream_chat(messages, options))
-            messages.append({"role": "assistant", "content": answer})
-    finally:
-        model.close()
+    screen = Screen()
+    tools = parse_tools(namespace.tools)
+    if screen.is_interactive and not namespace.url:
+        screen.remark("loading the model ...")
+    model = open_model(namespace, extra, namespace.positional)
+    with closing(model):
+        talk = Talk(model, screen, sampling_options(namespace), runs_unasked=namespace.run_tools)
+        talk.tools = tools
+        talk.system = namespace.system
+        if screen.is_interactive:
+            _greet(screen, model.name, tools)
+        while (line := screen.read_line()) is not None:
+            if _is_command(line):
+                if not _obey(line, talk, screen):
+                    break
+            elif line.strip():
+                talk.say(line)
     return 0
 
 
-def complete(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Continues one text and ends."""
-    prompt = namespace.positional if namespace.positional is not None else sys.stdin.read()
-    if not prompt:
-        raise UsageError("there is nothing to complete; give a prompt or pipe one in")
-    model = _open_model(namespace, extra, None)
-    try:
-        _print_stream(model.stream_completion(prompt, _options(namespace)))
-    finally:
-        model.close()
-    return 0
+def _greet(screen: Screen, name: str, tools: Sequence[Tool]) -> None:
+    screen.remark(f"{name}, by OpenInfer {version('openinfer')}")
+    if tools:
+        named = ", ".join(tool.name for tool in tools)
+        screen.remark(f"It may call {named} on this machine, without a sandbox; you are asked.")
+        screen.remark('Try: "What is 1234 * 5678?"')
+    else:
+        screen.remark('Try: "Tell me a story about a fox." With --tools python it can calculate.')
+    screen.remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the talk.")
 
 
-def _open_model(
-    namespace: argparse.Namespace, extra: Sequence[str], positional: str | None
-) -> Model:
-    name = getattr(namespace, "model", None) or positional
-    if namespace.url:
-        if extra:
-            raise UsageError(f"{extra[0]} has no effect with --url")
-        for flag in FLAGS:
-            if flag.dest != "model" and flag.dest in vars(namespace):
-                raise UsageError(f"{flag.names[0]} has no effect with --url; leave it out")
-        return RemoteModel(namespace.url, name)
-    from openinfer._llm import LocalModel
-
-    return LocalModel(name, namespace, extra)
+def _is_command(line: str) -> bool:
+    # A path is no command.
+    words = line.split(maxsplit=1)
+    return bool(words) and words[0].startswith("/") and words[0].count("/") == 1
 
 
-def _options(namespace: argparse.Namespace) -> dict[str, Any]:
-    fields = ("max_tokens", "temperature", "top_p")
-    return {name: value for name in fields if (value := getattr(namespace, name)) is not None}
+def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
+    """Follows a command; whether the talk goes on."""
+    name, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if name in ("/quit", "/exit"):
+        return False
+    if name == "/help":
+        screen.remark(_HELP)
+    elif name in ("/clear", "/new"):
+        talk.messages.clear()
+        screen.remark("a new talk")
+    elif name == "/system":
+        if rest:
+            talk.system = rest
+        screen.remark(f"system message: {talk.system or 'none'}")
+    elif name == "/tools":
+        try:
+            talk.tools = parse_tools(rest) if rest else talk.tools
+        except UsageError as error:
+            screen.error(str(error))
+        named = ", ".join(tool.name for tool in talk.tools)
+        screen.remark(f"tools: {named or 'none'} (there are: {', '.join(TOOLS)})")
+    else:
+        screen.error(f"{name} is no command; /help lists them")
+    return True
 
 
-def _read_line() -> str | None:
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        print()
-        return ""
+class Talk:
+    """A conversation with one model.
 
+    Whatever happens in a turn, an interrupt included, what is kept is a conversation that a model
+    can go on with: every call has its result, and every question an answer, if only a part of one.
 
-def _print_stream(pieces: Iterator[str]) -> str:
-    """Prints as it comes; Ctrl-C ends the answer, what was printed stays in the conversation."""
-    text = []
-    try:
-        for piece in pieces:
-            text.append(piece)
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    finally:
-        close = getattr(pieces, "close", None)
-        if close is not None:
-            close()
-    print()
-    return "".join(text)
+    Attributes:
+        messages: all but the system message.
+        system: the system message.
+        tools: what the model may call.
+    """
+
+    def __init__(
+        self, model: Model, screen: Screen, options: dict[str, Any], *, runs_unasked: bool
+    ) -> None:
+        """Begins a talk.
+
+        Args:
+            model: not owned.
+            screen: where it happens.
+            options: sampling fields of every request.
+            runs_unasked: whether calls are run without asking.
+        """
+        self.messages: list[Message] = []
+        self.system: str | None = None
+        self.tools: Sequence[Tool] = ()
+        self._model = model
+        self._screen = screen
+        self._options = options
+        self._runs_unasked = runs_unasked
+        self._turn: AssistantTurn | None = None
+        self._open_calls: list[ToolCall] = []
+
+    def say(self, line: str) -> None:
+        """One turn of the user, and all that the model makes of it.
+
+        Raises:
+            OpenInferError: the model failed, and nobody is there to try again.
+        """
+        num_before = len(self.messages)
+        self.messages.append({"role": "user", "content": line})
+        try:
+            self._answer()
+        except KeyboardInterrupt:
+            self._settle()
+            self._screen.remark("[stopped]")
+        except OpenInferError as error:
+            del self.messages[num_before:]
+            self._turn, self._open_calls = None, []
+            if not self._screen.is_interactive:
+                raise
+            self._screen.error(str(error))
+        self._screen.end_line()
+
+    def _answer(self) -> None:
+        for _ in range(MAX_ROUNDS):
+            if not self._take_turn():
+                return
+            if not self._run_calls():
+                return
+        self._screen.remark(f"[stopped after {MAX_ROUNDS} rounds of calls]")
+
+    def _take_turn(self) -> bool:
+        """Streams one answer of the model; whether it ends in calls that wait for results."""
+        self._turn = turn = AssistantTurn()
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        tools = [tool.definition for tool in self.tools]
+        reason = ""
+        stream = self._model.stream_chat([*system, *self.messages], self._options, tools)
+        with closing(stream):
+            for piece in stream:
+                if isinstance(piece, Ended):
+                    reason = piece.reason
+                    continue
+                turn.add([piece])
+                if isinstance(piece, Content):
+                    self._screen.content(piece.text)
+                elif isinstance(piece, Reasoning):
+                    self._screen.reasoning(piece.text)
+        has_calls = reason == "tool_calls" and bool(turn.calls)
+        self._open_calls = list(turn.calls) if has_calls else []
+        self._keep(turn, with_calls=has_calls)
+        if reason == "length":
+            self._screen.remark("[cut off: no tokens left]")
+        return has_calls
+
+    def _keep(self, turn: AssistantTurn, *, with_calls: bool) -> None:
+        message = turn.message()
+        message["content"] = turn.content
+        # One name is enough for a model to read; calls without results would confuse it.
+        message.pop("reasoning", None)
+        if not with_calls:
+            message.pop("tool_calls", None)
+        self.messages.append(message)
+        self._turn = None
+
+    def _run_calls(self) -> bool:
+        """Runs the calls that wait; whether the model is to go on."""
+        goes_on = True
+        while self._open_calls:
+            call = self._open_calls[0]
+            tool = next((tool for tool in self.tools if tool.name == call.name), None)
+            text = None if tool is None else tool.argument(call.arguments)
+            self._screen.call(call.name, call.arguments if text is None else text)
+            if tool is None:
+                known = ", ".join(tool.name for tool in self.tools)
+                result = f"error: there is no tool {call.name!r}; there are: {known}"
+            elif text is None or self._may_run():
+                result = run_call(tool, call.arguments)
+            else:
+                goes_on, result = False, "not run: the user did not allow it"
+            self._screen.result(result)
+            self._close_call(result)
+        return goes_on
+
+    def _may_run(self) -> bool:
+        if self._runs_unasked:
+            return True
+        if not self._screen.is_interactive:
+            self._screen.error(_NO_TERMINAL)
+            return False
+        answer = self._screen.ask("run it? [y/N/always] ")
+        self._runs_unasked = answer in ("a", "always")
+        return self._runs_unasked or answer in ("y", "yes")
+
+    def _close_call(self, result: str) -> None:
+        call = self._open_calls.pop(0)
+        self.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": result})
+
+    def _settle(self) -> None:
+        """After an interrupt: what has come of the answer stays, calls count as not run."""
+        if self._turn is not None:
+            self._keep(self._turn, with_calls=False)
+        while self._open_calls:
+            self._close_call("not run: the user interrupted it")

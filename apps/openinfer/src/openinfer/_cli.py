@@ -84,6 +84,17 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     _add_client_flags(parser)
     parser.add_argument("--system", help="system message of the conversation")
+    parser.add_argument(
+        "--tools",
+        default="",
+        help="tools that the model may call: python,shell; each call is shown",
+    )
+    parser.add_argument(
+        "--run-tools",
+        action="store_true",
+        help="run calls without asking; there is no sandbox",
+    )
+    add_flags(parser, ("frontend",), only=("chat_template", "tool_call_parser", "reasoning_parser"))
     parser.set_defaults(run=_chat, takes_extra=True)
 
 
@@ -136,7 +147,7 @@ def _chat(namespace: argparse.Namespace, extra: list[str]) -> int:
 
 
 def _complete(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._chat import complete
+    from openinfer._complete import complete
 
     return complete(namespace, extra)
 

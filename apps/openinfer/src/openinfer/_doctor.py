@@ -8,6 +8,7 @@ from importlib.metadata import distributions, entry_points, version
 from openinfer._resolve import DEFAULT_MODEL, installed_checkpoints, resolve_model
 from openinfer_contract import OpenInferError
 from openinfer_engine import Refusal, installed_lines, read_config
+from openinfer_text import installed_parsers
 
 _GROUPS = (
     ("openinfer.models", "model lines"),
@@ -54,6 +55,8 @@ def _installed() -> Iterable[str]:
     for group, title in _GROUPS:
         found = ", ".join(sorted(point.name for point in entry_points(group=group))) or "none"
         yield f"{title}: {found}"
+    yield f"tool parsers: {', '.join(installed_parsers('tool'))}"
+    yield f"reasoning parsers: {', '.join(installed_parsers('reasoning'))}"
 
 
 def _model(model: str | None) -> tuple[bool, list[str]]:

@@ -6,7 +6,7 @@ What is not in the table is the business of `_line_options`.
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -192,6 +192,20 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
     Flag(
+        "tool_call_parser",
+        ("--tool-call-parser",),
+        "str",
+        "frontend",
+        "finds tool calls in answers: auto (by the template), none, hermes, ...",
+    ),
+    Flag(
+        "reasoning_parser",
+        ("--reasoning-parser",),
+        "str",
+        "frontend",
+        "finds reasoning in answers: auto (by the template), none, qwen3, ...",
+    ),
+    Flag(
         "generation_config",
         ("--generation-config",),
         "str",
@@ -227,11 +241,19 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 
-def add_flags(parser: argparse.ArgumentParser, scopes: Iterable[Scope]) -> None:
-    """Adds the table's flags of these scopes; only those the user sets reach the namespace."""
+def add_flags(
+    parser: argparse.ArgumentParser, scopes: Iterable[Scope], *, only: Collection[str] = ()
+) -> None:
+    """Adds the table's flags of these scopes; only those the user sets reach the namespace.
+
+    Args:
+        parser: gets them.
+        scopes: whose flags.
+        only: of these the ones with such a destination; all if empty.
+    """
     wanted = set(scopes)
     for flag in FLAGS:
-        if flag.scope not in wanted:
+        if flag.scope not in wanted or (only and flag.dest not in only):
             continue
         common: dict[str, Any] = {"dest": flag.dest, "default": argparse.SUPPRESS}
         if flag.kind == "switch":
@@ -248,7 +270,7 @@ def add_flags(parser: argparse.ArgumentParser, scopes: Iterable[Scope]) -> None:
             type=_argument_type(flag.kind),
             choices=flag.choices or None,
             metavar=flag.dest.upper() if not flag.choices else None,
-            help=flag.help + _default(flag),
+            help=(flag.help + _default(flag)).replace("%", "%%"),  # argparse formats it
             **common,
         )
 

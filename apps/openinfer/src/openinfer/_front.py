@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
 from openinfer_frontend import (
@@ -43,8 +44,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     served_model_names: tuple[str, ...]
     generation_config: Literal["auto", "vllm"]
-    chat_template: str | None
-    """Jinja source, not a path."""
+    text: TextOptions
     version: str
     defaults: GenerationDefaults | None = None
     """Sampling defaults in place of the checkpoint's own."""
@@ -59,7 +59,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def load_text(self) -> TextModel:
         """The checkpoint's tokenizer and template."""
-        text = TextModel.from_folder(self.model_path, chat_template=self.chat_template)
+        text = self.text.load(self.model_path)
         if self.defaults is not None:
             text.generation = self.defaults
         return text

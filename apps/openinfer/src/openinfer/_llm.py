@@ -1,9 +1,8 @@
 """`LLM`: an engine and a tokenizer in this process, for batches, notebooks and the terminal."""
 
-import argparse
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 from openinfer._batch import Batch, Completion, Message, Prompt, Sample
 from openinfer._defaults import keep_honoured_defaults
 from openinfer._flags import FLAGS, convert_option
-from openinfer._prepare import Prepared, prepare, read_template
+from openinfer._prepare import Prepared, prepare
 from openinfer._sampling_params import SamplingParams
+from openinfer._text_options import TextOptions
 from openinfer.errors import GenerationFailed, RequestRejected, UsageError
 from openinfer_contract import (
     EngineDead,
@@ -23,13 +23,22 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import InProcessEngine, launch_line
-from openinfer_text import InvalidChatInput, NoChatTemplate, OutputText, TemplateError, TextModel
+from openinfer_text import (
+    ChatPrompt,
+    InvalidChatInput,
+    NoChatTemplate,
+    OutputParser,
+    OutputText,
+    ParseContext,
+    TemplateError,
+)
 
 _OPTIONS = {
     flag.dest: flag
     for flag in FLAGS
     if flag.scope == "engine"
     or flag.dest in {"revision", "download_dir", "model_line", "chat_template"}
+    or flag.dest in {"tool_call_parser", "reasoning_parser"}
 }
 _SERVER_ONLY = {flag.dest for flag in FLAGS} - _OPTIONS.keys()
 
@@ -66,9 +75,7 @@ class LLM:
     def _start(self, prepared: Prepared, values: Mapping[str, Any]) -> None:
         spec = prepared.spec
         self.name = prepared.model.name
-        self.text = TextModel.from_folder(
-            prepared.model.path, chat_template=read_template(values.get("chat_template"))
-        )
+        self.text = TextOptions.from_values(values).load(prepared.model.path)
         self.engine = InProcessEngine(
             lambda: launch_line(spec), spec.engine, model_line=spec.model_line
         )
@@ -101,21 +108,33 @@ class LLM:
         params = params or SamplingParams()
         batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
         encoded = [self._encode(prompt) for prompt in batch]
-        return self._run(batch, encoded, params, has_progress_bar=has_progress_bar)
+        return self._run(
+            [
+                self._sample(ids, params, Completion(prompt=prompt, index=index, sample=sample))
+                for index, (prompt, ids) in enumerate(zip(batch, encoded, strict=True))
+                for sample in range(params.n)
+            ],
+            has_progress_bar=has_progress_bar,
+        )
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         has_progress_bar: bool = True,
         **template_options: Any,
     ) -> list[Completion]:
         """Answers conversations, each a list of messages with `role` and `content`.
 
+        Every completion has a `message`, the answer in OpenAI's form, to be appended to its
+        conversation; `finish_reason` is `tool_calls` when it ends in calls.
+
         Args:
             conversations: one or several.
             params: how to generate; without them, up to the end of the answer.
+            tools: OpenAI's tool definitions, which the model may call. None of them is run here.
             has_progress_bar: whether progress shows on stderr.
             template_options: as `TextModel.encode_chat`: `chat_template_kwargs`, ...
 
@@ -126,10 +145,24 @@ class LLM:
         params = params or SamplingParams(max_tokens=None)
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         batch: Any = [conversations] if is_one else list(conversations)
-        encoded = [self._encode_chat(messages, **template_options) for messages in batch]
-        return self._run(batch, encoded, params, has_progress_bar=has_progress_bar)
+        chats = [self._encode_chat(m, tools=tools, **template_options) for m in batch]
+        return self._run(
+            [
+                self._chat_sample(
+                    chat,
+                    params,
+                    Completion(prompt=messages, index=index, sample=sample),
+                    has_tools=bool(tools),
+                )
+                for index, (messages, chat) in enumerate(zip(batch, chats, strict=True))
+                for sample in range(params.n)
+            ],
+            has_progress_bar=has_progress_bar,
+        )
 
-    def stream(self, prompt: Prompt | bytes, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
         """The continuation of one prompt, piece by piece; closing the iterator ends it.
 
         Raises:
@@ -137,17 +170,14 @@ class LLM:
             GenerationFailed: the engine could not go on.
         """
         params = params or SamplingParams()
-        ids = prompt if isinstance(prompt, bytes) else self._encode(prompt)
-        request = self._request(ids, params, 0)
-        sample = Sample(
-            Completion(prompt="", index=0),
-            request,
-            self._output(params, ids),
-            params.stop_token_ids,
-        )
+        ids = self._encode(prompt)
+        yield from self._stream(self._sample(ids, params, Completion(prompt="", index=0)))
+
+    def _stream(self, sample: Sample) -> Generator[str, None, None]:
+        """The new text of every event; closing the iterator ends the request."""
         buffer = EventBuffer()
         try:
-            ticket = self.engine.submit(request, buffer)
+            ticket = self.engine.submit(sample.request, buffer)
         except EngineDead as error:
             raise GenerationFailed(error.reason) from error
         try:
@@ -171,15 +201,52 @@ class LLM:
                 raise RequestRejected(message, "prompt_token_ids")
         return pack_ids(prompt)
 
-    def _encode_chat(self, messages: Sequence[Message], **template_options: Any) -> bytes:
+    def _encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> ChatPrompt:
+        template = self.text.chat_template
+        if tools and template is not None and not template.takes_tools:
+            raise RequestRejected("this model's chat template has no place for tools", "tools")
+        if tools and self.text.tool_parser is None:
+            message = "this model has no tool parser; name one by tool_call_parser"
+            raise RequestRejected(message, "tools")
         try:
-            return self.text.encode_chat(messages, **template_options).token_ids
+            return self.text.encode_chat(messages, tools=tools or None, **template_options)
         except InvalidChatInput as error:
             raise RequestRejected(str(error), error.field) from error
         except (NoChatTemplate, TemplateError) as error:
             raise RequestRejected(str(error), "messages") from error
 
-    def _output(self, params: SamplingParams, prompt_token_ids: bytes) -> OutputText:
+    def _chat_sample(
+        self, chat: ChatPrompt, params: SamplingParams, completion: Completion, *, has_tools: bool
+    ) -> Sample:
+        parser = self.text.parser(chat.turn, has_tools=has_tools)
+        if parser is None:
+            parser = OutputParser(ParseContext(), reasoning=None, tools=None)
+        return self._sample(chat.token_ids, params, completion, parser)
+
+    def _sample(
+        self,
+        token_ids: bytes,
+        params: SamplingParams,
+        completion: Completion,
+        parser: OutputParser | None = None,
+    ) -> Sample:
+        return Sample(
+            completion,
+            self._request(token_ids, params, completion.sample),
+            self._output(params, token_ids, parser.markers if parser else ()),
+            params.stop_token_ids,
+            parser,
+        )
+
+    def _output(
+        self, params: SamplingParams, prompt_token_ids: bytes, shown_tokens: Sequence[str]
+    ) -> OutputText:
         eos = () if params.ignore_eos else (*self.engine.info.eos_token_ids, *self._own_eos())
         return self.text.output(
             stops=params.stops,
@@ -187,6 +254,7 @@ class LLM:
             stop_token_ids=(*eos, *params.stop_token_ids),
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
+            shown_tokens=shown_tokens,
             context_ids=unpack_ids(prompt_token_ids[-_CONTEXT_BYTES:]),
         )
 
@@ -210,52 +278,10 @@ class LLM:
             raise RequestRejected(rejected.message, rejected.field)
         return request
 
-    def _run(
-        self,
-        prompts: Sequence[Any],
-        encoded: Sequence[bytes],
-        params: SamplingParams,
-        *,
-        has_progress_bar: bool,
-    ) -> list[Completion]:
-        samples = [
-            Sample(
-                Completion(prompt=prompt, index=index, sample=sample),
-                self._request(ids, params, sample),
-                self._output(params, ids),
-                params.stop_token_ids,
-            )
-            for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))
-            for sample in range(params.n)
-        ]
+    def _run(self, samples: Sequence[Sample], *, has_progress_bar: bool) -> list[Completion]:
         with _progress_bar(len(samples), is_shown=has_progress_bar) as advance:
             Batch(self.engine, samples, advance).run()
         return [sample.completion for sample in samples]
-
-
-class LocalModel:
-    """An `LLM` as the terminal commands use a model."""
-
-    def __init__(
-        self, model: str | None, namespace: argparse.Namespace, extra: Sequence[str]
-    ) -> None:
-        self._llm = LLM._from_flags(model, vars(namespace), extra)
-        self.name = self._llm.name
-
-    def stream_chat(
-        self, messages: list[dict[str, Any]], options: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """The answer to a conversation, piece by piece; closing the iterator ends it."""
-        prompt = self._llm._encode_chat(messages)
-        return self._llm.stream(prompt, SamplingParams(**{"max_tokens": None, **options}))
-
-    def stream_completion(self, prompt: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """The continuation of a text, piece by piece; closing the iterator ends it."""
-        return self._llm.stream(prompt, SamplingParams(**{"max_tokens": 128, **options}))
-
-    def close(self) -> None:
-        """Frees the model."""
-        self._llm.close()
 
 
 def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

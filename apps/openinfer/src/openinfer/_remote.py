@@ -2,12 +2,21 @@
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from openinfer._terminal_model import Ended, Message
 from openinfer.errors import RemoteServerError
+from openinfer_text import (
+    Content,
+    Piece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -39,14 +48,27 @@ class RemoteModel:
         self.name = model or self._first_model()
 
     def stream_chat(
-        self, messages: list[dict[str, Any]], options: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """The answer to a conversation, piece by piece."""
-        body = {"model": self.name, "messages": messages, "stream": True, **options}
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Generator[Piece | Ended, None, None]:
+        """The answer to a conversation as it comes."""
+        body = {"model": self.name, "messages": list(messages), "stream": True, **options}
+        if tools:
+            body["tools"] = list(tools)
+        reader = _DeltaReader()
         for choice in self._events("/v1/chat/completions", body):
-            yield choice.get("delta", {}).get("content") or ""
+            try:
+                pieces = reader.read(choice)
+            except (AttributeError, TypeError, KeyError) as cause:
+                raise self._not_understood() from cause
+            yield from pieces
+        yield Ended(reader.finish_reason)
 
-    def stream_completion(self, prompt: str, options: Mapping[str, Any]) -> Iterator[str]:
+    def stream_completion(
+        self, prompt: str, options: Mapping[str, Any]
+    ) -> Generator[str, None, None]:
         """The continuation of a text, piece by piece."""
         body = {"model": self.name, "prompt": prompt, "stream": True, **options}
         for choice in self._events("/v1/completions", body):
@@ -76,12 +98,14 @@ class RemoteModel:
                     error = message.get("error")
                     choices = message.get("choices", [])[:1]
                 except (ValueError, AttributeError, TypeError) as cause:
-                    reason = f"{self._url} sent an event that is not understood"
-                    raise RemoteServerError(reason) from cause
+                    raise self._not_understood() from cause
                 if error:
                     raise RemoteServerError(_message_of(error) or "the server failed")
                 yield from choices
         raise RemoteServerError(f"{self._url} ended its answer too early")
+
+    def _not_understood(self) -> RemoteServerError:
+        return RemoteServerError(f"{self._url} sent an event that is not understood")
 
     @contextmanager
     def _answer(
@@ -116,6 +140,39 @@ class RemoteModel:
                 reason = _reason(response)
             raise RemoteServerError(f"{self._url} answered {response.status}: {reason}")
         return response
+
+
+class _DeltaReader:
+    """The deltas of one streamed choice as pieces."""
+
+    def __init__(self) -> None:
+        self.finish_reason = "stop"
+        self._calls: dict[int, int] = {}
+        """The server's numbers of calls, and ours."""
+
+    def read(self, choice: Mapping[str, Any]) -> list[Piece]:
+        """The pieces of one event; whole calls end with the choice."""
+        delta = choice.get("delta") or {}
+        pieces: list[Piece] = []
+        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+            pieces.append(Reasoning(str(reasoning)))
+        if content := delta.get("content"):
+            pieces.append(Content(str(content)))
+        for call in delta.get("tool_calls") or ():
+            pieces += self._read_call(call)
+        if reason := choice.get("finish_reason"):
+            self.finish_reason = str(reason)
+            if reason == "tool_calls":
+                pieces += [ToolCallEnd(index) for index in self._calls.values()]
+        return pieces
+
+    def _read_call(self, call: Mapping[str, Any]) -> Iterator[Piece]:
+        number, function = call.get("index", 0), call.get("function") or {}
+        if number not in self._calls:
+            self._calls[number] = len(self._calls)
+            yield ToolCallStart(self._calls[number], str(call["id"]), str(function["name"]))
+        if arguments := function.get("arguments"):
+            yield ToolCallArguments(self._calls[number], str(arguments))
 
 
 def _reason(response: http.client.HTTPResponse) -> str:

@@ -23,12 +23,14 @@ import msgspec
 from openinfer._config_file import read_config_file
 from openinfer._defaults import keep_honoured_defaults
 from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
-from openinfer._prepare import Prepared, prepare, read_template
+from openinfer._prepare import Prepared, prepare
+from openinfer._text_options import TextOptions
 from openinfer.errors import UsageError
 from openinfer_contract import EngineInfo
 from openinfer_engine import EngineSupervisor
 from openinfer_frontend import bind, create_app, new_event_loop
 from openinfer_frontend import serve as serve_http
+from openinfer_text import TextModel
 
 DRAIN_S = 30.0
 _DEFAULTS: dict[str, Any] = {
@@ -36,6 +38,8 @@ _DEFAULTS: dict[str, Any] = {
     "port": 8000,
     "log_level": "info",
     "api_server_count": 1,
+    "tool_call_parser": "auto",
+    "reasoning_parser": "auto",
 }
 
 _logger = logging.getLogger("openinfer")
@@ -93,7 +97,7 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
             model_path=str(prepared.model.path),
             served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
             generation_config=values.get("generation_config", "auto"),
-            chat_template=read_template(values.get("chat_template")),
+            text=TextOptions.from_values(values),
             version=version("openinfer"),
         )
         addresses = [values["engine_address"]] if values.get("engine_address") else []
@@ -111,6 +115,7 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
         if front.generation_config == "auto":
             defaults = keep_honoured_defaults(text, info)
             front = msgspec.structs.replace(front, defaults=defaults)
+        _logger.info("chats: %s", _describe_parsers(text))
         app = create_app(SupervisedEngine(supervisor), text, front.config())
         others = None
         if values["api_server_count"] > 1:
@@ -128,6 +133,17 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
             # A second signal cut off what was left here.
             others.kill()
         _logger.info("shutting down")
+
+
+def _describe_parsers(text: TextModel) -> str:
+    names = [
+        f"{what} by {parser.name}" if parser else f"{what} not parsed"
+        for what, parser in (
+            ("tool calls", text.tool_parser),
+            ("reasoning", text.reasoning_parser),
+        )
+    ]
+    return ", ".join(names)
 
 
 def _on_ready(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:

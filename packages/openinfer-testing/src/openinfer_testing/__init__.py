@@ -11,6 +11,13 @@ from openinfer_testing._modelled import (
     modelled_executor,
     zero_cost_executor,
 )
+from openinfer_testing._scripted import (
+    SCRIPTED_LINE,
+    ScriptedLine,
+    ScriptedOptions,
+    install_scripted_line,
+    write_scripted_checkpoint,
+)
 
 __all__ = [
     # executors without a device
@@ -22,4 +29,10 @@ __all__ = [
     # factories that an engine process can name
     "zero_cost_executor",
     "modelled_executor",
+    # a model that says what a test wrote
+    "write_scripted_checkpoint",
+    "install_scripted_line",
+    "ScriptedLine",
+    "ScriptedOptions",
+    "SCRIPTED_LINE",
 ]

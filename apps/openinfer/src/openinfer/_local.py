@@ -1,0 +1,50 @@
+"""`LocalModel`: an `LLM` as the terminal's commands use a model."""
+
+import argparse
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from openinfer._batch import Completion
+from openinfer._llm import LLM
+from openinfer._sampling_params import SamplingParams
+from openinfer._terminal_model import Ended, Message
+from openinfer_text import Piece
+
+
+class LocalModel:
+    """A model loaded into this process; satisfies `Model`."""
+
+    def __init__(
+        self, model: str | None, namespace: argparse.Namespace, extra: Sequence[str]
+    ) -> None:
+        self._llm = LLM._from_flags(model, vars(namespace), extra)
+        self.name = self._llm.name
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Generator[Piece | Ended, None, None]:
+        """The answer to a conversation as it comes; closing the iterator ends it."""
+        llm, params = self._llm, SamplingParams(**{"max_tokens": None, **options})
+        chat = llm._encode_chat(messages, tools=tools)
+        sample = llm._chat_sample(
+            chat, params, Completion(prompt=messages, index=0), has_tools=bool(tools)
+        )
+        # Closed by hand: what an interrupt leaves open would only end with the garbage.
+        with closing(llm._stream(sample)) as texts:
+            for _ in texts:
+                yield from sample.pieces
+        yield Ended(sample.completion.finish_reason)
+
+    def stream_completion(
+        self, prompt: str, options: Mapping[str, Any]
+    ) -> Generator[str, None, None]:
+        """The continuation of a text, piece by piece; closing the iterator ends it."""
+        return self._llm.stream(prompt, SamplingParams(**{"max_tokens": 128, **options}))
+
+    def close(self) -> None:
+        """Frees the model."""
+        self._llm.close()

@@ -1,0 +1,122 @@
+"""`Screen`: the terminal as a talk uses it.
+
+Answers go to standard output and nothing else does, so that they can be piped; reasoning, calls,
+results and remarks go to standard error.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+_STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "red": "\x1b[31m"}
+_RESET = "\x1b[0m"
+_MAX_RESULT_LINES = 20
+
+
+class Screen:
+    """Reads lines and writes what a talk consists of.
+
+    Attributes:
+        is_interactive: whether somebody types.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.is_interactive = sys.stdin.isatty()
+        is_plain = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
+        self._has_styles = sys.stderr.isatty() and not is_plain
+        self._open_stream: TextIO | None = None
+        """Where a text was written that has not ended its line."""
+        self._remember = _prepare_line_editing() if self.is_interactive else None
+
+    def read_line(self) -> str | None:
+        """The next line of the talk: "" after Ctrl-C, None at the end of the input."""
+        line = self._read("> ")
+        if line and self._remember is not None:
+            self._remember(line)
+        return line
+
+    def ask(self, question: str) -> str:
+        """An answer in one word, lower case; "" when there is none."""
+        return (self._read(question) or "").strip().lower()
+
+    def _read(self, prompt: str) -> str | None:
+        self.end_line()
+        if not self.is_interactive:
+            prompt = ""
+        elif not sys.stdout.isatty():
+            print(prompt, end="", file=sys.stderr, flush=True)
+            prompt = ""
+        try:
+            return input(prompt)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return ""
+
+    def content(self, text: str) -> None:
+        """The next characters of an answer."""
+        self._write(text, sys.stdout)
+
+    def reasoning(self, text: str) -> None:
+        """The next characters of what the model thinks."""
+        self._write(text, sys.stderr, "dim")
+
+    def remark(self, text: str) -> None:
+        """A line about the talk."""
+        self.end_line()
+        print(self._styled(text, "dim"), file=sys.stderr, flush=True)
+
+    def error(self, text: str) -> None:
+        """A line about what went wrong."""
+        self.end_line()
+        print(self._styled(text, "red"), file=sys.stderr, flush=True)
+
+    def call(self, name: str, text: str) -> None:
+        """A call, and what it would run."""
+        self.end_line()
+        print(self._styled(f"[{name}]", "bold"), file=sys.stderr)
+        print(_indented(text), file=sys.stderr, flush=True)
+
+    def result(self, text: str) -> None:
+        """What a call gave; long results are cut here, and only here."""
+        lines = text.splitlines()
+        if len(lines) > _MAX_RESULT_LINES:
+            num_more = len(lines) - _MAX_RESULT_LINES
+            lines[_MAX_RESULT_LINES:] = [f"... and {num_more} more lines"]
+        self.remark(_indented("\n".join(lines)))
+
+    def end_line(self) -> None:
+        """Ends the line of what was written last."""
+        if self._open_stream is not None:
+            print(file=self._open_stream, flush=True)
+            self._open_stream = None
+
+    def _write(self, text: str, stream: TextIO, style: str | None = None) -> None:
+        if not text:
+            return
+        if self._open_stream is not stream:
+            self.end_line()
+        print(self._styled(text, style), end="", file=stream, flush=True)
+        self._open_stream = None if text.endswith("\n") else stream
+
+    def _styled(self, text: str, style: str | None) -> str:
+        if style is None or not self._has_styles:
+            return text
+        return f"{_STYLES[style]}{text}{_RESET}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _prepare_line_editing() -> Callable[[str], None]:
+    """Switches line editing on for `input`; what puts a line into its history."""
+    try:
+        import readline
+    except ImportError:  # not every Python has it
+        return lambda line: None
+    # Answers to our questions are no lines to come back to.
+    readline.set_auto_history(False)
+    return readline.add_history

@@ -1,0 +1,128 @@
+"""Tool calls and reasoning through the real server, by the official client."""
+
+import os
+
+import openai
+import pytest
+
+from openinfer_testing import install_scripted_line, write_scripted_checkpoint
+
+_ARGUMENTS = '{"code": "print(\\"</tool_call>\\")"}'
+_CALL = f'<tool_call>\n{{"name": "python", "arguments": {_ARGUMENTS}}}\n</tool_call>'
+_OTHER = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+_ANSWERS = [f"<think>\nhm\n</think>\n\nLet me see.\n{_CALL}\n{_OTHER}", "That was it."]
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Runs {name}.",
+            "parameters": {"type": "object", "properties": {argument: {"type": "string"}}},
+        },
+    }
+    for name, argument in (("python", "code"), ("shell", "command"))
+]
+_USER = {"role": "user", "content": "What does it print?"}
+
+
+@pytest.fixture
+def server(tmp_path, start_server):
+    site = install_scripted_line(tmp_path / "site")
+    folder = write_scripted_checkpoint(tmp_path / "model", _ANSWERS)
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    options = ("--served-model-name", "scripted", "--api-server-count", "2", "--step-s", "0.005")
+    return start_server("--model", str(folder), *options, env={"PYTHONPATH": path})
+
+
+def _ask(server, messages, **options):
+    return server.client.chat.completions.create(
+        model="scripted", messages=messages, **({"tools": _TOOLS} | options)
+    )
+
+
+def test_a_round_of_calls(server):
+    answer = _ask(server, [_USER]).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content == "Let me see."
+    assert answer.message.model_extra["reasoning"] == "hm"
+    assert answer.message.model_extra["reasoning_content"] == "hm"
+    calls = answer.message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("python", _ARGUMENTS),
+        ("shell", '{"command": "ls"}'),
+    ]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "x"} for call in calls]
+    end = _ask(server, [_USER, answer.message.to_dict(), *results]).choices[0]
+    assert (end.message.content, end.finish_reason) == ("That was it.", "stop")
+    assert end.message.tool_calls is None
+    assert any("tool calls by hermes, reasoning by qwen3" in line for line in server.log)
+
+
+def test_a_stream_of_calls(server):
+    names, arguments, texts, thoughts, num_chunks = {}, {}, "", "", 0
+    for chunk in _ask(server, [_USER], stream=True):
+        num_chunks += 1
+        (choice,) = chunk.choices
+        texts += choice.delta.content or ""
+        thoughts += choice.delta.model_extra.get("reasoning") or ""
+        for call in choice.delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index not in names, "id and name come once"
+                names[call.index] = call.function.name
+            arguments.setdefault(call.index, "")
+            arguments[call.index] += call.function.arguments
+    assert choice.finish_reason == "tool_calls"
+    assert num_chunks > 10
+    assert (texts, thoughts) == ("Let me see.", "hm")
+    assert names == {0: "python", 1: "shell"}
+    assert arguments == {0: _ARGUMENTS, 1: '{"command": "ls"}'}
+
+
+def test_the_clients_own_stream_helper_agrees(server):
+    whole = _ask(server, [_USER]).choices[0].message
+    with server.client.chat.completions.stream(
+        model="scripted", messages=[_USER], tools=_TOOLS
+    ) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    assert streamed.content == whole.content
+    assert [call.function.arguments for call in streamed.tool_calls] == [
+        call.function.arguments for call in whole.tool_calls
+    ]
+
+
+def test_cut_off_calls_end_by_length(server):
+    answer = _ask(server, [_USER], max_tokens=30).choices[0]
+    assert answer.finish_reason == "length"
+    (call,) = answer.message.tool_calls
+    assert _ARGUMENTS.startswith(call.function.arguments)
+    with pytest.raises(openai.BadRequestError) as caught:
+        _ask(server, [_USER, answer.message.to_dict()])
+    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_choices_and_tools_that_are_refused(server):
+    for options, param in (
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            _ask(server, [_USER], **options)
+        assert caught.value.param == param
+    answer = _ask(server, [_USER], tool_choice="none").choices[0]
+    assert answer.finish_reason == "stop"
+    assert "<tool_call>" in answer.message.content
+
+
+def test_the_built_in_model_takes_tools(tiny_server):
+    """What it makes of them is the model's own matter."""
+    body = {"model": "tiny", "messages": [_USER], "tools": _TOOLS, "max_tokens": 24}
+    status, answer = tiny_server.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+
+
+def test_an_unknown_parser_ends_the_start_with_a_sentence(run_openinfer):
+    status, _, stderr = run_openinfer("serve", "--port", "0", "--tool-call-parser", "nope")
+    assert status == 1
+    assert "--tool-call-parser nope: not installed; there are auto, none, hermes" in stderr
+    assert "Traceback" not in stderr
