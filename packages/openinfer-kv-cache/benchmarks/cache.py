@@ -1,11 +1,21 @@
 """Figures of the README: keys, hits, a decode step, a large pool. Best of five, one core."""
 
+import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from openinfer_kv_cache import BlockPool, CacheGroup, KVCache, Plane
+from openinfer_kv_cache import (
+    EVICTION_POLICIES,
+    BlockPool,
+    CacheGroup,
+    EvictionPolicy,
+    KVCache,
+    KVEventBatch,
+    Plane,
+)
 
 GROUP = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
 PROMPT = np.random.default_rng(0).integers(0, 150_000, 100_000, dtype=np.uint32)
@@ -27,6 +37,9 @@ def main() -> None:
 
     print(f"match and close, 6,249 blocks       {best(hit):9.1f} us")
     print(f"match, open, close, 6,249 blocks    {best(admit):9.1f} us")
+    for name, make in EVICTION_POLICIES.items():
+        print(f"fill, close, evict 6,250 by {name:8}{best(turn_over(make)):9.1f} us")
+    print(f"the same by lru, with events sent   {best(turn_over(None, has_events=True)):9.1f} us")
     decode()
 
 
@@ -38,6 +51,32 @@ def best(function: Callable[[], object]) -> float:
         function()
         times.append(time.perf_counter() - start)
     return min(times) * 1e6
+
+
+def turn_over(
+    make: Callable[[Callable[[], float]], EvictionPolicy] | None, *, has_events: bool = False
+) -> Callable[[], None]:
+    """A prompt takes the place of another one, of which every block is evicted."""
+    cache = KVCache(
+        (GROUP,),
+        num_blocks=6_250,
+        has_events=has_events,
+        eviction=None if make is None else partial(make, time.monotonic),
+    )
+    numbers = itertools.count()
+
+    def run() -> None:
+        number = next(numbers)
+        cache.begin_step(number)
+        sequence = cache.open(cache.keys(PROMPT + np.uint32(number)))
+        assert sequence.try_schedule(len(PROMPT)) is not None
+        cache.complete_step(number)
+        sequence.close(in_flight_until=None)
+        if has_events:
+            KVEventBatch(0.0, cache.take_events(), 0).encode()
+
+    run()
+    return run
 
 
 def hash_prompt() -> None:

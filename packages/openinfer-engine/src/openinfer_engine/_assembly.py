@@ -115,6 +115,7 @@ def _assembled(
         has_prefix_cache=options.enable_prefix_caching,
         has_events=options.is_publishing_kv_events,
         eviction=None if make_policy is None else partial(make_policy, clock),
+        clock=clock,
     )
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     engine_info = build_engine_info(

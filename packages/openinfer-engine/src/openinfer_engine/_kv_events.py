@@ -2,16 +2,25 @@
 
 import logging
 import time
+from typing import Protocol
 
-from openinfer_kv_cache import (
-    KVCache,
-    KVEventBatch,
-    KVEventsConfig,
-    ReplayServer,
-    ZmqPublisher,
-)
+from openinfer_kv_cache import KVCache, KVEventBatch, KVEventsConfig, ZmqPublisher
 
 _logger = logging.getLogger(__name__)
+
+
+class Replay(Protocol):
+    """Answers subscribers that missed batches, between steps and while the engine is idle."""
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until `serve` is to be called anyway; None: when it is readable."""
+
+    def fileno(self) -> int:
+        """For a selector."""
+
+    def serve(self) -> None:
+        """Does a little work; never blocks."""
 
 
 class KVEventOutlet:
@@ -34,8 +43,8 @@ class KVEventOutlet:
         )
 
     @property
-    def replay(self) -> ReplayServer | None:
-        """What answers subscribers that missed batches; the host of the loop serves it."""
+    def replay(self) -> Replay | None:
+        """For the host of the loop to serve; None if nobody can ask."""
         return self._publisher.replay
 
     def flush(self) -> None:

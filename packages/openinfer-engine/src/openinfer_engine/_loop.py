@@ -37,9 +37,8 @@ from openinfer_contract import (
 )
 from openinfer_engine._executor import Executor
 from openinfer_engine._intake import check_intake
-from openinfer_engine._kv_events import KVEventOutlet
+from openinfer_engine._kv_events import KVEventOutlet, Replay
 from openinfer_engine.errors import ExecutorDead, StepFailed
-from openinfer_kv_cache import ReplayServer
 from openinfer_scheduler import Effects, Scheduler
 
 LOOP_COMMANDS = frozenset({"get_load", "reset_prefix_cache", "pause", "resume"})
@@ -113,7 +112,7 @@ class EngineLoop:
         )
 
     @property
-    def replay(self) -> ReplayServer | None:
+    def replay(self) -> Replay | None:
         """What the host of the loop serves beside it: replay of KV events, if asked for."""
         return None if self._kv_events is None else self._kv_events.replay
 

@@ -22,9 +22,9 @@ from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
 from openinfer_kv_cache._slabs import SlabLayout, plan_slabs
 from openinfer_kv_cache._state import BlockCopy
-from openinfer_kv_cache._stats import CacheStats
+from openinfer_kv_cache._stats import CacheStats, GroupStats
 from openinfer_kv_cache._steps import Reservation
-from openinfer_kv_cache._zmq import ReplayServer, ZmqPublisher
+from openinfer_kv_cache._zmq import ZmqPublisher
 from openinfer_kv_cache.errors import (
     KVCacheError,
     KVEventError,
@@ -49,6 +49,7 @@ __all__ = [
     "SlabLayout",
     "plan_slabs",
     "CacheStats",
+    "GroupStats",
     "EvictionPolicy",
     "Standing",
     "CacheUse",
@@ -62,7 +63,6 @@ __all__ = [
     "KVEventBatch",
     "KVEventsConfig",
     "ZmqPublisher",
-    "ReplayServer",
     "BlockPool",
     "MutableLease",
     "SealedLease",

@@ -77,7 +77,7 @@ class SlabPool(BlockPool):
         cached = ids[self._is_indexed[ids]]
         self._evictable.remove(cached)
         self.withdraw(cached)
-        self.num_evictions += len(cached)
+        self._count_evicted(cached)
         free = self._free[: self._num_free]
         kept = free[free // self.blocks_per_slab != slab]
         self._free[: len(kept)] = kept

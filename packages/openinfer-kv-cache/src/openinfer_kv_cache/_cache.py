@@ -1,5 +1,6 @@
 """The cache of one engine: what a scheduler holds."""
 
+import time
 from collections.abc import Callable, Sequence
 
 from openinfer_kv_cache._arena_space import ArenaSpace
@@ -7,10 +8,11 @@ from openinfer_kv_cache._events import CacheEvents, KVEvent
 from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse, EvictionPolicy
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
+from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
 from openinfer_kv_cache._slabs import plan_slabs
 from openinfer_kv_cache._space import BlockSpace, PoolSpace
-from openinfer_kv_cache._stats import CacheStats
+from openinfer_kv_cache._stats import CacheStats, GroupStats
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache.errors import NotIdle, UnsupportedGroup
 
@@ -36,6 +38,7 @@ class KVCache:
         has_prefix_cache: bool = True,
         has_events: bool = False,
         eviction: Callable[[], EvictionPolicy] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty.
 
@@ -48,6 +51,7 @@ class KVCache:
             has_prefix_cache: see the class.
             has_events: keep events for `take_events`, which must then be called now and then.
             eviction: makes the policy of one group; None: least recently used goes first.
+            clock: seconds, read once a step, for statistics alone.
 
         Raises:
             UnsupportedGroup: block sizes that do not go together.
@@ -66,6 +70,8 @@ class KVCache:
                 pool.events = self._events.group(index, group)
         self._computing: list[SequenceCache] = []
         """Sequences that may still compute known tokens which others can share."""
+        self._clock = clock
+        self._num_queries = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -203,15 +209,19 @@ class KVCache:
         elif hit.epoch != self._epoch():
             raise ValueError("the cache was reset or a step reverted: close the hit, match again")
         else:
+            self._num_queries += 1
             self._num_queried_tokens += keys.num_tokens
             self._num_hit_tokens += hit.num_tokens
         is_cacheable = is_cacheable and self.has_prefix_cache
         num_tokens = hit.num_tokens
+        leases = hit.take()
+        for lease in leases:
+            lease.note_reuse()
         sequence = SequenceCache(
             self._space,
             self._ledger,
             keys,
-            hit.take(),
+            leases,
             num_cached_tokens=num_tokens,
             is_cacheable=is_cacheable,
             use=use,
@@ -227,6 +237,9 @@ class KVCache:
             StepOrderError: ids must rise.
         """
         self._ledger.begin(step_id)
+        now = self._clock()
+        for pool in self._space.pools:
+            pool.now = now
         if self._computing:
             self._computing = [each for each in self._computing if each.is_computing]
 
@@ -280,6 +293,7 @@ class KVCache:
             num_queried_tokens=self._num_queried_tokens,
             num_hit_tokens=self._num_hit_tokens,
             num_evictions=sum(pool.num_evictions for pool in pools),
+            groups=tuple(map(self._group_stats, self.groups, pools)),
         )
 
     def assert_idle(self) -> None:
@@ -292,6 +306,22 @@ class KVCache:
         num_steps = self._ledger.num_in_flight
         if stats.num_used or stats.num_pinned or stats.num_open_leases or num_steps:
             raise NotIdle(f"{num_steps} steps in flight, {stats}")
+
+    def _group_stats(self, group: CacheGroup, pool: BlockPool) -> GroupStats:
+        return GroupStats(
+            name=group.name,
+            tier="device",
+            num_blocks=pool.num_blocks,
+            num_cached=pool.num_cached,
+            num_evictable=pool.num_evictable,
+            num_queries=self._num_queries,
+            num_queried_tokens=self._num_queried_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+            num_evictions=pool.num_evictions,
+            residency_s=pool.residency_s,
+            num_reused=pool.num_reused,
+            reuse_gap_s=pool.reuse_gap_s,
+        )
 
     def _max_hit(self, keys: BlockKeys, max_tokens: int | None) -> int:
         if not self.has_prefix_cache:

@@ -164,6 +164,10 @@ class CachedLease(_Lease):
         """The indexed block that another one would continue."""
         return int(self._anchors[-1]) if len(self._anchors) else None
 
+    def note_reuse(self) -> None:
+        """Tell the pool that a sequence begins on these blocks, which `match` has found."""
+        self._pool.note_reuse(self._ids)
+
     def note_use(self, use: CacheUse) -> None:
         """Tell the pool's policy who has used the blocks."""
         self._pool.note_use(self._anchors, use)

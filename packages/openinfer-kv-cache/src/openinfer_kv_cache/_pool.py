@@ -31,7 +31,11 @@ class BlockPool:
         num_blocks: blocks in total.
         namespace: raised by `reset`; keys of an older namespace are not indexed any more.
         num_evictions: cached blocks given up for new ones so far.
+        num_reused: indexed blocks that a sequence found held by nobody.
+        residency_s: seconds that evicted blocks were indexed, summed.
+        reuse_gap_s: seconds that reused blocks had not been used, summed.
         num_open_leases: leases that were neither consumed nor closed.
+        now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
     """
 
@@ -40,13 +44,16 @@ class BlockPool:
             raise ValueError(f"num_blocks must be at least 1 and fit 31 bits, got {num_blocks}")
         self.num_blocks = num_blocks
         self.namespace = 0
-        self.num_evictions = 0
+        self.num_evictions = self.num_reused = 0
+        self.residency_s = self.reuse_gap_s = self.now = 0.0
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
         self._is_indexed = np.zeros(num_blocks, np.bool_)
+        self._stored_at = np.zeros(num_blocks)
+        self._used_at = np.zeros(num_blocks)
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
@@ -60,8 +67,20 @@ class BlockPool:
         assert not self._index, "a policy comes too late"
         self._evictable = self._policed = PolicyQueue(len(self._keys), policy, self._index)
 
+    @property
+    def num_cached(self) -> int:
+        """Indexed blocks."""
+        return len(self._index)
+
+    def note_reuse(self, ids: BlockIds) -> None:
+        """A sequence begins on indexed blocks that it has just been given a reference to."""
+        reused = ids[self._refcounts[ids] == 1]
+        self.num_reused += len(reused)
+        self.reuse_gap_s += len(reused) * self.now - float(self._used_at[reused].sum())
+
     def note_use(self, ids: BlockIds, use: CacheUse) -> None:
-        """Tell the policy, if there is one, who is about to let go of these indexed blocks."""
+        """A sequence is about to let go of these indexed blocks; the policy is told."""
+        self._used_at[ids] = self.now
         if self._policed is not None:
             self._policed.use(ids, use)
 
@@ -180,12 +199,16 @@ class BlockPool:
             parent = None if above is None else self._keys[above]
             self._policed.add(own, indexed, keys, parent)
         if indexed == own:
-            self._is_indexed[ids] = True
+            self._mark_indexed(ids)
             return ids
         anchors = np.array(indexed, np.int32)
-        self._is_indexed[ids[anchors == ids]] = True
+        self._mark_indexed(ids[anchors == ids])
         self.retain(anchors[anchors != ids])
         return anchors
+
+    def _mark_indexed(self, ids: BlockIds) -> None:
+        self._is_indexed[ids] = True
+        self._stored_at[ids] = self._used_at[ids] = self.now
 
     def _free_idle(self, keys: Sequence[bytes]) -> None:
         """Frees the evictable blocks that are indexed under `keys`."""
@@ -244,7 +267,11 @@ class BlockPool:
         ids = self._evictable.pop(num)
         self.withdraw(ids)
         self._put_free(ids)
-        self.num_evictions += num
+        self._count_evicted(ids)
+
+    def _count_evicted(self, ids: BlockIds) -> None:
+        self.num_evictions += len(ids)
+        self.residency_s += len(ids) * self.now - float(self._stored_at[ids].sum())
 
     def _put_free(self, ids: BlockIds) -> None:
         self._free[self._num_free : self._num_free + len(ids)] = ids

@@ -4,6 +4,39 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """One group in one tier. What is counted from the start only grows: rates are differences.
+
+    Attributes:
+        name: of the group.
+        tier: "device".
+        num_blocks: blocks it has at the moment.
+        num_cached: of these, the ones that a prefix can hit.
+        num_evictable: of the cached ones, those that nobody holds.
+        num_queries: sequences that looked for a prefix.
+        num_queried_tokens: their tokens.
+        num_hit_tokens: of those, found here.
+        num_evictions: cached blocks given up for others.
+        residency_s: seconds between storing and giving up, summed over `num_evictions`.
+        num_reused: cached blocks that a sequence found held by nobody.
+        reuse_gap_s: seconds since somebody had last used them, summed over `num_reused`.
+    """
+
+    name: str
+    tier: str
+    num_blocks: int
+    num_cached: int
+    num_evictable: int
+    num_queries: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_evictions: int
+    residency_s: float
+    num_reused: int
+    reuse_gap_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
     """A snapshot; blocks are counted once however many sequences share them.
 
@@ -18,6 +51,7 @@ class CacheStats:
         num_queried_tokens: prompt tokens of opened sequences that looked for a prefix; only grows.
         num_hit_tokens: of those, found in the cache; only grows.
         num_evictions: cached blocks given up for new ones; only grows.
+        groups: the same and more by group and tier.
     """
 
     num_blocks: int
@@ -30,3 +64,4 @@ class CacheStats:
     num_queried_tokens: int
     num_hit_tokens: int
     num_evictions: int
+    groups: tuple[GroupStats, ...]
