@@ -198,6 +198,7 @@ class SequenceBlocks:
             after: `sealed` once it was.
         """
         if after != before:
+            self.num_landed = max(self.num_landed, after[0])
             self.announce(keys, before[0], after[0])
 
     def undo(

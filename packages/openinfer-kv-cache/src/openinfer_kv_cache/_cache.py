@@ -37,6 +37,7 @@ class KVCache:
         max_unsettled_tokens: int | None = None,
         has_prefix_cache: bool = True,
         has_events: bool = False,
+        keeps_token_ids: bool = False,
         eviction: Callable[[], EvictionPolicy] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,6 +51,7 @@ class KVCache:
                 bounds the room that window groups are thought to need. None: whole sequences.
             has_prefix_cache: see the class.
             has_events: keep events for `take_events`, which must then be called now and then.
+            keeps_token_ids: let keys keep them, for tiers, which compare them; events imply it.
             eviction: makes the policy of one group; None: least recently used goes first.
             clock: seconds, read once a step, for statistics alone.
 
@@ -65,6 +67,7 @@ class KVCache:
                 pool.order_by(eviction())
         self._ledger = StepLedger()
         self._events = CacheEvents() if has_events else None
+        self._keeps_token_ids = keeps_token_ids or has_events
         if self._events is not None:
             for index, (group, pool) in enumerate(zip(groups, self._space.pools, strict=True)):
                 pool.events = self._events.group(index, group)
@@ -74,6 +77,18 @@ class KVCache:
         self._num_queries = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the one full group, for tiers.
+
+        Raises:
+            UnsupportedGroup: there are other groups.
+        """
+        if not isinstance(self._space, PoolSpace):
+            other = self.groups[-1]
+            raise UnsupportedGroup(other.name, other.kind, "tiers hold one full group alone")
+        return self._space.pools[0]
 
     @property
     def num_blocks(self) -> int:
@@ -126,7 +141,7 @@ class KVCache:
             self._space.tokens_per_key,
             adapter_uid=adapter_uid,
             salt=salt,
-            keeps_token_ids=self._events is not None,
+            keeps_token_ids=self._keeps_token_ids,
             boundaries=boundaries,
         )
         keys.extend(token_ids)

@@ -54,6 +54,12 @@ class GroupedBlocks:
         )
 
     @property
+    def num_landed(self) -> int:
+        """Leading blocks of the first group whose every position is known to be computed."""
+        first = self._tables[0]
+        return first.num_landed if isinstance(first, SequenceBlocks) else 0
+
+    @property
     def is_current(self) -> bool:
         """Whether blocks can still be indexed: the cache was not reset meanwhile."""
         return self._namespace == self._arena.pools[0].namespace

@@ -142,6 +142,15 @@ class SequenceCache:
         return self._blocks.capacity
 
     @property
+    def num_landed_blocks(self) -> int:
+        """Leading blocks that are computed and can be found, of the first group."""
+        self._check_open()
+        blocks = self._blocks
+        if not self._is_cacheable or not blocks.is_current:
+            return 0
+        return min(blocks.num_landed, blocks.num_published // self.keys.tokens_per_block)
+
+    @property
     def is_computing(self) -> bool:
         """Whether it may still compute known tokens that others can share."""
         return self.shared_after(0) is not None

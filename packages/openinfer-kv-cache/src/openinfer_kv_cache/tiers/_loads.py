@@ -1,0 +1,206 @@
+"""Loads from tiers, on behalf of requests that the scheduler does not know yet.
+
+    resolve ──> loading ──transfer over──> done        its blocks are cached: match again
+                   │  └────failed────────> failed      recompute
+                   └──deadline──> late                 recompute; the blocks stay held until
+                                                       the transfer is over
+
+Whatever happens, the request goes on: a tier can only make it faster.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, final
+
+from openinfer_kv_cache._cache import KVCache
+from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._lease import MutableLease
+from openinfer_kv_cache._sequence import PrefixHit
+from openinfer_kv_cache.tiers._protocol import BlockSpan, CacheTier, TierHit, TierTransfer
+
+LoadState = Literal["loading", "done", "late", "failed"]
+
+
+@final
+class TierLoad:
+    """One request's load.
+
+    Attributes:
+        state: see the module; a request waits only while it is "loading".
+        tier: name of the tier.
+        num_tokens: positions that are loaded.
+        error: why it failed, or None.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_hit",
+        "_keys",
+        "_lease",
+        "_namespace",
+        "_transfer",
+        "error",
+        "num_tokens",
+        "state",
+        "tier",
+    )
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        hit: PrefixHit,
+        lease: MutableLease,
+        transfer: TierTransfer,
+        *,
+        namespace: int,
+        deadline: float | None,
+        tier: str,
+        num_tokens: int,
+    ) -> None:
+        self._keys = keys
+        self._hit = hit
+        self._lease = lease
+        self._transfer = transfer
+        self._namespace = namespace
+        self._deadline = deadline
+        self.state: LoadState = "loading"
+        self.tier = tier
+        self.num_tokens = num_tokens
+        self.error: str | None = None
+
+    def poll(self, now: float) -> bool:
+        """Whether the transfer is over and every block let go; the state may change before."""
+        if not self._transfer.poll():
+            if self._deadline is not None and now >= self._deadline:
+                self.state = "late"
+            return False
+        self.error = self._transfer.error
+        if self.error is None:
+            # Children before the prefix, so that the prefix is evicted after them.
+            sealed, rest = self._lease.seal(self._keys, self._namespace)
+            rest.close()
+            sealed.publish().close()
+        else:
+            self._lease.close()
+        self._hit.close()
+        if self.state == "loading":
+            self.state = "done" if self.error is None else "failed"
+        return True
+
+
+class TierLoads:
+    """Every load under way, over a cache with one full group. For the step thread.
+
+    Args:
+        cache: made with `keeps_token_ids`.
+        tiers: asked in this order; the first that has a block is loaded from.
+        num_entitled_blocks: says how many blocks admitted requests may still claim; loads leave
+            these alone, so they never starve whom the scheduler has let in.
+
+    Attributes:
+        num_loaded_tokens: positions that came from tiers so far, by the tier's name.
+        num_failed: loads that failed so far.
+        num_late: loads that were given up by their request.
+        num_mismatched: hits whose token ids were not the request's: keys that collide.
+        num_refused: hits left alone because there was no room beside what others may claim.
+
+    Raises:
+        UnsupportedGroup: the cache has other groups.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        tiers: Sequence[CacheTier],
+        *,
+        num_entitled_blocks: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._cache = cache
+        self._pool = cache.pool
+        self._tiers = tuple(tiers)
+        self._num_entitled = num_entitled_blocks
+        self._pending: list[TierLoad] = []
+        self.num_loaded_tokens = {tier.name: 0 for tier in tiers}
+        self.num_failed = self.num_late = self.num_mismatched = self.num_refused = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Loads whose transfers are not over."""
+        return len(self._pending)
+
+    def resolve(self, keys: BlockKeys, *, deadline: float | None = None) -> TierLoad | None:
+        """Begin to load what the device lacks of a request's prefix.
+
+        Args:
+            keys: the request's keys.
+            deadline: monotonic seconds after which the request goes on without it.
+
+        Returns:
+            A load to wait for, or None: there is nothing to wait for.
+        """
+        hit = self._cache.match(keys)
+        size = keys.tokens_per_block
+        start, stop = hit.num_tokens // size, (keys.num_tokens - 1) // size
+        load = None
+        if stop > start:
+            span = BlockSpan(
+                keys=tuple(keys.slice(start, stop)), token_ids=keys.token_column(start, stop)
+            )
+            load = self._try_load(span, hit, size, deadline)
+        if load is None:
+            hit.close()
+        else:
+            self._pending.append(load)
+        return load
+
+    def poll(self, now: float) -> list[TierLoad]:
+        """The loads that their requests need not wait for any more, since the last call."""
+        released, pending = [], []
+        for load in self._pending:
+            was_waiting = load.state == "loading"
+            is_over = load.poll(now)
+            if is_over and load.error is None:
+                self.num_loaded_tokens[load.tier] += load.num_tokens
+            self.num_failed += is_over and load.error is not None
+            if was_waiting and load.state != "loading":
+                self.num_late += load.state == "late"
+                released.append(load)
+            if not is_over:
+                pending.append(load)
+        self._pending = pending
+        return released
+
+    def _try_load(
+        self, span: BlockSpan, hit: PrefixHit, size: int, deadline: float | None
+    ) -> TierLoad | None:
+        for tier in self._tiers:
+            found = tier.resolve(span)
+            if found is None:
+                continue
+            num = self._num_loadable(found, span)
+            lease = MutableLease.try_take(self._pool, num) if num else None
+            if lease is None:
+                found.close()
+                continue
+            return TierLoad(
+                span.keys[:num],
+                hit,
+                lease,
+                found.load(lease.ids),
+                namespace=self._pool.namespace,
+                deadline=deadline,
+                tier=tier.name,
+                num_tokens=num * size,
+            )
+        return None
+
+    def _num_loadable(self, found: TierHit, span: BlockSpan) -> int:
+        size, stored = span.bytes_per_block, found.token_ids
+        num = 0
+        while num < found.num_blocks and (
+            stored[num * size : (num + 1) * size] == span.token_ids[num * size : (num + 1) * size]
+        ):
+            num += 1
+        self.num_mismatched += num < found.num_blocks
+        room = max(0, self._pool.num_available - self._num_entitled())
+        self.num_refused += room < num
+        return min(num, room)

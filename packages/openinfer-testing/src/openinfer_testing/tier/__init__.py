@@ -1,0 +1,16 @@
+"""The conformance suite of `CacheTier`, and the broken tiers that prove it."""
+
+from openinfer_testing.tier._broken import BROKEN_TIERS, BrokenTier
+from openinfer_testing.tier._harness import TierFactory, TierSession
+from openinfer_testing.tier._rules import TIER_RULES, TierRule
+from openinfer_testing.tier._suite import TierConformance
+
+__all__ = [
+    "TierConformance",
+    "TierFactory",
+    "TierRule",
+    "TIER_RULES",
+    "TierSession",
+    "BrokenTier",
+    "BROKEN_TIERS",
+]
