@@ -38,6 +38,19 @@ def test_the_command_writes_after_each_cell_and_fills_the_page(tmp_path, capsys)
     assert printed.err.splitlines() == table.splitlines()[2:]
 
 
+def test_what_is_there_is_not_run_again(tmp_path, capsys):
+    figures = tmp_path / "study.json"
+    small = ("--replicas", "2", "--turns", "2", "--json", str(figures), "--resume")
+    assert main([*small, "--routers", "random"]) == 0
+    (first,) = msgspec.json.decode(figures.read_bytes(), type=list[Cell])
+    capsys.readouterr()
+    assert main([*small, "--routers", "random", "least-loaded"]) == 0
+    cells = msgspec.json.decode(figures.read_bytes(), type=list[Cell])
+    assert cells[0] == first
+    assert [cell.report.router for cell in cells] == ["random", "least-loaded"]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_a_page_without_marks_is_named():
     with pytest.raises(SimError, match="<!-- table -->"):
         update_page("Nothing here.", [])

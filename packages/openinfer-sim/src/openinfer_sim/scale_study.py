@@ -1,9 +1,9 @@
 """How hit rate and TTFT follow the number of replicas and the routing, on agents.
 
-    python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE] [--page FILE]
+    python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE [--resume]] [--page FILE]
 
 The load a replica gets stays the same: so many sessions each, all started within a few minutes.
-Figures are written after each cell, so a run that is cut off leaves what it has.
+Figures are written after each cell; `--resume` goes on where a run was cut off.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def run_study(
     setup: Setup | None = None,
     mix: AgentMix | None = None,
     seed: int = 0,
+    done: Sequence[Cell] = (),
     on_cell: Callable[[list[Cell]], None] | None = None,
 ) -> list[Cell]:
     """Runs every number of replicas behind every router.
@@ -53,15 +54,19 @@ def run_study(
         setup: of each replica.
         mix: what agents do.
         seed: of everything.
+        done: cells that are known already; they come first and are not run again.
         on_cell: called with what there is after each cell.
     """
     # Large blocks: prompts of 142,000 tokens are matched and held in fewer pieces.
     setup = setup or Setup(block_size=128)
-    cells: list[Cell] = []
+    cells = list(done)
+    known = {(cell.report.num_replicas, cell.report.router) for cell in done}
     for size in num_replicas:
         num_sessions = max(1, round(size * sessions_per_replica))
         trace = agent_trace(sessions=num_sessions, ramp=ramp_s, mix=mix or AgentMix(), seed=seed)
         for router in routers:
+            if (size, router) in known:
+                continue
             begun = time.process_time()
             run = simulate(trace, setup=setup, num_replicas=size, router=router, seed=seed)
             cpu_s = round(time.process_time() - begun, 1)
@@ -121,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="h200")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that are there")
     parser.add_argument("--page", type=Path, help="replace the table of this page")
     options = parser.parse_args(arguments)
 
@@ -130,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = msgspec.json.format(msgspec.json.encode(cells), indent=2)
             options.json.write_bytes(text + b"\n")
 
+    done: list[Cell] = []
+    if options.resume and options.json and options.json.exists():
+        done = msgspec.json.decode(options.json.read_bytes(), type=list[Cell])
     cells = run_study(
         options.replicas,
         options.routers,
@@ -137,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setup=Setup(model=options.model, device=options.device, block_size=128),
         mix=AgentMix(turns=options.turns),
         seed=options.seed,
+        done=done,
         on_cell=note,
     )
     print(format_cells(cells))
