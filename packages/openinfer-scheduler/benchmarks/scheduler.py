@@ -1,6 +1,20 @@
-"""Host costs of the scheduler: `python benchmarks/scheduler.py`. CPU time of one thread."""
+"""Host costs of the scheduler, in CPU time of one thread.
 
+    python benchmarks/scheduler.py                    # prints
+    python benchmarks/scheduler.py --record FOLDER    # and writes FOLDER/scheduler-DATE.json
+
+`tests/test_costs.py` holds the same figures to twice their goals.
+"""
+
+import argparse
 import gc
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from time import thread_time
 
 import numpy as np
@@ -9,19 +23,36 @@ from openinfer_contract import GenerateRequest, StopRules
 from openinfer_kv_cache import CacheGroup, KVCache, Plane
 from openinfer_scheduler import (
     FCFS,
+    Fair,
+    LongestPrefixMatch,
     Policy,
     Priority,
     Scheduler,
     SchedulerConfig,
+    ShortestPrefillFirst,
     StepPlan,
     StepResult,
 )
 
-RNG = np.random.default_rng(0)
-NUM_ROUNDS, STEPS_A_ROUND = 5, 512  # in 512 steps every row has blocks sealed once
+NUM_ROWS, NUM_WAITING, NUM_PROMPT_TOKENS = 256, 1024, 100_000
+STEPS_A_ROUND = 512
+"""In so many steps every row takes blocks four times and has blocks sealed once."""
+NUM_ROUNDS = 5
+
+GOALS_S = {"steady": 150e-6, "waiting": 300e-6, "full_hit": 1.5e-3}
+"""plan + apply of 256 decode rows; the same with 1,024 waiting; admission of 100,000 cached
+tokens, hashing left out."""
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": FCFS,
+    "priority": Priority,
+    "longest-prefix-match": LongestPrefixMatch,
+    "shortest-prefill-first": ShortestPrefillFirst,
+    "fair": Fair,
+}
 
 
-def make(policy: Policy, *, num_seqs: int = 256, max_model_len: int = 8192) -> Scheduler:
+def make(policy: Policy, *, num_seqs: int, max_model_len: int = 8192) -> Scheduler:
     """A scheduler over 200,000 blocks of 16 tokens."""
     config = SchedulerConfig(
         max_model_len=max_model_len,
@@ -35,80 +66,156 @@ def make(policy: Policy, *, num_seqs: int = 256, max_model_len: int = 8192) -> S
     return Scheduler(config, cache, policy)
 
 
-def request(number: int, num_tokens: int) -> GenerateRequest:
+def request(rng: np.random.Generator, number: int, num_tokens: int) -> GenerateRequest:
     """A request of random tokens."""
-    ids = RNG.integers(0, 30_000, num_tokens, dtype=np.uint32)
+    ids = rng.integers(0, 30_000, num_tokens, dtype=np.uint32)
     return GenerateRequest(
         request_id=str(number),
         prompt_token_ids=ids.astype("<u4").tobytes(),
-        stop=StopRules(max_tokens=5000, stop_token_ids=(50_000,)),
+        stop=StopRules(max_tokens=7000, stop_token_ids=(50_000,)),
+        priority=number % 3,
+        tenant=str(number % 7),
+        session_id=str(number % 31),
     )
 
 
-def result_of(plan: StepPlan | None) -> StepResult:
+def result_of(rng: np.random.Generator, plan: StepPlan | None) -> StepResult:
     """Random tokens for a plan's sampled rows."""
     assert plan is not None
     counts = np.array([row.is_sampled for row in plan.rows], np.int32)
-    ids = RNG.integers(0, 30_000, int(counts.sum()), dtype=np.uint32)
+    ids = rng.integers(0, 30_000, int(counts.sum()), dtype=np.uint32)
     return StepResult(step_id=plan.step_id, counts=counts, token_ids=ids)
 
 
-def steady_decode(policy: Policy, num_rows: int, num_waiting: int) -> None:
-    """Prints what a step costs where every row decodes, two plans deep."""
-    scheduler = make(policy, num_seqs=num_rows)
-    adds = []
-    for number in range(num_rows + num_waiting):
-        arriving = request(number, int(RNG.integers(20, 276)))
-        begin = thread_time()
-        scheduler.add(arriving, 0.0)
-        adds.append(thread_time() - begin)
-    for _ in range(40):  # prompts are in, and the first blocks taken
-        scheduler.apply(result_of(scheduler.plan(0.0)), 0.0)
+def steady_rounds(
+    policy: Policy, num_waiting: int, *, has_free_slot: bool = False
+) -> Iterator[tuple[float, float]]:
+    """Mean seconds of plan and of apply over one round after another, two plans deep.
+
+    Args:
+        policy: ranks the sequences.
+        num_waiting: requests in the queue, beside 256 that decode.
+        has_free_slot: whether the queue is ranked and its first refused in every plan, because the
+            pool must not be filled any further; else no slot is free, and nobody looks at it.
+    """
+    rng = np.random.default_rng(0)
+    scheduler = make(policy, num_seqs=NUM_ROWS + has_free_slot)
+    for number in range(NUM_ROWS):
+        scheduler.add(request(rng, number, int(rng.integers(20, 276))), 0.0)
+    for _ in range(40):  # the prompts are in, and first blocks taken
+        scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
+    if has_free_slot:
+        scheduler._planner._admission._watermark = 200_000
+    for number in range(num_waiting):
+        scheduler.add(request(rng, NUM_ROWS + number, int(rng.integers(20, 276))), 0.0)
     in_flight = scheduler.plan(0.0)
     gc.collect()
     gc.disable()
-    times = np.empty((NUM_ROUNDS * STEPS_A_ROUND, 2))
-    for step in range(len(times)):
-        result = result_of(in_flight)
-        begin = thread_time()
-        in_flight = scheduler.plan(0.0)
-        middle = thread_time()
-        scheduler.apply(result, 0.0)
-        times[step] = middle - begin, thread_time() - middle
-    gc.enable()
-    rounds = 1e6 * times.reshape(NUM_ROUNDS, STEPS_A_ROUND, 2).mean(1)
-    best = rounds[rounds.sum(1).argmin()]
-    print(
-        f"{type(policy).__name__:9} {num_rows} rows, {num_waiting:5} waiting: "
-        f"plan {best[0]:.0f} + apply {best[1]:.0f} = {best.sum():.0f} us "
-        f"(mean of all {rounds.sum(1).mean():.0f}); add {1e6 * np.median(adds):.1f} us"
-    )
+    try:
+        while True:
+            plan_s = apply_s = 0.0
+            for _ in range(STEPS_A_ROUND):
+                result = result_of(rng, in_flight)
+                begin = thread_time()
+                in_flight = scheduler.plan(0.0)
+                middle = thread_time()
+                scheduler.apply(result, 0.0)
+                apply_s += thread_time() - middle
+                plan_s += middle - begin
+            assert in_flight is not None
+            assert len(in_flight.rows) == NUM_ROWS
+            assert scheduler.load().num_waiting == num_waiting
+            yield plan_s / STEPS_A_ROUND, apply_s / STEPS_A_ROUND
+    finally:
+        gc.enable()
 
 
-def full_hit(num_tokens: int) -> None:
-    """Prints what admitting a long prompt costs whose blocks are all cached."""
-    scheduler = make(FCFS(), max_model_len=num_tokens + 8000)
-    first = request(0, num_tokens)
-    costs = []
-    for attempt in range(6):
+def full_hit_rounds() -> Iterator[tuple[float, float]]:
+    """Seconds of add + plan of a long prompt that is cached, and of hashing it, again and again."""
+    rng = np.random.default_rng(0)
+    scheduler = make(FCFS(), num_seqs=256, max_model_len=NUM_PROMPT_TOKENS + 8000)
+    first = request(rng, 0, NUM_PROMPT_TOKENS)
+    attempt = 0
+    while True:
         again = GenerateRequest(
             request_id=str(attempt), prompt_token_ids=first.prompt_token_ids, stop=first.stop
         )
         begin = thread_time()
         scheduler.add(again, 0.0)
         plan = scheduler.plan(0.0)
-        costs.append(thread_time() - begin)
-        scheduler.apply(result_of(plan), 0.0)
+        admitted_s = thread_time() - begin
+        assert plan is not None
+        scheduler.apply(result_of(rng, plan), 0.0)
         scheduler.abort([str(attempt)], 0.0)
-        scheduler.apply(result_of(scheduler.plan(0.0)), 0.0)
-    print(
-        f"add + plan of {num_tokens} tokens, full prefix hit, hashing included: "
-        f"{1e3 * min(costs[1:]):.2f} ms"
-    )
+        scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
+        begin = thread_time()
+        keys = scheduler._cache.keys(first.prompt_token_ids)
+        keys.slice(0, keys.num_blocks)
+        hashed_s = thread_time() - begin
+        if attempt:
+            assert plan.starts[0].num_cached_tokens == NUM_PROMPT_TOKENS - 16
+            yield admitted_s, hashed_s
+        attempt += 1
+
+
+def best(rounds: Iterator[tuple[float, float]], *, is_sum: bool) -> list[float]:
+    """The best of five rounds: of the sum, or of the first without the second; in µs."""
+    times = [next(rounds) for _ in range(NUM_ROUNDS)]
+    first, second = min(times, key=lambda t: t[0] + t[1] if is_sum else t[0] - t[1])
+    whole = first + second if is_sum else first - second
+    return [round(1e6 * s, 1) for s in (first, second, whole)]
+
+
+def measure() -> dict[str, object]:
+    """Every figure, printed as it comes."""
+    steady = {}
+    for name, policy in POLICIES.items():
+        for what, num_waiting, has_free_slot in (
+            ("", 0, False),
+            (", 1024 waiting", NUM_WAITING, False),
+            (", 1024 waiting and ranked", NUM_WAITING, True),
+        ):
+            rounds = steady_rounds(policy(), num_waiting, has_free_slot=has_free_slot)
+            plan_us, apply_us, both_us = best(rounds, is_sum=True)
+            rounds.close()
+            label = f"{name}{what}"
+            steady[label] = {"plan_us": plan_us, "apply_us": apply_us, "both_us": both_us}
+            print(f"{label:50} plan {plan_us:6.1f} + apply {apply_us:6.1f} = {both_us:6.1f} us")
+    admitted_us, hashed_us, rest_us = best(full_hit_rounds(), is_sum=False)
+    print(f"add + plan of 100,000 cached tokens: {admitted_us} us, {rest_us} without hashing")
+    hit = {"admitted_us": admitted_us, "hashed_us": hashed_us, "without_hashing_us": rest_us}
+    return {"decode_rows": NUM_ROWS, "steady": steady, "full_hit": hit}
+
+
+def record(folder: Path, figures: dict[str, object]) -> None:
+    """Writes the figures with machine, date and commit."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    now = datetime.now(UTC)
+    entry = {
+        "benchmark": "scheduler",
+        "date": now.isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            "load": round(os.getloadavg()[0], 2),
+        },
+        "goals_us": {name: 1e6 * goal for name, goal in GOALS_S.items()},
+        "best_of": NUM_ROUNDS,
+        **figures,
+    }
+    path = folder / f"scheduler-{now:%Y-%m-%d}.json"
+    path.write_text(json.dumps(entry, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    for policy in (FCFS(), Priority()):
-        for num_waiting in (0, 1024):
-            steady_decode(policy, 256, num_waiting)
-    full_hit(100_000)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, metavar="FOLDER")
+    namespace = parser.parse_args()
+    measured = measure()
+    if namespace.record:
+        record(namespace.record, measured)

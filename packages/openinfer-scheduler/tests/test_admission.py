@@ -1,6 +1,7 @@
 import pytest
 
 from openinfer_contract import Adapter, CacheOptions, PromptLogprobOptions
+from openinfer_scheduler import FCFS
 
 
 def cached(subject, request_id):
@@ -122,4 +123,39 @@ def test_a_sequence_without_room_has_not_asked_the_cache(loop):
         subject.step()
     assert subject.scheduler.load().num_waiting == 1
     assert subject.cache.stats().num_queried_tokens == 20
+    subject.run()
+
+
+class Asked(FCFS):
+    """Notes how long the queue was whenever it was asked to rank it."""
+
+    def __init__(self):
+        self.num_waiting = []
+
+    def order(self, sequences, now, /):
+        if sequences and not sequences[0].is_running:
+            self.num_waiting.append(len(sequences))
+        return sequences
+
+
+def test_a_queue_without_room_is_left_alone_until_something_changes(loop):
+    policy = Asked()
+    subject = loop(
+        policy=policy, num_blocks=9, max_num_batched_tokens=40, max_model_len=64, depth=1
+    )
+    subject.add([1] * 12, max_tokens=18, ignore_eos=True)
+    subject.step()
+    subject.add([2] * 30, max_tokens=2, ignore_eos=True)
+    for _ in range(11):
+        subject.step()
+    assert policy.num_waiting == [1, 1, 1], "the first; then once, and again eight plans later"
+    subject.add([3] * 31, max_tokens=2, ignore_eos=True)
+    subject.step()
+    assert policy.num_waiting[3:] == [2]
+    subject.abort("r2")
+    subject.step()
+    assert policy.num_waiting[4:] == [1]
+    subject.abort("r0")
+    plan = subject.plan()
+    assert [start.request.request_id for start in plan.starts] == ["r1"]
     subject.run()

@@ -84,14 +84,14 @@ def test_estimates_are_renewed_but_not_for_everybody_at_once(loop):
     states = [subject.scheduler._state.live[name] for name in waiting]
     probe.begin_plan(5)
     hits = [state.num_hit_tokens for state in states]
-    assert hits == [16] * 64 + [0] * 136
-    for step in range(6, 9):
+    assert hits == [16] * 32 + [0] * 168
+    for step in range(6, 12):
         probe.begin_plan(step)
         hits = [state.num_hit_tokens for state in states]
     assert hits == [16] * 200
     subject.scheduler.reset_prefix_cache()
     assert [state.num_hit_tokens for state in states] == [16] * 200, "they stand for some plans"
-    for step in range(30, 34):
+    for step in range(60, 67):
         probe.begin_plan(step)
         hits = [state.num_hit_tokens for state in states]
     assert hits == [0] * 200

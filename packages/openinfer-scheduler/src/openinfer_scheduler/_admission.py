@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import Literal
 
 from openinfer_kv_cache import CacheUse, PrefixHit
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
@@ -12,6 +13,11 @@ from openinfer_scheduler._state import SchedulerState
 
 _MAX_FOLLOWERS = 16
 """Waiting sequences looked past in one plan because a running one computes their prefix."""
+
+_PATIENCE = 8
+"""Plans for which a queue whose first found no room is left alone, while nothing changes."""
+
+Answer = Literal["started", "no room", "too many prompts"]
 
 
 class Admission:
@@ -30,6 +36,10 @@ class Admission:
         self._decode_rows = DecodeRows(state)
         num_blocks = state.cache.stats().num_blocks
         self._watermark = int(state.config.watermark * num_blocks)
+        self._refusal = (0, 0)
+        """`num_moves` and available blocks when the first in the queue found no room."""
+        self._asks_again_at = 0
+        """The step that looks at the queue although nothing has changed since."""
 
     def admit(self, draft: Draft) -> None:
         """Starts waiting sequences in the plan being made.
@@ -40,7 +50,7 @@ class Admission:
         state = self._state
         if not state.waiting or not state.slots.num_free or not draft.budget:
             return
-        if draft.is_full or state.settling:
+        if draft.is_full or state.settling or self._is_refused(draft):
             return
         # Admission changes the queue, and with it an order that is the same list.
         candidates = list(checked_order(self._policy, state.waiting.sequences, draft.now))
@@ -61,13 +71,29 @@ class Admission:
                 num_followers += 1
                 if num_followers == _MAX_FOLLOWERS:
                     return
-            elif not self._try_start(draft, sequence, num_hit):
-                return
+            else:
+                answer = self._start(draft, sequence, num_hit)
+                if answer == "no room" and sequence is candidates[0]:
+                    self._refusal = state.num_moves, state.cache.num_available_blocks
+                    self._asks_again_at = draft.step_id + _PATIENCE
+                if answer != "started":
+                    return
             if not state.slots.num_free or not draft.budget:
                 return
 
-    def _try_start(self, draft: Draft, sequence: SequenceState, num_hit: int) -> bool:
-        """Starts a sequence with its first chunk, or leaves it where there is no room."""
+    def _is_refused(self, draft: Draft) -> bool:
+        """Whether the first in the queue found no room a few plans ago, and it cannot have now."""
+        state = self._state
+        num_moves, num_available = self._refusal
+        return (
+            draft.step_id < self._asks_again_at
+            and bool(state.running)
+            and state.num_moves == num_moves
+            and state.cache.num_available_blocks <= num_available
+        )
+
+    def _start(self, draft: Draft, sequence: SequenceState, num_hit: int) -> Answer:
+        """Starts a sequence with its first chunk, or says why not."""
         state = self._state
         cache = state.cache
         num_tokens = self._sizes.of(sequence, draft.budget, num_hit)
@@ -75,16 +101,16 @@ class Admission:
         is_partial = end < sequence.num_known_tokens
         most = state.config.max_partial_prefills
         if is_partial and most is not None and draft.num_partial >= most:
-            return False
+            return "too many prompts"
         # What a hit pins is not available any more, so this is necessary and saves the match.
         if self._num_blocks_between(num_hit, end) > cache.num_available_blocks:
-            return False
+            return "no room"
         keys = state.probe.keys_of(sequence)
         hit = cache.match(keys, max_tokens=sequence.max_hit_tokens)
         assert hit.num_tokens == num_hit, "the index is as it was a moment ago"
         if not self._has_room(sequence, hit, end):
             hit.close()
-            return False
+            return "no room"
         block_ids = hit.block_ids
         request = sequence.request
         use = CacheUse(
@@ -112,7 +138,7 @@ class Admission:
         )
         draft.add_chunk(stay, num_tokens, reservation)
         draft.num_partial += is_partial
-        return True
+        return "started"
 
     def _has_room(self, sequence: SequenceState, hit: PrefixHit, end: int) -> bool:
         """Whether the pool has room for a sequence that begins with the positions below `end`."""

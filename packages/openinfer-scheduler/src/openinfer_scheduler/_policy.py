@@ -112,6 +112,7 @@ def checked_order(
     ordered = policy.order(sequences, now)
     if ordered is sequences:
         return ordered
-    if len(ordered) != len(sequences) or set(map(id, ordered)) != set(map(id, sequences)):
+    # As many as there are, and none is missing: then none is there twice or made up.
+    if len(ordered) != len(sequences) or set(sequences).difference(ordered):
         raise PolicyError("order() must return each of the sequences it was given once")
     return ordered

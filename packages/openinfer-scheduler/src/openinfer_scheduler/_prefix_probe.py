@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 BYTES_PER_ID = 4
 
-MAX_AGE = 16
+MAX_AGE = 32
 """Plans for which an estimate stands."""
-_MAX_PEEKS = 64
+_MAX_PEEKS = 32
 """Estimates renewed in one plan."""
 _MAX_HASHED_TOKENS = 65_536
 """Tokens hashed for estimates in one plan; 100k take about a millisecond."""

@@ -6,8 +6,8 @@ from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
 
-def _rank(sequence: SequenceState) -> tuple[int, int]:
-    return sequence.request.priority, sequence.arrival_index
+def _rank(sequence: SequenceState) -> int:
+    return sequence.request.priority
 
 
 class Priority:
@@ -18,7 +18,7 @@ class Priority:
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
-        """By priority, then arrival."""
+        """By priority, then arrival: the argument is in order of arrival, and sorting is stable."""
         return sorted(sequences, key=_rank)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:

@@ -113,7 +113,7 @@ class Scheduler:
         sequence.is_loading = is_loading
         self._num_added += 1
         state.live[request.request_id] = sequence
-        state.waiting.push(sequence)
+        state.enqueue(sequence)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, sequence.arrival_index, sequence))
             self._forget_ended_deadlines()
@@ -133,6 +133,7 @@ class Scheduler:
             if sequence is None or not sequence.is_loading:
                 continue
             sequence.is_loading = False
+            state.num_moves += 1
             if self._intake.lacks_prompt(sequence):
                 failed = state.fail(sequence, PROMPT_NOT_HERE, is_retryable=True)
                 effects.append(state.event(sequence, failed))

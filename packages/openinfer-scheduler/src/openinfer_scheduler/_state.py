@@ -64,6 +64,8 @@ class SchedulerState:
     counters: Counters = field(default_factory=Counters)
     next_step: int = 1
     last_completed: int = 0
+    num_moves: int = 0
+    """Grows with everything that may let a waiting sequence start, but for blocks that return."""
     parked_until: int = 0
     """The newest step that holds blocks of closed stays."""
     settling: list[Stay] = field(default_factory=list)
@@ -73,6 +75,11 @@ class SchedulerState:
     def has_blocks_coming(self) -> bool:
         """Whether a step in flight holds blocks that return when it completes."""
         return bool(self.in_flight) and self.parked_until > self.last_completed
+
+    def enqueue(self, sequence: SequenceState) -> None:
+        """Puts a live sequence without a slot at its place in the queue."""
+        self.num_moves += 1
+        self.waiting.push(sequence)
 
     def start(self, sequence: SequenceState, stay: Stay, now: float) -> None:
         """Moves a waiting sequence into its slot."""
@@ -88,6 +95,7 @@ class SchedulerState:
 
     def close(self, stay: Stay) -> None:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""
+        self.num_moves += 1
         stay.settle_blocks()
         stay.is_open = False
         stay.plain_until = stay.next_check = 0
@@ -128,7 +136,7 @@ class SchedulerState:
         """Sends a closed stay's sequence back to its place in the queue."""
         stay.is_settling = False
         stay.sequence.stay = None
-        self.waiting.push(stay.sequence)
+        self.enqueue(stay.sequence)
 
     def requeue_settled(self, step_id: int) -> None:
         """Sends preempted sequences back whose last step in flight was this one."""
@@ -161,6 +169,7 @@ class SchedulerState:
         )
 
     def _leave(self, sequence: SequenceState) -> None:
+        self.num_moves += 1
         stay = sequence.stay
         if stay is None:
             self.waiting.remove(sequence)
@@ -207,7 +216,7 @@ class SchedulerState:
             sequence.scheduled_at = None
             sequence.num_cached_tokens = 0
         sequence.stay = None
-        self.waiting.push(sequence)
+        self.enqueue(sequence)
 
     def event(self, sequence: SequenceState, end: End) -> tuple[str, TokenEvent]:
         """The terminal event of a sequence that was not ended by a token."""

@@ -1,0 +1,47 @@
+"""What the scheduler costs: red at twice the goals of `benchmarks/scheduler.py`.
+
+CPU time of this thread, the best of many rounds, so that a busy machine costs time and no truth.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+MAX_ROUNDS = 12
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = Path(__file__).parents[1] / "benchmarks" / "scheduler.py"
+    spec = importlib.util.spec_from_file_location("scheduler_benchmark", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def least(seconds, bound_s):
+    """The least of so many rounds, or the first within the bound."""
+    best_s = float("inf")
+    for _ in range(MAX_ROUNDS):
+        best_s = min(best_s, next(seconds))
+        if best_s <= bound_s:
+            break
+    seconds.close()
+    return best_s
+
+
+@pytest.mark.parametrize(
+    ("goal", "num_waiting", "has_free_slot"),
+    [("steady", 0, False), ("waiting", 1024, False), ("waiting", 1024, True)],
+)
+def test_a_steady_step(benchmark, goal, num_waiting, has_free_slot):
+    bound_s = 2 * benchmark.GOALS_S[goal]
+    rounds = benchmark.steady_rounds(benchmark.FCFS(), num_waiting, has_free_slot=has_free_slot)
+    assert least((plan_s + apply_s for plan_s, apply_s in rounds), bound_s) <= bound_s
+
+
+def test_admission_of_a_long_cached_prompt(benchmark):
+    bound_s = 2 * benchmark.GOALS_S["full_hit"]
+    rounds = benchmark.full_hit_rounds()
+    assert least((admitted_s - hashed_s for admitted_s, hashed_s in rounds), bound_s) <= bound_s
