@@ -5,6 +5,7 @@ other's entries. Steps execute when they complete: copies into rows, reads, writ
 rows. A copy stream scribbles over everything free at any time.
 """
 
+import math
 import random
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,6 +27,7 @@ from openinfer_kv_cache import (
     Reservation,
     Resume,
     SequenceCache,
+    Standing,
     plan_slabs,
 )
 from openinfer_kv_cache._arena import Arena, SlabPool
@@ -105,10 +107,10 @@ class Step:
 
 
 class GroupedWorld:
-    def __init__(self, num_slabs=12, max_steps=3):
+    def __init__(self, num_slabs=12, max_steps=3, **options):
         self.layout = plan_slabs(GROUPS)
         assert self.layout.blocks_per_slab == (4, 4, 2, 1)
-        self.cache = KVCache(GROUPS, num_slabs=num_slabs)
+        self.cache = KVCache(GROUPS, num_slabs=num_slabs, **options)
         self.arena = self.cache._space._arena
         self.max_steps = max_steps
         self.memory = [None] * (num_slabs * 4)
@@ -512,6 +514,33 @@ def test_programs_keep_the_rules(program, num_slabs):
 
 def test_long_random_programs_keep_the_rules():
     run_all(150)
+
+
+class AnyOrder:
+    """A policy of eviction that draws its answers."""
+
+    def __init__(self):
+        self.random = random.Random(3)
+
+    def clock(self):
+        return 0.0
+
+    def attach(self, num_blocks, /):
+        pass
+
+    def stored(self, block_ids, /):
+        pass
+
+    def used(self, block_ids, use, /):
+        pass
+
+    def standing(self, block_id, /):
+        return Standing((self.random.choice([math.nan, math.inf, 0.0, self.random.random()]),))
+
+
+def test_no_policy_of_eviction_breaks_the_rules():
+    for seed, program in enumerate(random_programs(30)):
+        GroupedWorld([8, 14, 40][seed % 3], eviction=AnyOrder).run(program)
 
 
 def test_programs_reach_what_they_are_for():

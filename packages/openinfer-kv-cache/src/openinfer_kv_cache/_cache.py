@@ -63,8 +63,8 @@ class KVCache:
         self.has_prefix_cache = has_prefix_cache
         self._space = _make_space(self.groups, num_blocks, num_slabs, max_unsettled_tokens)
         if eviction is not None:
-            for pool in self._space.pools:
-                pool.order_by(eviction())
+            for group, pool in zip(self.groups, self._space.pools, strict=True):
+                pool.order_by(eviction(), is_chained=group.kind == "full")
         self._ledger = StepLedger()
         self._events = CacheEvents() if has_events else None
         self._keeps_token_ids = keeps_token_ids or has_events

@@ -26,11 +26,21 @@ class PolicyQueue:
         num_blocks: ids are below it.
         policy: of this queue alone.
         index: key to block; the pool's own.
+        is_chained: whether who holds a block holds the one before it. Where that is not so, as in
+            windows, every block is a leaf.
     """
 
-    def __init__(self, num_blocks: int, policy: EvictionPolicy, index: Mapping[bytes, int]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: EvictionPolicy,
+        index: Mapping[bytes, int],
+        *,
+        is_chained: bool,
+    ) -> None:
         policy.attach(num_blocks)
         self._policy = policy
+        self._is_chained = is_chained
         self._index = index
         self._is_evictable = np.zeros(num_blocks, np.bool_)
         self._size = 0
@@ -39,7 +49,7 @@ class PolicyQueue:
         self._heap: list[tuple[tuple[float, ...], int, int]] = []
         self._rechecks: list[tuple[float, int, int]] = []
         self._key: dict[int, bytes] = {}
-        self._above: dict[bytes, bytes | None] = {}
+        self._above: dict[bytes, bytes] = {}
         self._num_children: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -63,8 +73,8 @@ class PolicyQueue:
         for block, other, key in zip(own, indexed, keys, strict=True):
             if block == other:
                 self._key[block] = key
-                self._above[key] = above
-                if above is not None:
+                if above is not None and self._is_chained:
+                    self._above[key] = above
                     children[above] = children.get(above, 0) + 1
             above = key
 
@@ -122,7 +132,7 @@ class PolicyQueue:
         key = self._key.pop(block, None)
         if key is None:
             return
-        above = self._above.pop(key)
+        above = self._above.pop(key, None)
         if above is None:
             return
         num = self._num_children[above] - 1

@@ -59,13 +59,19 @@ class BlockPool:
         self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
         self._policed: PolicyQueue | None = None
 
-    def order_by(self, policy: EvictionPolicy) -> None:
+    def order_by(self, policy: EvictionPolicy, *, is_chained: bool = True) -> None:
         """Let a policy say what is evicted first, instead of the time of the last use.
 
         Call it before anything is cached.
+
+        Args:
+            policy: of this pool alone.
+            is_chained: whether who holds a block holds the one before it.
         """
         assert not self._index, "a policy comes too late"
-        self._evictable = self._policed = PolicyQueue(len(self._keys), policy, self._index)
+        self._evictable = self._policed = PolicyQueue(
+            len(self._keys), policy, self._index, is_chained=is_chained
+        )
 
     @property
     def num_cached(self) -> int:

@@ -53,11 +53,6 @@ class WindowBlocks(SequenceBlocks):
         """See `SequenceBlocks.num_dropped`."""
         return (self._num_dropped,)
 
-    @property
-    def _above(self) -> int | None:
-        """Nothing: blocks of a window go in any order."""
-        return None
-
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
         """See `SequenceBlocks.settle`; blocks behind the window leave."""
         super().settle(keys, num_computed, is_cacheable=is_cacheable)
