@@ -73,7 +73,7 @@ def test_no_abbreviation_is_guessed():
     assert _parse("--max-model", "3") == ({}, ["--max-model", "3"])
 
 
-@pytest.mark.parametrize("name", ["-pp", "-dp", "-q"])
+@pytest.mark.parametrize("name", ["-pp", "-dp"])
 def test_short_flags_of_others_are_not_taken_for_ours(name):
     assert _parse(name, "2") == ({}, [name, "2"])
 

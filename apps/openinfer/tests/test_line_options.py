@@ -70,9 +70,9 @@ def test_no_flag_is_both_ours_and_elsewhere():
 
 def test_a_line_may_own_a_name_that_others_have():
     class Own(msgspec.Struct, frozen=True, kw_only=True):
-        quantization: str = ""
+        kv_cache_dtype: str = ""
 
-    assert parse_line_options(("--quantization", "fp8"), Own, "x") == {"quantization": "fp8"}
+    assert parse_line_options(("--kv-cache-dtype", "fp8"), Own, "x") == {"kv_cache_dtype": "fp8"}
 
 
 def test_values_by_name_are_checked_alike():

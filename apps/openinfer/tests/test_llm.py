@@ -314,7 +314,8 @@ def test_closing_twice_and_using_it_closed():
         ({"port": 1}, "port is an option of the server"),
         ({"max_model_len": "1x"}, "max_model_len: .*1x"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be"),
-        ({"quantization": "fp8"}, "--quantization is not available"),
+        ({"quantization": "fp8"}, "quantization must be one of int8, int4"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is not available"),
         ({"device": "tpu"}, "device must be one of"),
     ],
 )

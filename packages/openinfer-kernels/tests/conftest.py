@@ -14,6 +14,19 @@ def triton_device() -> str:
 
 
 @pytest.fixture(autouse=True)
+def native_cases_need_the_kernels(request):
+    """Skips cases of the native backends, with the reason, where they do not run."""
+    # Imported late: it is when a Triton kernel's module is imported that the above counts.
+    from openinfer_kernels._native import why_not
+
+    params = getattr(request.node, "callspec", None) and request.node.callspec.params
+    if params and params.get("backend") == "native":
+        reason = why_not(params.get("dtype", torch.bfloat16), torch.device("cpu"))
+        if reason is not None:
+            pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
     """Fresh tensors hold NaN, so an output that is not written shows."""
     empty, empty_like = torch.empty, torch.empty_like

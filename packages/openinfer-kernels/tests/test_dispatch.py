@@ -16,7 +16,8 @@ SPEC = SiluAndMulSpec(intermediate_size=8, dtype=torch.float32)
 
 
 def test_a_backend_that_does_not_exist_is_the_callers_mistake():
-    with pytest.raises(ValueError, match="no backend 'flash'; it has reference, torch, triton"):
+    known = "native, reference, torch, triton"
+    with pytest.raises(ValueError, match=f"no backend 'flash'; it has {known}"):
         plan_silu_and_mul(SPEC, "cpu", "flash")
 
 
@@ -45,10 +46,10 @@ def test_describe_names_every_op_and_why_not():
             assert report.backend in report.available
             assert all(report.unavailable.values())
             assert not set(report.available) & set(report.unavailable)
-    assert {r.op: r.backend for r in describe("cpu")}["linear"] == "cpu"
+    assert {r.op: r.backend for r in describe("cpu")}["linear"] in ("native", "cpu")
 
 
 def test_auto_on_another_device_still_runs():
     spec = LinearSpec(in_features=2, out_features=2, dtype=torch.float32)
     x = torch.zeros(1, 2, device="meta")
-    assert plan_linear(spec, "meta")(x, torch.zeros(2, 2, device="meta")).shape == (1, 2)
+    assert plan_linear(spec, "meta")(x, (torch.zeros(2, 2, device="meta"),)).shape == (1, 2)

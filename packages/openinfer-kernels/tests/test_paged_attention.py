@@ -69,7 +69,7 @@ def _to(device, inputs):
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 def test_paged_attention(backend, step, heads, dtype, random, assert_close):
     spec, inputs = _problem(heads, step, dtype, random)
     got = plan_paged_attention(spec, "cpu", backend)(*inputs)
@@ -77,7 +77,7 @@ def test_paged_attention(backend, step, heads, dtype, random, assert_close):
 
 
 @pytest.mark.parametrize("heads", WIDE_HEADS.values(), ids=WIDE_HEADS)
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 def test_paged_attention_of_wide_heads(backend, heads, dtype, random, assert_close):
     spec, inputs = _problem(heads, STEPS["mixed"], dtype, random)
     got = plan_paged_attention(spec, "cpu", backend)(*inputs)
@@ -102,6 +102,33 @@ def test_triton_decode_of_long_sequences_splits_them(length, random, assert_clos
     expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
     got = plan_paged_attention(spec, triton_device, "triton")(*_to(triton_device, inputs))
     assert_close(got, expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "cpu"])
+@pytest.mark.parametrize("length", [511, 513, 1100, 2600])
+def test_a_long_decode_is_attended_in_stretches(backend, length, random, assert_close):
+    step = [(1, length), (1, 3), (5, 40)]
+    spec, inputs = _problem((4, 2, 32), step, torch.bfloat16, random)
+    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+    assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "cpu"])
+def test_blocks_of_another_size(backend, random, assert_close, monkeypatch):
+    for block_size in (1, 7, 24, 64):
+        monkeypatch.setitem(globals(), "BLOCK_SIZE", block_size)
+        spec, inputs = _problem((4, 2, 64), STEPS["decode"], torch.bfloat16, random)
+        expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+        assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+def test_scores_far_from_zero_do_not_overflow(backend, random, assert_close):
+    spec, inputs = _problem((4, 2, 64), STEPS["decode"], torch.bfloat16, random)
+    inputs = (inputs[0] * 100, *inputs[1:])
+    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+    assert expected.isfinite().all()
+    assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
 
 
 def test_a_long_prefill_is_attended_in_chunks(random, assert_close):

@@ -3,7 +3,7 @@ import torch
 
 from openinfer_kernels import RMSNormSpec, plan_add_rms_norm, plan_rms_norm
 
-BACKENDS = ["torch", "triton"]
+BACKENDS = ["native", "torch", "triton"]
 
 
 def _device(backend: str, triton_device: str) -> str:

@@ -10,7 +10,7 @@ def _table(num_positions: int, head_dim: int) -> torch.Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("backend", ["native", "torch", "triton"])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
     [(4, 2, 64), (7, 1, 64), (5, 5, 128)],

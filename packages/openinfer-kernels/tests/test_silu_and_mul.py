@@ -3,7 +3,7 @@ import pytest
 from openinfer_kernels import SiluAndMulSpec, plan_silu_and_mul
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("backend", ["native", "torch", "triton"])
 @pytest.mark.parametrize("shape", [(1, 96), (5, 1500), (0, 96)], ids=lambda s: f"{s[0]}x{s[1]}")
 def test_silu_and_mul(backend, shape, dtype, random, assert_close, triton_device):
     device = triton_device if backend == "triton" else "cpu"

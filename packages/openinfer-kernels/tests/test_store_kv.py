@@ -4,7 +4,7 @@ import torch
 from openinfer_kernels import StoreKVSpec, plan_store_kv
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch", "triton"])
+@pytest.mark.parametrize("backend", ["reference", "native", "torch", "triton"])
 @pytest.mark.parametrize("slots", [[], [37], [0, 79, 16, 15, 33]], ids=len)
 def test_tokens_land_in_their_slots_and_nowhere_else(backend, slots, dtype, random, triton_device):
     device = triton_device if backend == "triton" else "cpu"

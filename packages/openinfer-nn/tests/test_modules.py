@@ -1,6 +1,15 @@
 import torch
+from torch import nn
 
-from openinfer_nn import Embedding, LMHead, MergedLinear, QKVLinear, RMSNorm, SiluAndMul
+from openinfer_nn import (
+    Embedding,
+    LMHead,
+    MergedLinear,
+    QKVLinear,
+    RMSNorm,
+    SiluAndMul,
+    pack_weights,
+)
 
 ON = {"device": "cpu", "dtype": torch.float32}
 
@@ -16,8 +25,10 @@ def test_a_merged_linear_is_its_parts_side_by_side():
     _fill(merged)
     x = torch.randn(2, 4)
     first, second = merged.parts()
-    torch.testing.assert_close(merged(x), torch.cat((x @ first.T, x @ second.T), dim=1))
     assert first.data_ptr() == merged.weight.data_ptr()
+    expected = torch.cat((x @ first.T, x @ second.T), dim=1)
+    pack_weights(merged)
+    torch.testing.assert_close(merged(x), expected)
 
 
 def test_qkv_splits_into_heads():
@@ -26,6 +37,7 @@ def test_qkv_splits_into_heads():
     x = torch.randn(5, 8)
     wq, wk, wv = qkv.parts()
     assert (len(wq), len(wk), len(wv)) == (12, 6, 6)
+    pack_weights(qkv)
     q, k, v = qkv.split(x)
     torch.testing.assert_close(q, (x @ wq.T).view(5, 4, 3))
     torch.testing.assert_close(k, (x @ wk.T).view(5, 2, 3))
@@ -37,8 +49,14 @@ def test_a_tied_head_has_no_weight_of_its_own():
     _fill(embedding)
     head = LMHead(7, 4, tied_to=embedding, **ON)
     assert head.weight is embedding.weight
-    hidden = embedding(torch.tensor([2, 5]))
-    torch.testing.assert_close(head(hidden), hidden @ embedding.weight.T)
+    table = embedding.weight.clone()
+    for _ in range(2):
+        hidden = embedding(torch.tensor([2, 5]))
+        assert torch.equal(hidden, table[[2, 5]])
+        if not head.is_packed:
+            pack_weights(head)
+    torch.testing.assert_close(head(hidden), hidden @ table.T)
+    assert sum(p.numel() for p in nn.ModuleList([embedding, head]).parameters()) == table.numel()
 
 
 def test_nothing_keeps_gradients():

@@ -175,6 +175,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag("num_threads", ("--num-threads",), "int", "engine", "CPU threads of a forward pass"),
     Flag("seed", ("--seed",), "int", "engine", "makes unseeded requests reproducible"),
     Flag(
+        "quantization",
+        ("--quantization", "-q"),
+        "str",
+        "engine",
+        "keep weights in 8 or 4 bits, on the CPU",
+        choices=("int8", "int4"),
+    ),
+    Flag(
         "load_format",
         ("--load-format",),
         "str",

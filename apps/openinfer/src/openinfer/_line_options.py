@@ -54,7 +54,6 @@ _KNOWN_ELSEWHERE = frozenset(
         "--max-loras-per-batch",
         "--override-generation-config",
         "--pipeline-parallel-size",
-        "--quantization",
         "--sampling-defaults",
         "--spec-method",
         "--speculative-algorithm",
@@ -69,7 +68,6 @@ _KNOWN_ELSEWHERE = frozenset(
         "--uds",
         "-dp",
         "-pp",
-        "-q",
     ]
 )
 """Flags of other servers that have no counterpart here yet: rejected by name, not by guess."""

@@ -42,6 +42,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     """CPU threads of one forward pass; None: physical cores, one for a very small model."""
     seed: int | None = None
     """Makes the engine's own seeds reproducible."""
+    quantization: Literal["int8", "int4"] | None = None
+    """Bits of the products' weights, quantized while they are loaded; None keeps the dtype."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights of the checkpoint's shapes."""
     kv_events_config: KVEventsConfig | None = None

@@ -9,7 +9,15 @@ from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._report import OpReport, describe
 from openinfer_kernels._upload import upload
 from openinfer_kernels.errors import BackendUnavailable, KernelError
-from openinfer_kernels.linear import Linear, LinearSpec, plan_linear
+from openinfer_kernels.linear import (
+    Linear,
+    LinearSpec,
+    PackedWeight,
+    Quantization,
+    dequantize_weight,
+    plan_linear,
+    quantize_weight,
+)
 from openinfer_kernels.paged_attention import (
     PagedAttention,
     PagedAttentionSpec,
@@ -48,10 +56,14 @@ __all__ = [
     # Projections and the MLP
     "Linear",
     "LinearSpec",
+    "PackedWeight",
+    "Quantization",
     "SiluAndMul",
     "SiluAndMulSpec",
+    "dequantize_weight",
     "plan_linear",
     "plan_silu_and_mul",
+    "quantize_weight",
     # Attention
     "PagedAttention",
     "PagedAttentionSpec",

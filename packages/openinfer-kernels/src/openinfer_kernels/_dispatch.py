@@ -17,27 +17,28 @@ from openinfer_kernels.errors import BackendUnavailable
 # op -> device type -> backends, the preferred one first.
 BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "rms_norm": {
-        "cpu": ("torch", "reference"),
+        "cpu": ("native", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
     "rope": {
-        "cpu": ("torch", "reference"),
+        "cpu": ("native", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
     "silu_and_mul": {
-        "cpu": ("torch", "reference"),
+        "cpu": ("native", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
     "linear": {
-        "cpu": ("cpu", "torch", "reference"),
+        # No reference: it would take a quantized weight, seconds a product.
+        "cpu": ("native", "cpu", "torch"),
         "cuda": ("torch", "reference"),
     },
     "store_kv": {
-        "cpu": ("torch", "reference"),
+        "cpu": ("native", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
     "paged_attention": {
-        "cpu": ("cpu", "torch", "reference"),
+        "cpu": ("native", "cpu", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
     "sample": {

@@ -7,7 +7,7 @@ hidden rows. Ops are chosen when it is built; a step only calls them.
 from openinfer_nn._attention import Attention
 from openinfer_nn._cache import CacheSpec, CacheView, PlaneSpec
 from openinfer_nn._inputs import StepInputs
-from openinfer_nn._loader import load_weights
+from openinfer_nn._loader import load_weights, pack_weights, weight_bytes
 from openinfer_nn._modules import (
     Embedding,
     Linear,
@@ -55,7 +55,9 @@ __all__ = [
     "TensorEntry",
     "WeightMap",
     "load_weights",
+    "pack_weights",
     "read_checkpoint",
+    "weight_bytes",
     # Errors
     "CheckpointError",
     "ModelError",

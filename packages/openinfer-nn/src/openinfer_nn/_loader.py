@@ -3,9 +3,12 @@
 Each tensor is cut into pieces; a thread takes a piece and reads it with `preadv`, which releases
 the interpreter. On the CPU a piece of the right dtype is read in place. Otherwise it goes through
 the thread's staging, which for a GPU is a ring of pinned slots whose copies overlap the next reads.
+A product's weight is packed for its backend as soon as its last piece is there, by the thread that
+read it: what a quantized model takes as stored is never in memory as a whole.
 """
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +20,7 @@ from threading import Event, Lock
 import torch
 from torch import nn
 
+from openinfer_nn._modules import PackedModule
 from openinfer_nn._safetensors import TensorEntry, read_checkpoint
 from openinfer_nn._weights import WeightMap
 from openinfer_nn.errors import CheckpointError
@@ -33,6 +37,7 @@ class _Piece:
     offset: int
     dtype: torch.dtype
     destination: torch.Tensor  # flat
+    owner: "_Owner | None"  # to be packed once it is filled
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +52,7 @@ def load_weights(
     num_threads: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Fills every parameter of a module from a checkpoint folder.
+    """Fills every parameter of a module from a checkpoint folder, and packs its products.
 
     Args:
         folder: With model.safetensors, or shards and their index.
@@ -65,7 +70,7 @@ def load_weights(
     weight_map.check_covers(module.named_parameters())
     pairs = weight_map.match(folder, read_checkpoint(folder))
     with ExitStack() as files:
-        pieces = list(_cut(pairs, files))
+        pieces = list(_cut(pairs, files, _Owners(module)))
         total = sum(piece.num_bytes for piece in pieces)
         queue: SimpleQueue[_Piece] = SimpleQueue()
         for piece in pieces:
@@ -76,7 +81,67 @@ def load_weights(
             readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
         for reader in readers:
             reader.result()
+    with torch.inference_mode():
+        pack_weights(module)
     return total
+
+
+def pack_weights(module: nn.Module) -> None:
+    """Packs the products of a filled module that are not packed yet."""
+    for part in module.modules():
+        if isinstance(part, PackedModule) and not part.is_packed:
+            part.pack()
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's weights once they are packed, whether they are yet or not."""
+    packed = [part for part in module.modules() if isinstance(part, PackedModule)]
+    theirs = {id(parameter) for part in packed for parameter in part.parameters(recurse=False)}
+    others = sum(p.nbytes for p in module.parameters() if id(p) not in theirs)
+    return others + sum(part.weight_bytes for part in packed)
+
+
+class _Owner:
+    """A product on the host, and how many pieces of its weight are still to be read."""
+
+    def __init__(self, module: PackedModule) -> None:
+        self._module = module
+        self._num_left = 0
+        self._lock = Lock()
+
+    def expect(self) -> None:
+        """Counts one more piece, before any is read."""
+        self._num_left += 1
+
+    def arrive(self) -> None:
+        """A piece is there; the last one packs the weight."""
+        with self._lock:
+            self._num_left -= 1
+            is_filled = self._num_left == 0
+        if is_filled:
+            self._module.pack()
+
+
+class _Owners:
+    """Which product a destination belongs to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        found = [
+            (part.weight.data_ptr(), part.weight.nbytes, _Owner(part))
+            for part in module.modules()
+            # A copy to a device may still be under way when its piece is done.
+            if isinstance(part, PackedModule) and part.weight.device.type == "cpu"
+        ]
+        found.sort(key=lambda entry: entry[0])
+        self._begins = [begin for begin, _, _ in found]
+        self._found = found
+
+    def of(self, destination: torch.Tensor) -> _Owner | None:
+        at = bisect_right(self._begins, destination.data_ptr()) - 1
+        if at < 0:
+            return None
+        begin, num_bytes, owner = self._found[at]
+        return owner if destination.data_ptr() < begin + num_bytes else None
 
 
 class _Progress:
@@ -96,7 +161,9 @@ class _Progress:
                 self._callback(self._done, self._total)
 
 
-def _cut(pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack) -> Iterator[_Piece]:
+def _cut(
+    pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack, owners: _Owners
+) -> Iterator[_Piece]:
     fds: dict[Path, int] = {}
     # In file order, so that readers walk a disk forwards.
     for entry, destination in sorted(pairs, key=lambda pair: (pair[0].path, pair[0].offset)):
@@ -109,9 +176,11 @@ def _cut(pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack) -> Ite
             fd = os.open(entry.path, os.O_RDONLY)
             files.callback(os.close, fd)
             fds[entry.path] = fd
-        offset = entry.offset
+        offset, owner = entry.offset, owners.of(destination)
         for flat in torch.split(destination.detach().view(-1), _PIECE_BYTES // dtype.itemsize):
-            yield _Piece(entry, fds[entry.path], offset, dtype, flat)
+            if owner is not None:
+                owner.expect()
+            yield _Piece(entry, fds[entry.path], offset, dtype, flat, owner)
             offset += flat.numel() * dtype.itemsize
 
 
@@ -130,6 +199,8 @@ def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
                     is_cuda = device.type == "cuda"
                     staging = _PinnedStaging(device) if is_cuda else _HostStaging()
                 staging.load(piece)
+                if piece.owner is not None:
+                    piece.owner.arrive()
                 progress.add(piece.num_bytes)
             if staging is not None:
                 staging.finish()

@@ -1,8 +1,10 @@
 """The leaves of a model: modules that own their weights and call one planned op.
 
-Weights are allocated, not initialised: `load_weights` fills them. Nothing here keeps gradients; run
-under `torch.inference_mode`.
+Weights are allocated, not initialised: `load_weights` fills them, and packs those of products into
+the order their backend wants. Nothing here keeps gradients; run under `torch.inference_mode`.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,8 @@ from torch import nn
 
 from openinfer_kernels import (
     LinearSpec,
+    PackedWeight,
+    Quantization,
     RMSNormSpec,
     SiluAndMulSpec,
     plan_add_rms_norm,
@@ -22,10 +26,60 @@ from openinfer_kernels import (
 def _weight(
     shape: tuple[int, ...], *, device: torch.device | str, dtype: torch.dtype
 ) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+    return _parameter(torch.empty(shape, device=device, dtype=dtype))
 
 
-class Linear(nn.Module):
+def _parameter(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+class PackedModule(nn.Module):
+    """A product whose weight is filled as checkpoints store it, then packed once for its backend.
+
+    Attributes:
+        weight: [out_features, in_features] until it is packed, then in the backend's order.
+        scales: Those of a quantized weight, once it is packed.
+    """
+
+    def __init__(
+        self, spec: LinearSpec, weight: nn.Parameter, *, device: torch.device | str, backend: str
+    ) -> None:
+        """Plans the product; the weight may be shared."""
+        super().__init__()
+        self.weight = weight
+        self.scales: nn.Parameter | None = None
+        self._linear = plan_linear(spec, device, backend)
+        self._spec = spec
+        self._packed: PackedWeight | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight as it will be packed."""
+        return self._spec.weight_bytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight is ready to be multiplied with."""
+        return self._packed is not None
+
+    def pack(self) -> None:
+        """Packs the weight, which must be filled; the stored form is gone afterwards."""
+        assert self._packed is None, "a weight is packed once"
+        stored = self.weight.data
+        self._packed = self._linear.pack(stored)
+        if self._packed[0].data_ptr() != stored.data_ptr():
+            # Whoever filled it may still hold views of it.
+            stored.untyped_storage().resize_(0)
+        self.weight = _parameter(self._packed[0])
+        if len(self._packed) > 1:
+            self.scales = _parameter(self._packed[1])
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._packed is not None, "the weight is not packed; load_weights does that"
+        return self._linear(x, self._packed)
+
+
+class Linear(PackedModule):
     """A matrix product without bias."""
 
     def __init__(
@@ -35,17 +89,22 @@ class Linear(nn.Module):
         *,
         device: torch.device | str,
         dtype: torch.dtype,
+        quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
         """Allocates the weight, [out_features, in_features], and plans the product."""
-        super().__init__()
-        self.weight = _weight((out_features, in_features), device=device, dtype=dtype)
-        spec = LinearSpec(in_features=in_features, out_features=out_features, dtype=dtype)
-        self._linear = plan_linear(spec, device, backend)
+        spec = LinearSpec(
+            in_features=in_features,
+            out_features=out_features,
+            dtype=dtype,
+            quantization=quantization,
+        )
+        weight = _weight((out_features, in_features), device=device, dtype=dtype)
+        super().__init__(spec, weight, device=device, backend=backend)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [num_tokens, in_features] to [num_tokens, out_features]."""
-        return self._linear(x, self.weight)
+        return self._multiply(x)
 
 
 class MergedLinear(Linear):
@@ -58,16 +117,26 @@ class MergedLinear(Linear):
         *,
         device: torch.device | str,
         dtype: torch.dtype,
+        quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
         """Allocates one weight of sum(out_features) rows."""
         super().__init__(
-            in_features, sum(out_features), device=device, dtype=dtype, backend=backend
+            in_features,
+            sum(out_features),
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            backend=backend,
         )
         self.out_features = out_features
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Returns the rows of each product, views of `weight`: what a checkpoint stores apart."""
+        """Returns the rows of each product, views of `weight`: what a checkpoint stores apart.
+
+        Before the weight is packed.
+        """
+        assert not self.is_packed, "a packed weight has no rows to fill"
         return torch.split(self.weight, list(self.out_features))
 
 
@@ -83,12 +152,20 @@ class QKVLinear(MergedLinear):
         head_dim: int,
         device: torch.device | str,
         dtype: torch.dtype,
+        quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
         """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows."""
         heads = (num_heads, num_kv_heads, num_kv_heads)
         rows = tuple(n * head_dim for n in heads)
-        super().__init__(hidden_size, rows, device=device, dtype=dtype, backend=backend)
+        super().__init__(
+            hidden_size,
+            rows,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            backend=backend,
+        )
         self.heads = heads
         self.head_dim = head_dim
 
@@ -113,13 +190,21 @@ class Embedding(nn.Module):
         """Allocates the table, [vocab_size, hidden_size]."""
         super().__init__()
         self.weight = _weight((vocab_size, hidden_size), device=device, dtype=dtype)
+        self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def look_up_in(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Takes rows from elsewhere from now on: a head that shares the table has packed it."""
+        del self.weight
+        self._rows = rows
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps [num_tokens], int64, to [num_tokens, hidden_size]."""
-        return F.embedding(token_ids, self.weight)
+        if self._rows is None:
+            return F.embedding(token_ids, self.weight)
+        return self._rows(token_ids)
 
 
-class LMHead(nn.Module):
+class LMHead(PackedModule):
     """Hidden rows to logits over the vocabulary."""
 
     def __init__(
@@ -130,6 +215,7 @@ class LMHead(nn.Module):
         tied_to: Embedding | None = None,
         device: torch.device | str,
         dtype: torch.dtype,
+        quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
         """Allocates [vocab_size, hidden_size], or shares the embedding's table.
@@ -137,20 +223,37 @@ class LMHead(nn.Module):
         Args:
             vocab_size: Rows.
             hidden_size: Columns.
-            tied_to: The embedding whose table is the head's too, None if it has its own.
+            tied_to: The embedding whose table is the head's too, None if it has its own. Once the
+                table is packed, the embedding looks its rows up in the packed one, so there is
+                one copy; a quantized one is widened row by row.
             device: Where the weight lies.
-            dtype: Of weight and hidden rows.
+            dtype: Of stored weight and hidden rows.
+            quantization: Of the weight.
             backend: Of the product.
         """
-        super().__init__()
+        spec = LinearSpec(
+            in_features=hidden_size,
+            out_features=vocab_size,
+            dtype=dtype,
+            quantization=quantization,
+            is_looked_up=tied_to is not None,
+        )
         shape = (vocab_size, hidden_size)
-        self.weight = tied_to.weight if tied_to else _weight(shape, device=device, dtype=dtype)
-        spec = LinearSpec(in_features=hidden_size, out_features=vocab_size, dtype=dtype)
-        self._linear = plan_linear(spec, device, backend)
+        weight = tied_to.weight if tied_to else _weight(shape, device=device, dtype=dtype)
+        super().__init__(spec, weight, device=device, backend=backend)
+        # In a tuple: it is not a part of the head.
+        self._tied_to = (tied_to,)
+
+    def pack(self) -> None:
+        """Packs the weight, and shows a tied embedding where its rows are now."""
+        super().pack()
+        (embedding,), packed = self._tied_to, self._packed
+        if embedding is not None and packed is not None:
+            embedding.look_up_in(lambda index: self._linear.rows(packed, index))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [n, hidden_size] to [n, vocab_size], float32 (rounded to the dtype before)."""
-        return self._linear(hidden, self.weight).float()
+        return self._multiply(hidden).float()
 
 
 class RMSNorm(nn.Module):

@@ -35,7 +35,7 @@ _LIMITS = {"cpu": (64, 512), "cuda": (256, 8192)}
 class Qwen3Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options this line owns."""
 
-    attention_backend: Literal["auto", "triton", "cpu", "torch", "reference"] = "auto"
+    attention_backend: Literal["auto", "triton", "native", "cpu", "torch", "reference"] = "auto"
     """Which implementation of paged attention runs; one that cannot refuses to start."""
 
 
@@ -98,6 +98,7 @@ class Qwen3Line:
                 block_size=options.block_size,
                 max_model_len=options.max_model_len,
                 attention_backend=backend,
+                quantization=options.quantization,
             )
 
         return launch_torch(spec, plan, build)
@@ -128,6 +129,12 @@ def _check(options: EngineOptions) -> None:
             f"{options.tensor_parallel_size} is not available yet; start one server per GPU, "
             "each with its own CUDA_VISIBLE_DEVICES and port",
         )
+    if options.quantization is not None and _device(options) == "cuda":
+        raise OptionRejected(
+            "quantization",
+            f"{options.quantization} is not yet on CUDA; leave out --quantization, or take "
+            "--device cpu",
+        )
     if not 0.0 < options.gpu_memory_utilization <= 1.0:
         raise OptionRejected("gpu_memory_utilization", "must be in (0, 1]")
     counts = (
@@ -141,10 +148,7 @@ def _check(options: EngineOptions) -> None:
 
 
 def _step_limits(options: EngineOptions) -> tuple[int, int]:
-    device = options.device
-    if device == "auto":
-        device = "cuda" if _has_nvidia_driver() else "cpu"
-    num_seqs, num_tokens = _LIMITS[device]
+    num_seqs, num_tokens = _LIMITS[_device(options)]
     max_num_seqs = options.max_num_seqs
     if max_num_seqs is None:
         max_num_seqs = min(num_seqs, options.max_num_batched_tokens or num_seqs)
@@ -156,6 +160,12 @@ def _step_limits(options: EngineOptions) -> tuple[int, int]:
             "sequence takes a token of each step",
         )
     return max_num_seqs, max_num_batched_tokens
+
+
+def _device(options: EngineOptions) -> str:
+    if options.device != "auto":
+        return options.device
+    return "cuda" if _has_nvidia_driver() else "cpu"
 
 
 def _has_nvidia_driver() -> bool:

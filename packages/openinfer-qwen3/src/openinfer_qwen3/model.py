@@ -16,6 +16,7 @@ keys lie, is in `StepInputs`.
 import torch
 from torch import nn
 
+from openinfer_kernels import Quantization
 from openinfer_nn import (
     Attention,
     CacheSpec,
@@ -64,6 +65,7 @@ class Qwen3Attention(nn.Module):
         device: torch.device | str,
         dtype: torch.dtype,
         attention_backend: str,
+        quantization: Quantization | None,
     ) -> None:
         """Allocates the projections and the two head norms."""
         super().__init__()
@@ -75,6 +77,7 @@ class Qwen3Attention(nn.Module):
             head_dim=head_dim,
             device=device,
             dtype=dtype,
+            quantization=quantization,
         )
         self.q_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
         self.k_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
@@ -90,7 +93,11 @@ class Qwen3Attention(nn.Module):
             backend=attention_backend,
         )
         self.o_proj = Linear(
-            config.num_heads * head_dim, config.hidden_size, device=device, dtype=dtype
+            config.num_heads * head_dim,
+            config.hidden_size,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
         )
 
     def forward(
@@ -108,16 +115,27 @@ class Qwen3MLP(nn.Module):
     """A gated MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(
-        self, config: Qwen3Config, *, device: torch.device | str, dtype: torch.dtype
+        self,
+        config: Qwen3Config,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
     ) -> None:
         """Allocates gate and up as one product, and down."""
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.gate_up_proj = MergedLinear(
-            hidden, (intermediate, intermediate), device=device, dtype=dtype
+            hidden,
+            (intermediate, intermediate),
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
         )
         self.activation = SiluAndMul(intermediate, device=device, dtype=dtype)
-        self.down_proj = Linear(intermediate, hidden, device=device, dtype=dtype)
+        self.down_proj = Linear(
+            intermediate, hidden, device=device, dtype=dtype, quantization=quantization
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, C] to [T, C]."""
@@ -137,6 +155,7 @@ class Qwen3Layer(nn.Module):
         device: torch.device | str,
         dtype: torch.dtype,
         attention_backend: str,
+        quantization: Quantization | None,
     ) -> None:
         """Allocates both halves and their norms."""
         super().__init__()
@@ -149,9 +168,10 @@ class Qwen3Layer(nn.Module):
             device=device,
             dtype=dtype,
             attention_backend=attention_backend,
+            quantization=quantization,
         )
         self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.mlp = Qwen3MLP(config, device=device, dtype=dtype)
+        self.mlp = Qwen3MLP(config, device=device, dtype=dtype, quantization=quantization)
 
     def forward(
         self,
@@ -196,6 +216,7 @@ class Qwen3Model(nn.Module):
         block_size: int,
         max_model_len: int | None = None,
         attention_backend: str = "auto",
+        quantization: Quantization | None = None,
     ) -> None:
         """Allocates the weights and plans every op.
 
@@ -206,9 +227,11 @@ class Qwen3Model(nn.Module):
             block_size: Tokens a cache block holds.
             max_model_len: Longest sequence to prepare for; the configuration's if None.
             attention_backend: Of `paged_attention`.
+            quantization: Of the weights of all products, the head's included; norms, and the
+                table of an embedding that is not the head too, keep the dtype.
 
         Raises:
-            BackendUnavailable: The attention backend cannot run here.
+            BackendUnavailable: The attention backend, or the quantization, cannot run here.
         """
         super().__init__()
         self.config = config
@@ -234,6 +257,7 @@ class Qwen3Model(nn.Module):
                 device=device,
                 dtype=dtype,
                 attention_backend=attention_backend,
+                quantization=quantization,
             )
             for _ in range(config.num_layers)
         )
@@ -244,6 +268,7 @@ class Qwen3Model(nn.Module):
             tied_to=self.embed_tokens if config.tie_word_embeddings else None,
             device=device,
             dtype=dtype,
+            quantization=quantization,
         )
 
     def forward(self, inputs: StepInputs, cache: CacheView) -> torch.Tensor:

@@ -7,13 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, read_config
 from openinfer_kernels import KernelError
 from openinfer_kv_cache import CacheGroup, Plane
-from openinfer_nn import CacheSpec, CacheView, ModelError, load_weights, read_checkpoint
+from openinfer_nn import (
+    CacheSpec,
+    CacheView,
+    ModelError,
+    load_weights,
+    pack_weights,
+    read_checkpoint,
+    weight_bytes,
+)
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._machine import useful_threads
 from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
@@ -37,12 +46,14 @@ class BuildOptions:
         dtype: of weights, activations and cache.
         block_size: tokens a cache block holds.
         max_model_len: longest sequence.
+        quantization: of the products' weights; None keeps the dtype.
     """
 
     device: torch.device
     dtype: torch.dtype
     block_size: int
     max_model_len: int
+    quantization: Literal["int8", "int4"] | None = None
 
 
 def launch_torch(
@@ -72,6 +83,7 @@ def launch_torch(
         dtype=getattr(torch, plan.dtype),
         block_size=block_size,
         max_model_len=plan.max_model_len,
+        quantization=spec.engine.quantization,
     )
     with torch.inference_mode(), _memory_errors_explained():
         model = _load(spec, build, build_options)
@@ -104,7 +116,7 @@ def launch_torch(
 
 
 def fingerprint(spec: LaunchSpec) -> str:
-    """Digest over a checkpoint's config and the names, dtypes and shapes of its tensors.
+    """Digest over a checkpoint's config, its tensors' names, dtypes and shapes, and quantization.
 
     Raises:
         ModelRejected: the tensors' headers are unreadable.
@@ -116,8 +128,10 @@ def fingerprint(spec: LaunchSpec) -> str:
         except ModelError as error:
             raise ModelRejected(str(error)) from error
         tensors = sorted((entry.name, entry.dtype, entry.shape) for entry in entries.values())
-    identity = json.dumps([read_config(spec.model_path), tensors], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    identity: list[Any] = [read_config(spec.model_path), tensors]
+    if spec.engine.quantization is not None:
+        identity.append(spec.engine.quantization)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _info(
@@ -165,13 +179,14 @@ def _load(
 ) -> TorchModel:
     try:
         model = build(options)
+        assert isinstance(model, torch.nn.Module)
         if options.device.type == "cpu":
             # Before they are written: until then they take address space and no memory.
-            check_host_memory(sum(parameter.nbytes for parameter in model.parameters()))
+            check_host_memory(weight_bytes(model))
         if spec.engine.load_format == "dummy":
             _fill_randomly(model)
+            pack_weights(model)
         else:
-            assert isinstance(model, torch.nn.Module)
             load_weights(Path(spec.model_path), model, model.weight_map())
     except (ModelError, KernelError) as error:
         raise ModelRejected(str(error)) from error

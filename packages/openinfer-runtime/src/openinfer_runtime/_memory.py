@@ -79,7 +79,7 @@ def plan_memory(
     length = _fitting_length(num_blocks, spec, options, max_model_len, device)
     return MemoryPlan(
         parts=(
-            ("weights", weights),
+            (_weights_label(options), weights),
             ("activations", activations),
             ("sampling", sampling),
             ("KV cache", num_blocks * bytes_per_block),
@@ -87,6 +87,10 @@ def plan_memory(
         num_blocks=num_blocks,
         max_model_len=length,
     )
+
+
+def _weights_label(options: EngineOptions) -> str:
+    return f"weights ({options.quantization})" if options.quantization else "weights"
 
 
 def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:

@@ -2,18 +2,25 @@
 
 import torch
 
-from openinfer_kernels.linear import Linear, LinearSpec
+from openinfer_kernels.linear import Linear, LinearSpec, PackedWeight
+from openinfer_kernels.linear._quantize import why_not_quantized
+from openinfer_kernels.linear._stored import StoredWeights
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
-    return None
+    """Every dtype on every device; on the CPU also quantized rows of whole groups."""
+    if spec.quantization is None:
+        return None
+    if device.type != "cpu":
+        return f"{spec.quantization} weights are not on {device.type} yet"
+    return why_not_quantized(spec.in_features, spec.quantization)
 
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
     """Binds linear."""
+    return _Reference(spec)
 
-    def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return (x.float() @ weight.float().T).to(spec.dtype)
 
-    return linear
+class _Reference(StoredWeights):
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        return (x.float() @ self.dense(weight).float().T).to(x.dtype)

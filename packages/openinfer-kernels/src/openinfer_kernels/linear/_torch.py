@@ -3,18 +3,22 @@
 import torch
 import torch.nn.functional as F
 
-from openinfer_kernels.linear import Linear, LinearSpec
+from openinfer_kernels.linear import Linear, LinearSpec, PackedWeight
+from openinfer_kernels.linear._stored import StoredWeights
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
-    return None
+    """Every dtype on every device; no quantized weights."""
+    if spec.quantization is None:
+        return None
+    return f"has no product with {spec.quantization} weights"
 
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
     """Binds linear."""
+    return _Torch(spec)
 
-    def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight)
 
-    return linear
+class _Torch(StoredWeights):
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        return F.linear(x, weight[0])

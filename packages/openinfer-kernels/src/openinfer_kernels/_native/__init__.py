@@ -1,0 +1,177 @@
+"""C kernels for CPUs with AVX-512 and its bf16 arithmetic, compiled once on each machine.
+
+torch has no fast product of a few rows with packed weights, no attention over scattered blocks, and
+its small operators cost more than their arithmetic in a step of one token. The sources lie beside
+this file; gcc turns them into one shared library in the user's cache folder when a model is built
+for the first time (about ten seconds), later starts load it. Where it cannot be had, `why_not` says
+so in words and the ops fall back on torch.
+
+The library runs on torch's own OpenMP, so there is one pool of threads and `torch.set_num_threads`
+rules both. Functions take pointers and do not check them: the backends that call them do. ctypes
+releases the interpreter while they run.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from openinfer_kernels.errors import KernelError
+
+_SOURCES = ("attention.c", "elementwise.c", "linear.c", "quantize.c")
+_HEADERS = ("common.h",)
+_CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")
+_ISA = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma")
+_COMPILE = ("-O3", "-fPIC", "-fopenmp", *_ISA)
+_COMPILE_TIMEOUT_S = 300
+
+_POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    # y, x, weight[, scales], rows of x, out_features, in_features, threads
+    "linear_bf16": [_POINTER] * 3 + [_SIZE] * 3 + [_INT],
+    "linear_int8": [_POINTER] * 4 + [_SIZE] * 3 + [_INT],
+    "linear_int4": [_POINTER] * 4 + [_SIZE] * 3 + [_INT],
+    # packed, scales, weight, out_features, in_features, threads
+    "quantize_int8": [_POINTER] * 3 + [_SIZE] * 2 + [_INT],
+    "quantize_int4": [_POINTER] * 3 + [_SIZE] * 2 + [_INT],
+    # out, q, k_cache, v_cache, block stride, cu_seqlens_q, seq_lens, block_table, its stride,
+    # sequences, heads, kv heads, head_dim, block size, scale, threads
+    "decode_attention": [_POINTER] * 4 + [_SIZE] + [_POINTER] * 3 + [_SIZE] * 6 + [_FLOAT, _INT],
+    # y, x, weight, rows, heads, row stride, head stride, size, eps, threads
+    "rms_norm": [_POINTER] * 3 + [_SIZE] * 5 + [_FLOAT, _INT],
+    # y, x, residual, weight, rows, size, eps, threads
+    "add_rms_norm": [_POINTER] * 4 + [_SIZE] * 2 + [_FLOAT, _INT],
+    # q out, k out, q, k, cos_sin, positions, tokens, heads, kv heads, head_dim, strides, threads
+    "rope": [_POINTER] * 6 + [_SIZE] * 6 + [_INT],
+    # y, gate_up, tokens, size, threads
+    "silu_and_mul": [_POINTER] * 2 + [_SIZE] * 2 + [_INT],
+    # k, v, k_cache, v_cache, slots, tokens, width, k, v and block strides in bytes, block size
+    "store_kv": [_POINTER] * 5 + [_SIZE] * 6,
+}
+
+
+class NativeUnavailable(KernelError):
+    """The library cannot be had here; the message says why."""
+
+
+def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Returns None if the kernels run for this dtype on this device, else the reason."""
+    if device.type != "cpu":
+        return f"needs a CPU, this is {device.type}"
+    if dtype is not torch.bfloat16:
+        return f"computes in bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def library() -> ctypes.CDLL:
+    """Returns the library.
+
+    Raises:
+        NativeUnavailable: `why_not` says no.
+    """
+    loaded = _load()
+    if isinstance(loaded, str):
+        raise NativeUnavailable(loaded)
+    return loaded
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    """The library, or why there is none; asked for once a process."""
+    try:
+        _check_machine()
+        loaded = ctypes.CDLL(str(_built()))
+    except (NativeUnavailable, OSError) as error:
+        return str(error)
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = ctypes.c_int if name == "decode_attention" else None
+    return loaded
+
+
+def _check_machine() -> None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise NativeUnavailable(f"needs Linux on x86-64, this is {sys.platform}")
+    present = _cpu_flags()
+    missing = [flag for flag in _CPU_FLAGS if flag not in present]
+    if missing:
+        raise NativeUnavailable(f"this CPU lacks {', '.join(missing)}")
+
+
+def _cpu_flags() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def _built() -> Path:
+    """The library's file, compiled if this version of it is not in the cache yet."""
+    openmp = _openmp_runtime()
+    digest = hashlib.sha256(" ".join([*_COMPILE, openmp.name]).encode())
+    folder = Path(__file__).parent
+    for name in (*_HEADERS, *_SOURCES):
+        digest.update((folder / name).read_bytes())
+    cache = _cache_folder()
+    built = cache / f"kernels-{digest.hexdigest()[:16]}.so"
+    if not built.exists():
+        _compile(folder, built, openmp)
+    return built
+
+
+def _openmp_runtime() -> Path:
+    """The OpenMP library that torch has loaded: a second one would bring its own threads."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith("libgomp"):
+            return path
+    raise NativeUnavailable("torch runs on another OpenMP library than gcc's")
+
+
+def _cache_folder() -> Path:
+    """Ours alone: what lies there is loaded into the process."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(root) / "openinfer" / "native"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NativeUnavailable(f"{folder} can be written by others; chmod go-w it, or remove it")
+    return folder
+
+
+def _compile(sources: Path, target: Path, openmp: Path) -> None:
+    """Compiles to a name of its own, then renames: processes may do this at the same time."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise NativeUnavailable("gcc is not installed; the package gcc makes CPU inference faster")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = []
+        for name in _SOURCES:
+            objects.append(f"{scratch}/{name}.o")
+            _run([compiler, *_COMPILE, "-c", str(sources / name), "-o", objects[-1]])
+        # Linked without -fopenmp, which would add the compiler's own OpenMP library.
+        library = f"{scratch}/{target.name}"
+        _run([compiler, "-shared", *objects, str(openmp), "-lm", "-o", library])
+        os.replace(library, target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NativeUnavailable(f"gcc took more than {_COMPILE_TIMEOUT_S} s") from None
+    if done.returncode:
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), "it failed")
+        raise NativeUnavailable(f"gcc cannot compile the kernels: {reason}")

@@ -1,0 +1,64 @@
+/* What the kernels share: bf16 in memory, float32 in registers, 512 bits at a time. */
+#pragma once
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512bh load_bf16(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+/* Two neighbours in every lane, which is how VDPBF16PS wants its other operand. */
+INLINE __m512bh broadcast_pair(const bf16 *p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+/* acc[i] += a[2i] b[2i] + a[2i+1] b[2i+1]: exact products, float32 sums. */
+INLINE __m512 dot(__m512 acc, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(acc, a, b); }
+
+INLINE __m512 widen16(const bf16 *p) {
+    const __m256i raw = _mm256_loadu_si256((const __m256i *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+
+INLINE __m512 widen_masked(__mmask16 mask, const bf16 *p) {
+    const __m256i raw = _mm256_maskz_loadu_epi16(mask, p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+
+/* Rounds to nearest even, as torch does. Subnormal results become zero: VCVTNEPS2BF16's rule. */
+INLINE void store_masked(bf16 *p, __mmask16 mask, __m512 x) {
+    _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+INLINE __m512 rounded(__m512 x) {
+    const __m256i raw = (__m256i)_mm512_cvtneps_pbh(x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+
+/* The first n of 16 lanes; all of them from n = 16 on. */
+INLINE __mmask16 first_lanes(int64_t n) {
+    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
+}
+
+/* e^x within 2 ulp: 2^n times a polynomial for the fraction; x is held within +-87. */
+INLINE __m512 exp16(__m512 x) {
+    const __m512 held = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.f)), _mm512_set1_ps(87.f));
+    const __m512 t = _mm512_mul_ps(held, _mm512_set1_ps(1.44269504f));
+    const __m512 n = _mm512_roundscale_ps(t, 0);
+    const __m512 f = _mm512_sub_ps(t, n);
+    __m512 p = _mm512_set1_ps(1.5403530e-4f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.f));
+    return _mm512_scalef_ps(p, n);
+}

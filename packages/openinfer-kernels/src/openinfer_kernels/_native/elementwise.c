@@ -1,0 +1,113 @@
+/* Norms, rotation, activation and the cache write on bf16: one call each where an operator library
+ * needs ten, which is what a step of one token pays for. Arithmetic is float32. */
+#include "common.h"
+
+/* Below this many elements a thread's wake-up costs more than its share of the work. */
+enum { ELEMENTS_PER_THREAD = 1 << 15 };
+
+static int threads_for(int64_t num_elements, int num_threads) {
+    const int64_t useful = num_elements / ELEMENTS_PER_THREAD;
+    return useful < 1 ? 1 : useful < num_threads ? (int)useful : num_threads;
+}
+
+INLINE void normalise(bf16 *y, const bf16 *x, const bf16 *weight, int64_t size, float eps) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += 16) {
+        const __m512 v = widen_masked(first_lanes(size - i), x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    const float mean = _mm512_reduce_add_ps(squares) / (float)size;
+    const __m512 inverse = _mm512_set1_ps(1.f / sqrtf(mean + eps));
+    for (int64_t i = 0; i < size; i += 16) {
+        const __mmask16 mask = first_lanes(size - i);
+        const __m512 v = rounded(_mm512_mul_ps(widen_masked(mask, x + i), inverse));
+        store_masked(y + i, mask, _mm512_mul_ps(v, widen_masked(mask, weight + i)));
+    }
+}
+
+/* x [num_rows, num_heads, size] with strides, the last dimension contiguous; y contiguous. */
+void rms_norm(bf16 *y, const bf16 *x, const bf16 *weight, int64_t num_rows, int64_t num_heads,
+              int64_t row_stride, int64_t head_stride, int64_t size, float eps, int num_threads) {
+    const int threads = threads_for(num_rows * num_heads * size, num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t head = 0; head < num_heads; head++)
+            normalise(y + (row * num_heads + head) * size,
+                      x + row * row_stride + head * head_stride, weight, size, eps);
+}
+
+/* residual += x, y = norm(residual); all [num_rows, size], contiguous. */
+void add_rms_norm(bf16 *y, const bf16 *x, bf16 *residual, const bf16 *weight, int64_t num_rows,
+                  int64_t size, float eps, int num_threads) {
+    const int threads = threads_for(num_rows * size, num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const bf16 *added = x + row * size;
+        bf16 *sum = residual + row * size;
+        for (int64_t i = 0; i < size; i += 16) {
+            const __mmask16 mask = first_lanes(size - i);
+            store_masked(sum + i, mask, _mm512_add_ps(widen_masked(mask, added + i),
+                                                      widen_masked(mask, sum + i)));
+        }
+        normalise(y + row * size, sum, weight, size, eps);
+    }
+}
+
+INLINE void rotate(bf16 *y, const bf16 *x, const float *cos_sin, int64_t half) {
+    for (int64_t i = 0; i < half; i += 16) {
+        const __mmask16 mask = first_lanes(half - i);
+        const __m512 cos = _mm512_maskz_loadu_ps(mask, cos_sin + i);
+        const __m512 sin = _mm512_maskz_loadu_ps(mask, cos_sin + half + i);
+        const __m512 a = widen_masked(mask, x + i), b = widen_masked(mask, x + half + i);
+        store_masked(y + i, mask, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin)));
+        store_masked(y + half + i, mask, _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin)));
+    }
+}
+
+/* q [num_tokens, num_heads, D] and k likewise, tokens q_stride and k_stride apart; outputs contiguous;
+ * cos_sin [max_positions, D], the cosines first. */
+void rope(bf16 *q_out, bf16 *k_out, const bf16 *q, const bf16 *k, const float *cos_sin,
+          const int64_t *positions, int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads,
+          int64_t head_dim, int64_t q_stride, int64_t k_stride, int num_threads) {
+    const int threads =
+        threads_for(num_tokens * (num_heads + num_kv_heads) * head_dim, num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const float *angles = cos_sin + positions[t] * head_dim;
+        for (int64_t h = 0; h < num_heads; h++)
+            rotate(q_out + (t * num_heads + h) * head_dim, q + t * q_stride + h * head_dim, angles,
+                   head_dim / 2);
+        for (int64_t h = 0; h < num_kv_heads; h++)
+            rotate(k_out + (t * num_kv_heads + h) * head_dim, k + t * k_stride + h * head_dim,
+                   angles, head_dim / 2);
+    }
+}
+
+/* gate_up [num_tokens, 2 * size] to silu(gate) * up [num_tokens, size]. */
+void silu_and_mul(bf16 *y, const bf16 *gate_up, int64_t num_tokens, int64_t size,
+                  int num_threads) {
+    const int threads = threads_for(num_tokens * size, num_threads);
+    const __m512 one = _mm512_set1_ps(1.f), zero = _mm512_setzero_ps();
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < num_tokens; t++)
+        for (int64_t i = 0; i < size; i += 16) {
+            const __mmask16 mask = first_lanes(size - i);
+            const __m512 gate = widen_masked(mask, gate_up + t * 2 * size + i);
+            const __m512 up = widen_masked(mask, gate_up + t * 2 * size + size + i);
+            const __m512 divisor = _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, gate)));
+            store_masked(y + t * size + i, mask,
+                         _mm512_mul_ps(_mm512_div_ps(gate, divisor), up));
+        }
+}
+
+/* Rows of k and v, strides and width in bytes, to their slots in the cache. */
+void store_kv(const char *k, const char *v, char *k_cache, char *v_cache, const int64_t *slots,
+              int64_t num_tokens, int64_t width, int64_t k_stride, int64_t v_stride,
+              int64_t block_stride, int64_t block_size) {
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const int64_t at =
+            slots[t] / block_size * block_stride + slots[t] % block_size * width;
+        memcpy(k_cache + at, k + t * k_stride, width);
+        memcpy(v_cache + at, v + t * v_stride, width);
+    }
+}

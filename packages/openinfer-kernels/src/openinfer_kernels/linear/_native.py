@@ -1,0 +1,158 @@
+"""linear on the CPU by the native kernels: weights in panels of 16 rows, in bf16, int8 or int4.
+
+A weight is read once a call, at the speed of the memory bus for few rows of x, and prefills run at
+the speed of oneDNN, so nothing keeps a second copy. One thread of Zen 4, the products of a layer of
+Qwen3-0.6B, giga-weights a second at 1, 2, 4, 8, 16 rows (oneDNN; ATen's 4-bit operator):
+
+    bf16  11.3, 10.4, 7.6, 5.4, 3.9     (4.5, 4.6, 4.3, 3.8, 3.0; ATen's bf16 at one row 9.9)
+    int8  16.5, 14.0, 10.5, 6.3, 4.2
+    int4  30.2, 25.5, 17.2, 10.2, 5.8   (17.1, 13.9, 10.0, 5.1, 2.6)
+"""
+
+import torch
+import torch.nn.functional as F
+
+from openinfer_kernels._native import library, why_not
+from openinfer_kernels.linear import Linear, LinearSpec, PackedWeight
+from openinfer_kernels.linear._quantize import (
+    GROUP_SIZE,
+    dequantize_weight,
+    why_not_quantized,
+)
+
+_PANEL = 16  # output rows
+# Panels packed at a time: what is needed in float32 meanwhile stays small.
+_PANELS_AT_A_TIME = 256
+
+
+def supports(spec: LinearSpec, device: torch.device) -> str | None:
+    """bf16 on a CPU with the native kernels; rows of pairs, or of whole groups if quantized."""
+    if spec.quantization is not None:
+        reason = why_not_quantized(spec.in_features, spec.quantization)
+    else:
+        is_odd = spec.in_features % 2
+        reason = f"takes rows of an even length, got {spec.in_features}" if is_odd else None
+    return reason or why_not(spec.dtype, device)
+
+
+def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
+    """Binds linear."""
+    if spec.quantization is None:
+        return _Bfloat16(spec)
+    return _Int8(spec) if spec.quantization == "int8" else _Int4(spec)
+
+
+class _Panels:
+    """The call, which all three have in common."""
+
+    def __init__(self, spec: LinearSpec, name: str) -> None:
+        self._spec = spec
+        self._product = getattr(library(), name)
+
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        y = torch.empty(x.shape[0], self._spec.out_features, dtype=x.dtype)
+        self._product(
+            y.data_ptr(),
+            x.data_ptr(),
+            *(part.data_ptr() for part in weight),
+            x.shape[0],
+            self._spec.out_features,
+            self._spec.in_features,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+class _Bfloat16(_Panels):
+    """Packed: ([panels * 16, in_features], in the order [panels, in_features / 2, 16, 2],)."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec, "linear_bf16")
+
+    def pack(self, weight: torch.Tensor, /) -> PackedWeight:
+        """In place where the rows fill their panels: a panel's bytes stay where they are."""
+        weight = _padded(weight)
+        ordered = self._ordered(weight)
+        stored = weight.view(-1, _PANEL, self._spec.in_features // 2, 2)
+        for source, target in zip(
+            torch.split(stored, _PANELS_AT_A_TIME),
+            torch.split(ordered, _PANELS_AT_A_TIME),
+            strict=True,
+        ):
+            target.copy_(source.transpose(1, 2).contiguous())
+        return (weight,)
+
+    def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
+        return self._ordered(weight[0])[index // _PANEL, :, index % _PANEL].flatten(1)
+
+    def _ordered(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view(-1, self._spec.in_features // 2, _PANEL, 2)
+
+
+class _Quantized(_Panels):
+    """Packed: (q in the order of panels, scales [panels, groups, 16])."""
+
+    def __init__(self, spec: LinearSpec) -> None:
+        assert spec.quantization is not None
+        super().__init__(spec, f"linear_{spec.quantization}")
+        self._quantize = getattr(library(), f"quantize_{spec.quantization}")
+
+    def pack(self, weight: torch.Tensor, /) -> PackedWeight:
+        num_panels = -(-self._spec.out_features // _PANEL)
+        q = torch.empty(num_panels, *self._panel_shape(), dtype=self._q_dtype)
+        num_groups = self._spec.in_features // GROUP_SIZE
+        scales = torch.empty(num_panels, num_groups, _PANEL, dtype=torch.bfloat16)
+        self._quantize(
+            q.data_ptr(),
+            scales.data_ptr(),
+            weight.data_ptr(),
+            self._spec.out_features,
+            self._spec.in_features,
+            torch.get_num_threads(),
+        )
+        return q, scales
+
+    def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
+        panel, row = index // _PANEL, index % _PANEL
+        q = self._restore(weight[0][panel, :, row])
+        return dequantize_weight(q, weight[1][panel, :, row]).to(self._spec.dtype)
+
+    _q_dtype: torch.dtype
+
+    def _panel_shape(self) -> tuple[int, ...]:
+        """Of the q of 16 rows."""
+        raise NotImplementedError
+
+    def _restore(self, items: torch.Tensor) -> torch.Tensor:
+        """One row's items of each of n panels to [n, in_features], int8."""
+        raise NotImplementedError
+
+
+class _Int8(_Quantized):
+    """q: [panels, in_features / 2, 16, 2], int8."""
+
+    _q_dtype = torch.int8
+
+    def _panel_shape(self) -> tuple[int, ...]:
+        return self._spec.in_features // 2, _PANEL, 2
+
+    def _restore(self, items: torch.Tensor) -> torch.Tensor:
+        return items.flatten(1)
+
+
+class _Int4(_Quantized):
+    """q: [panels, in_features / 8, 16, 2], int16; nibble j of word p is column 2 j + p, plus 8."""
+
+    _q_dtype = torch.int16
+
+    def _panel_shape(self) -> tuple[int, ...]:
+        return self._spec.in_features // 8, _PANEL, 2
+
+    def _restore(self, items: torch.Tensor) -> torch.Tensor:
+        nibbles = torch.stack([items >> 4 * j & 15 for j in range(4)], dim=2)  # [n, K / 8, 4, 2]
+        return (nibbles.flatten(1) - 8).to(torch.int8)
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    missing = -weight.shape[0] % _PANEL
+    return F.pad(weight, (0, 0, 0, missing)) if missing else weight

@@ -1,0 +1,23 @@
+"""silu_and_mul in one native call, rounded once."""
+
+import torch
+
+from openinfer_kernels._native import library, why_not
+from openinfer_kernels.silu_and_mul import SiluAndMul, SiluAndMulSpec
+
+
+def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
+    """bf16 on a CPU with the native kernels."""
+    return why_not(spec.dtype, device)
+
+
+def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
+    """Binds silu_and_mul."""
+    native, size = library().silu_and_mul, spec.intermediate_size
+
+    def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(gate_up.shape[0], size, dtype=gate_up.dtype)
+        native(y.data_ptr(), gate_up.data_ptr(), gate_up.shape[0], size, torch.get_num_threads())
+        return y
+
+    return silu_and_mul
