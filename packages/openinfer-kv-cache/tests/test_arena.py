@@ -56,7 +56,7 @@ class Server:
             if reservation is None:
                 self.cache.revert_step(self.step)
                 return False
-            self.copies += [*reservation.copies_before, *reservation.copies_after]
+            self.copies += [*reservation.copies.before, *reservation.copies.after]
         held = [len(ids) for ids in sequence.block_ids]
         self.most_held = [max(pair) for pair in zip(held, self.most_held, strict=True)]
         self.cache.complete_step(self.step)

@@ -280,10 +280,15 @@ def test_long_programs_keep_the_subscriber_right(world, new_cache):
     run_long_programs(world, new_cache, num=200)
 
 
+def sealed(reservation):
+    seals = reservation._seals
+    return (0, 0) if seals is None else (seals.before[0], seals.after[0])
+
+
 def announce_at_publish(self):
     if self.is_in_flight:
         self._blocks.publish()
-        self._blocks.announce(self._keys, self._sealed_before[0], self._sealed[0])
+        self._blocks.announce(self._keys, *sealed(self))
 
 
 def announce_always(self, keys, start, stop):
@@ -292,7 +297,7 @@ def announce_always(self, keys, start, stop):
 
 def announce_reverted(self):
     self.is_in_flight = False
-    self._blocks.announce(self._keys, self._sealed_before[0], self._sealed[0])
+    self._blocks.announce(self._keys, *sealed(self))
 
 
 def withdraw_silently(self, ids):

@@ -19,6 +19,7 @@ from openinfer_kv_cache import (
     BlockKeys,
     BlockPool,
     CacheGroup,
+    FrequencyEviction,
     KVCache,
     LeaseUsed,
     MutableLease,
@@ -107,10 +108,10 @@ class Step:
 
 
 class GroupedWorld:
-    def __init__(self, num_slabs=12, max_steps=3, **options):
+    def __init__(self, num_slabs=12, max_steps=3, eviction=None):
         self.layout = plan_slabs(GROUPS)
         assert self.layout.blocks_per_slab == (4, 4, 2, 1)
-        self.cache = KVCache(GROUPS, num_slabs=num_slabs, **options)
+        self.cache = KVCache(GROUPS, num_slabs=num_slabs, eviction=eviction)
         self.arena = self.cache._space._arena
         self.max_steps = max_steps
         self.memory = [None] * (num_slabs * 4)
@@ -293,12 +294,12 @@ class GroupedWorld:
             for piece in self.pieces(group, block)
         ]
         assert len(everybody) == len(set(everybody)), "a block has two owners"
-        for copy in (*reservation.copies_before, *reservation.copies_after):
+        for copy in (*reservation.copies.before, *reservation.copies.after):
             assert (copy.group, row.tables[STATE][0]) in (
                 (STATE, copy.source),
                 (STATE, copy.target),
             )
-        for copy in reservation.copies_after:
+        for copy in reservation.copies.after:
             assert copy.target != row.tables[STATE][0]
             self.overwrite(STATE, copy.target, "scribble")
 
@@ -308,7 +309,7 @@ class GroupedWorld:
         step = self.steps.pop(0)
         self.is_planning = self.is_planning and bool(self.steps)
         for work in step.works:
-            for copy in work.reservation.copies_before if work.reservation else ():
+            for copy in work.reservation.copies.before if work.reservation else ():
                 found = self.read(STATE, copy.source)
                 assert found == work.row.content(copy.position - 1), "a stale state is restored"
                 self.overwrite(STATE, copy.target, found)
@@ -318,7 +319,7 @@ class GroupedWorld:
         before = {row: row.position for row in self.rows}
         sampled = {work: self.forward(work, step.step_id) for work in step.works}
         for work in step.works:
-            for copy in work.reservation.copies_after if work.reservation else ():
+            for copy in work.reservation.copies.after if work.reservation else ():
                 assert work.row.position == copy.position, "a copy at another position"
                 self.overwrite(STATE, copy.target, self.read(STATE, copy.source))
                 self.num_checkpoints += 1
@@ -489,6 +490,10 @@ class GroupedWorld:
         self.cache.assert_idle()
 
 
+def frequency():
+    return FrequencyEviction(lambda: 0.0)
+
+
 def random_programs(num, length=140):
     for seed in range(num):
         rng = random.Random(seed)
@@ -503,7 +508,8 @@ def random_programs(num, length=140):
 
 def run_all(num=60):
     for seed, program in enumerate(random_programs(num)):
-        GroupedWorld([8, 14, 40][seed % 3]).run(program)
+        eviction = frequency if seed % 4 == 3 else None
+        GroupedWorld([8, 14, 40][seed % 3], eviction=eviction).run(program)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -567,37 +573,37 @@ def drop_early(self, num_computed):
 
 
 def drop_planned(self, keys, num_known):
-    SEAL_KNOWN(self, keys, num_known)
-    if isinstance(self, WindowBlocks):
-        self.publish()
-        self.num_landed = num_known // self.tokens_per_block
-        self._drop_behind(num_known)
+    seals = SEAL_KNOWN(self, keys, num_known)
+    self.publish()
+    self.num_landed = num_known // self.tokens_per_block
+    self._drop_behind(num_known)
+    return seals
 
 
-def let_go_of_source(self, step_id, keys, end, reach):
-    copies = PLAN(self, step_id, keys, end, reach)
-    if copies[0]:
+def let_go_of_source(self, step_id, keys, end, reach, copies):
+    copies = PLAN(self, step_id, keys, end, reach, copies)
+    if copies.before:
         self._source.close()
         self._source = None
     return copies
 
 
-def copy_anywhere(self, step_id, keys, end, reach):
+def copy_anywhere(self, step_id, keys, end, reach, copies):
     if self._points is not None and reach is None:
         reach = self._points.stop_after(self._passed)
         reach = None if reach is None or reach > end else reach
-    return PLAN(self, step_id, keys, end, reach)
+    return PLAN(self, step_id, keys, end, reach, copies)
 
 
-def keep_checkpoints(self, step_id, sealed, new_block_ids):
+def keep_checkpoints(self, step_id, seals, new_block_ids):
     kept, self._checkpoints = self._checkpoints, []
-    UNDO(self, step_id, sealed, new_block_ids)
+    UNDO(self, step_id, seals, new_block_ids)
     self._checkpoints = kept
 
 
-def forget_restore(self, step_id, sealed, new_block_ids):
+def forget_restore(self, step_id, seals, new_block_ids):
     restored = self._restored_in
-    UNDO(self, step_id, sealed, new_block_ids)
+    UNDO(self, step_id, seals, new_block_ids)
     self._restored_in = restored
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from openinfer_kv_cache import (
     CacheGroup,
+    FrequencyEviction,
     KVCache,
     MutableLease,
     NotIdle,
@@ -72,7 +73,12 @@ class TierWorld:
 
     def __init__(self, rng, num_blocks):
         self.rng = rng
-        self.cache = KVCache((GROUP,), num_blocks=num_blocks, keeps_token_ids=True)
+        self.cache = KVCache(
+            (GROUP,),
+            num_blocks=num_blocks,
+            keeps_token_ids=True,
+            eviction=rng.choice([None, lambda: FrequencyEviction(lambda: 0.0)]),
+        )
         self.blocks = [b""] * num_blocks
         memory = SimpleNamespace(read=self.blocks.__getitem__, write=self.blocks.__setitem__)
         self.entitled = rng.choice([0, 0, 3])

@@ -10,6 +10,7 @@ until then.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,20 @@ from openinfer_kv_cache._pool import BlockPool
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _NO_GROWTH = (_NO_BLOCKS,)
+
+
+class Seals(NamedTuple):
+    """What one step sealed, or planned, in the blocks of a sequence.
+
+    Attributes:
+        before: per group, what it was at: blocks that were sealed; in a state group positions.
+        after: per group, what it is at.
+        num_known: positions below it are computed once the step has completed.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    num_known: int
 
 
 class SequenceBlocks:
@@ -92,11 +107,6 @@ class SequenceBlocks:
         return self.namespace == self._pool.namespace
 
     @property
-    def sealed(self) -> tuple[int, ...]:
-        """Per group, `num_sealed`: what `undo` goes back to."""
-        return (self.num_sealed,)
-
-    @property
     def capacity(self) -> int:
         """Positions that have a block."""
         return self.num_blocks * self.tokens_per_block
@@ -122,15 +132,20 @@ class SequenceBlocks:
             self._mutable = self._mutable.join(MutableLease(self._pool, ids))
             self.num_blocks += len(ids)
 
-    def seal_known(self, keys: BlockKeys, num_known: int) -> None:
+    def seal_known(self, keys: BlockKeys, num_known: int) -> Seals | None:
         """Seal the blocks full of positions below `num_known`, which the newest step completes."""
         start, stop = self.num_sealed, num_known // self.tokens_per_block
-        if stop > start and self.namespace == self._pool.namespace:
-            self.seal(self._chain(keys, start, stop))
+        if stop <= start or self.namespace != self._pool.namespace:
+            return None
+        self.seal(self._chain(keys, start, stop))
+        return Seals((start,), (stop,), num_known)
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
         """Positions below `num_computed` are computed: index what was not known before."""
-        num = self.num_landed = max(self.num_landed, num_computed // self.tokens_per_block)
+        num = num_computed // self.tokens_per_block
+        if num <= self.num_landed:
+            return
+        self.num_landed = num
         start = self.num_sealed
         if num > start and is_cacheable and self.namespace == self._pool.namespace:
             self.publish()
@@ -180,32 +195,17 @@ class SequenceBlocks:
         self._mutable = lease.join(self._mutable)
         self.num_sealed -= excess
 
-    def land_step(
-        self,
-        step_id: int,
-        keys: BlockKeys,
-        num_known: int,
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-    ) -> None:
-        """A step has completed that sealed the blocks from `before` to `after`.
+    def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
+        """A step has completed that made these seals."""
+        before, after = seals.before[0], seals.after[0]
+        if after > before:
+            self.num_landed = max(self.num_landed, after)
+            self.announce(keys, before, after)
 
-        Args:
-            step_id: the step.
-            keys: the request's keys.
-            num_known: positions below it are computed.
-            before: `sealed` when the step was planned.
-            after: `sealed` once it was.
-        """
-        if after != before:
-            self.num_landed = max(self.num_landed, after[0])
-            self.announce(keys, before[0], after[0])
-
-    def undo(
-        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
-    ) -> None:
-        """Take back what the newest step took: its seals down to `sealed`, its blocks."""
-        self.withdraw(sealed[0])
+    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
+        """Take back what the newest step took: its seals, its blocks."""
+        if seals is not None:
+            self.withdraw(seals.before[0])
         self.give_back(len(new_block_ids[0]))
 
     def give_back(self, num: int) -> None:

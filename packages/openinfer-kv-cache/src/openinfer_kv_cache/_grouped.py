@@ -7,11 +7,11 @@ or in none.
 from collections.abc import Sequence
 
 from openinfer_kv_cache._arena import Arena
-from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._blocks import Seals, SequenceBlocks
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._state import BlockCopy, StateRow
+from openinfer_kv_cache._state import StateRow, StepCopies
 
 Table = SequenceBlocks | StateRow
 
@@ -65,11 +65,6 @@ class GroupedBlocks:
         return self._namespace == self._arena.pools[0].namespace
 
     @property
-    def sealed(self) -> tuple[int, ...]:
-        """Per group, what `undo` goes back to."""
-        return tuple(table.sealed[0] for table in self._tables)
-
-    @property
     def capacity(self) -> int:
         """Positions that have blocks in every group, and that pass no state worth a copy."""
         return min(table.capacity for table in self._tables)
@@ -90,23 +85,30 @@ class GroupedBlocks:
             new_ids.append(ids)
         return tuple(new_ids)
 
-    def seal_known(self, keys: BlockKeys, num_known: int) -> None:
-        """Seal the blocks full of positions below `num_known`."""
-        for table in self._tables:
-            table.seal_known(keys, num_known)
+    def plan(
+        self, step_id: int, keys: BlockKeys, end: int, reach: int | None, *, is_cacheable: bool
+    ) -> tuple[Seals, StepCopies]:
+        """Seal what is known below `end`, and say which states are copied.
 
-    def plan_copies(
-        self, step_id: int, keys: BlockKeys, end: int, reach: int | None
-    ) -> tuple[Sequence[BlockCopy], Sequence[BlockCopy]]:
-        """The copies of states before and after the step's forward; see `StateRow.plan`."""
-        before: list[BlockCopy] = []
-        after: list[BlockCopy] = []
+        Args:
+            step_id: the step being planned.
+            keys: the request's keys.
+            end: positions below it may be planned.
+            reach: exactly these are, or None where only the known ones are certain.
+            is_cacheable: whether blocks may be shared.
+        """
+        num_known = min(end, keys.num_tokens)
+        if reach is None and end == num_known:
+            reach = end
+        before = tuple(table.num_sealed for table in self._tables)
+        copies = StepCopies([], [])
         for table in self._tables:
             if isinstance(table, StateRow):
-                copies = table.plan(step_id, keys, end, reach)
-                before += copies[0]
-                after += copies[1]
-        return before, after
+                copies = table.plan(step_id, keys, end, reach, copies)
+            elif is_cacheable:
+                table.seal_known(keys, num_known)
+        after = tuple(table.num_sealed for table in self._tables)
+        return Seals(before, after, num_known), copies
 
     def publish(self) -> None:
         """Index what is sealed."""
@@ -124,24 +126,16 @@ class GroupedBlocks:
             if isinstance(table, SequenceBlocks):
                 table.attribute_to(use)
 
-    def land_step(
-        self,
-        step_id: int,
-        keys: BlockKeys,
-        num_known: int,
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-    ) -> None:
-        """A step has completed; see `SequenceBlocks.land_step`."""
-        for table, old, new in zip(self._tables, before, after, strict=True):
-            table.land_step(step_id, keys, num_known, (old,), (new,))
+    def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
+        """A step has completed that made these seals."""
+        for table, before, after in zip(self._tables, seals.before, seals.after, strict=True):
+            table.land_step(step_id, keys, Seals((before,), (after,), seals.num_known))
 
-    def undo(
-        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
-    ) -> None:
+    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
         """Take back what the newest step took in every group."""
-        for table, old, ids in zip(self._tables, sealed, new_block_ids, strict=True):
-            table.undo(step_id, (old,), (ids,))
+        assert seals is not None, "several groups are planned in every step"
+        for table, before, ids in zip(self._tables, seals.before, new_block_ids, strict=True):
+            table.undo(step_id, Seals((before,), (before,), 0), (ids,))
 
     def release(self) -> None:
         """Let go of everything."""

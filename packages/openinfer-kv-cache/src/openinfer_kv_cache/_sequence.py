@@ -12,6 +12,7 @@ from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease
 from openinfer_kv_cache._space import BlockSpace
+from openinfer_kv_cache._state import NO_COPIES
 from openinfer_kv_cache._steps import Reservation, StepLedger
 from openinfer_kv_cache.errors import LeaseUsed, StepOrderError
 
@@ -192,33 +193,24 @@ class SequenceCache:
             StepOrderError: no step is being planned, or it has a reservation here already.
             LeaseUsed: the sequence is closed.
         """
-        self._check_open()
+        blocks = self._blocks
+        if blocks.is_closed:
+            raise LeaseUsed("the sequence is closed")
         step_id = self._ledger.planned
-        newest = self._newest_in_flight()
+        newest = self._newest_in_flight() if self._reservations else None
         if newest is not None and newest.step_id == step_id:
             raise StepOrderError(f"step {step_id} has a reservation for this sequence already")
-        blocks = self._blocks
         new_block_ids = blocks.try_grow(end)
         if new_block_ids is None:
             return None
-        before, num_tokens = blocks.sealed, self.keys.num_tokens
-        if self._is_cacheable:
-            blocks.seal_known(self.keys, min(end, num_tokens))
-        copies = None
+        keys, seals, copies = self.keys, None, NO_COPIES
         if isinstance(blocks, GroupedBlocks):
-            if reach is None and end <= num_tokens:
-                reach = end
-            copies = blocks.plan_copies(step_id, self.keys, end, reach)
+            seals, copies = blocks.plan(step_id, keys, end, reach, is_cacheable=self._is_cacheable)
+        elif self._is_cacheable:
+            seals = blocks.seal_known(keys, min(end, keys.num_tokens))
         reservation = Reservation(
-            blocks,
-            self.keys,
-            step_id=step_id,
-            end=end,
-            new_block_ids=new_block_ids,
-            sealed_before=before,
+            blocks, keys, new_block_ids, step_id=step_id, end=end, seals=seals, copies=copies
         )
-        if copies is not None:
-            reservation.copies_before, reservation.copies_after = copies
         self._ledger.record(reservation)
         self._reservations.append(reservation)
         return reservation
@@ -237,16 +229,18 @@ class SequenceCache:
             ValueError: `num_computed` is out of these bounds.
             LeaseUsed: the sequence is closed.
         """
-        self._check_open()
+        blocks, keys = self._blocks, self.keys
+        if blocks.is_closed:
+            raise LeaseUsed("the sequence is closed")
         if len(token_ids):
-            self.keys.extend(token_ids)
-        if not self.num_computed <= num_computed <= min(self.keys.num_tokens, self.capacity):
+            keys.extend(token_ids)
+        if not self.num_computed <= num_computed <= min(keys.num_tokens, blocks.capacity):
             raise ValueError(
                 f"{num_computed} positions computed after {self.num_computed}, with "
-                f"{self.keys.num_tokens} tokens known and room for {self.capacity}"
+                f"{keys.num_tokens} tokens known and room for {blocks.capacity}"
             )
         self.num_computed = num_computed
-        self._blocks.settle(self.keys, num_computed, is_cacheable=self._is_cacheable)
+        blocks.settle(keys, num_computed, is_cacheable=self._is_cacheable)
 
     def revert(self, reservation: Reservation) -> None:
         """Undo this step's reservation: the row is not in the plan after all.

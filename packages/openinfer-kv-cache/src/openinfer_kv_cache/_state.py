@@ -6,11 +6,13 @@
 The cache moves nothing: copies are data in a `Reservation`, for whoever runs the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
+from openinfer_kv_cache._blocks import Seals
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
@@ -36,6 +38,21 @@ class BlockCopy:
     source: int
     target: int
     position: int
+
+
+class StepCopies(NamedTuple):
+    """The states that a step copies.
+
+    Attributes:
+        before: before the forward, into rows.
+        after: after it, out of rows.
+    """
+
+    before: Sequence[BlockCopy]
+    after: Sequence[BlockCopy]
+
+
+NO_COPIES = StepCopies((), ())
 
 
 @dataclass(slots=True)
@@ -110,9 +127,9 @@ class StateRow:
         return (0,)
 
     @property
-    def sealed(self) -> tuple[int, ...]:
+    def num_sealed(self) -> int:
         """What `undo` goes back to: the positions that were planned."""
-        return (self._passed,)
+        return self._passed
 
     @property
     def capacity(self) -> int:
@@ -131,30 +148,31 @@ class StateRow:
             self.num_blocks = 1
 
     def plan(
-        self, step_id: int, keys: BlockKeys, end: int, reach: int | None
-    ) -> tuple[list[BlockCopy], list[BlockCopy]]:
-        """The copies before and after the step's forward.
+        self, step_id: int, keys: BlockKeys, end: int, reach: int | None, copies: StepCopies
+    ) -> StepCopies:
+        """Add the copies before and after the step's forward.
 
         Args:
             step_id: the step being planned.
             keys: the request's keys.
             end: positions below it may be planned.
             reach: exactly these are, or None where that is not known.
+            copies: those of other groups.
         """
         assert self._row is not None, "a step without a row"
         row = int(self._row.ids[0])
-        before, after = [], []
+        before, after = copies
         if self._source is not None and len(self._source) and self._restored_in is None:
             self._restored_in = step_id
             source = int(self._source.ids[0])
-            before.append(BlockCopy(self._group, source, row, self._passed))
+            before = [*before, BlockCopy(self._group, source, row, self._passed)]
         stop = self._next_stop()
         self._passed = max(self._passed, end)
         if reach is not None and reach == stop:
             target = self._try_checkpoint(step_id, keys, reach)
             if target is not None:
-                after.append(BlockCopy(self._group, row, target, reach))
-        return before, after
+                after = [*after, BlockCopy(self._group, row, target, reach)]
+        return StepCopies(before, after)
 
     def publish(self) -> None:
         """Index the checkpoints that are sealed."""
@@ -165,14 +183,7 @@ class StateRow:
     def seal_known(self, keys: BlockKeys, num_known: int) -> None:
         """Nothing: `plan` seals checkpoints."""
 
-    def land_step(
-        self,
-        step_id: int,
-        keys: BlockKeys,
-        num_known: int,
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-    ) -> None:
+    def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
         """The copies of a step have been made."""
         if self._restored_in == step_id and self._source is not None:
             self._source.close()
@@ -204,11 +215,10 @@ class StateRow:
                 self._drop_tail()
                 self._tail = sealed.publish()
 
-    def undo(
-        self, step_id: int, sealed: tuple[int, ...], new_block_ids: tuple[BlockIds, ...]
-    ) -> None:
+    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
         """The step will not run: its copies, its checkpoints, and the row if it was new."""
-        (self._passed,) = sealed
+        assert seals is not None, "a state group plans positions in every step"
+        (self._passed,) = seals.before
         if self._restored_in == step_id:
             self._restored_in = None
         for checkpoint in [c for c in self._checkpoints if c.step_id == step_id]:

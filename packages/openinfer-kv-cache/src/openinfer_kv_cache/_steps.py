@@ -9,14 +9,14 @@ Beginning a step publishes what the step before it sealed, so blocks are shared 
 only. A step that completes lets go of the sequences that were closed while it was in flight.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from openinfer_kv_cache._blocks import Seals
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._space import Blocks
-from openinfer_kv_cache._state import BlockCopy
+from openinfer_kv_cache._state import NO_COPIES, StepCopies
 from openinfer_kv_cache.errors import StepOrderError
 
 
@@ -27,8 +27,7 @@ class Reservation:
     Attributes:
         new_block_ids: per group, the blocks to append to the row's block table; in a state group
             the sequence's row, once.
-        copies_before: states to copy before the step's forward, into the row.
-        copies_after: states to copy after it, out of the row, if the step reaches their position.
+        copies: states of state groups to copy.
         end: positions below it have room.
         step_id: the step that will use it.
         is_in_flight: neither completed nor reverted.
@@ -37,11 +36,8 @@ class Reservation:
     __slots__ = (
         "_blocks",
         "_keys",
-        "_num_known",
-        "_sealed",
-        "_sealed_before",
-        "copies_after",
-        "copies_before",
+        "_seals",
+        "copies",
         "end",
         "is_in_flight",
         "new_block_ids",
@@ -52,38 +48,35 @@ class Reservation:
         self,
         blocks: Blocks,
         keys: BlockKeys,
+        new_block_ids: tuple[BlockIds, ...],
         *,
         step_id: int,
         end: int,
-        new_block_ids: tuple[BlockIds, ...],
-        sealed_before: tuple[int, ...],
+        seals: Seals | None,
+        copies: StepCopies = NO_COPIES,
     ) -> None:
         self._blocks = blocks
         self._keys = keys
-        self._num_known = min(end, keys.num_tokens)
-        self._sealed = blocks.sealed
-        self._sealed_before = sealed_before
+        self._seals = seals
         self.new_block_ids = new_block_ids
-        self.copies_before: Sequence[BlockCopy] = ()
-        self.copies_after: Sequence[BlockCopy] = ()
+        self.copies = copies
         self.end = end
         self.step_id = step_id
         self.is_in_flight = True
 
     def _publish(self) -> None:
-        if self.is_in_flight:
+        if self.is_in_flight and self._seals is not None:
             self._blocks.publish()
 
     def _land(self) -> None:
         if self.is_in_flight:
             self.is_in_flight = False
-            self._blocks.land_step(
-                self.step_id, self._keys, self._num_known, self._sealed_before, self._sealed
-            )
+            if self._seals is not None:
+                self._blocks.land_step(self.step_id, self._keys, self._seals)
 
     def _undo(self) -> None:
         if self.is_in_flight:
-            self._blocks.undo(self.step_id, self._sealed_before, self.new_block_ids)
+            self._blocks.undo(self.step_id, self._seals, self.new_block_ids)
             self.is_in_flight = False
 
 

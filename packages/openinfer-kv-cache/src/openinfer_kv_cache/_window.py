@@ -4,7 +4,7 @@ from typing import final
 
 import numpy as np
 
-from openinfer_kv_cache._blocks import SequenceBlocks
+from openinfer_kv_cache._blocks import Seals, SequenceBlocks
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease
 from openinfer_kv_cache._pool import BlockPool
@@ -58,18 +58,11 @@ class WindowBlocks(SequenceBlocks):
         super().settle(keys, num_computed, is_cacheable=is_cacheable)
         self._drop_behind(num_computed)
 
-    def land_step(
-        self,
-        step_id: int,
-        keys: BlockKeys,
-        num_known: int,
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-    ) -> None:
+    def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
         """See `SequenceBlocks.land_step`; blocks behind the window leave."""
-        super().land_step(step_id, keys, num_known, before, after)
-        self.num_landed = max(self.num_landed, num_known // self.tokens_per_block)
-        self._drop_behind(num_known)
+        super().land_step(step_id, keys, seals)
+        self.num_landed = max(self.num_landed, seals.num_known // self.tokens_per_block)
+        self._drop_behind(seals.num_known)
 
     def _drop_behind(self, num_computed: int) -> None:
         size = self.tokens_per_block

@@ -78,7 +78,8 @@ class TierLoad:
             # Children before the prefix, so that the prefix is evicted after them.
             sealed, rest = self._lease.seal(self._keys, self._namespace)
             rest.close()
-            sealed.publish().close()
+            before = self._hit.block_ids[0]
+            sealed.publish(above=int(before[-1]) if len(before) else None).close()
         else:
             self._lease.close()
         self._hit.close()
