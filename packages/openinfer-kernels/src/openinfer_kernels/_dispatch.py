@@ -43,7 +43,7 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sample": {
         "cpu": ("cpu", "torch", "reference"),
-        "cuda": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
     },
 }
 

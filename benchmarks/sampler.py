@@ -1,0 +1,215 @@
+"""What sampling costs in a step, in graph replay on a GPU, after a check against the reference.
+
+    python benchmarks/sampler.py            (prints; --record also writes a result)
+
+Logits of bf16 at [1 | 32 | 64, 151936], once as a model makes them (some likely tokens over a bulk)
+and once flat. A graph holds one step on each of several logits that together exceed the L2 cache,
+so that each is read from memory. The floor is the time to read once what a step must read, at the
+card's bandwidth. Goals: plain temperature at batch 1 at most 45 us over reading the logits; batch
+64 with top-k, top-p and penalties at most 90 us.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
+from openinfer_sampler import Sampler
+
+VOCAB_SIZE = 151_936
+BATCHES = (1, 32, 64)
+BANDWIDTH = 4.8e12  # H200, bytes a second
+NUM_BUFFERS = 8
+NUM_REPLAYS = 30
+NUM_CHECKED_STEPS = 3
+PROMPT = tuple(range(1000, 1300))
+
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 20},
+    "top_p": {"top_p": 0.95},
+    "min_p": {"min_p": 0.05},
+    "top_k+top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "penalties": PENALTIES,
+    "top_k+top_p+penalties": {"top_k": 50, "top_p": 0.9, **PENALTIES},
+    "everything": {
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "logit_bias": ((7, 2.0),),
+        "bad_words": (pack_ids([5, 6]),),
+        **PENALTIES,
+    },
+    "top_k 5000+top_p": {"top_k": 5000, "top_p": 0.9},
+}
+GOALS = {("temperature", 1): 45.0, ("top_k+top_p+penalties", 64): 90.0}
+
+
+def main() -> None:
+    """Checks, measures, prints and records."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--record", type=Path, help="folder for the result")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    arguments = parser.parse_args()
+    cases = {name: case for name, case in CASES.items() if arguments.only in name}
+    wrong = sum(_check(name, case, arguments.device) for name, case in cases.items())
+    rows = []
+    if arguments.device == "cuda":
+        print(f"{'case':24s}{'logits':>8s}{'batch':>7s}{'us':>9s}{'floor':>9s}{'share':>7s}  goal")
+        rows = [
+            _measure(name, case, kind, batch)
+            for name, case in cases.items()
+            for kind in ("model", "flat")
+            for batch in BATCHES
+        ]
+        _read_once()
+    if arguments.record:
+        _record(arguments.record, rows)
+    sys.exit(1 if wrong else 0)
+
+
+def _logits(kind: str, batch: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch, VOCAB_SIZE, generator=generator)
+    if kind == "model":
+        # A bulk far below, and some hundred tokens that fall off as the ranks of a text do.
+        ranks = torch.arange(300, dtype=torch.float32)
+        for row in logits.mul_(2.0):
+            ids = torch.randperm(VOCAB_SIZE, generator=generator)[:300]
+            row[ids] = 20 - 2.5 * ranks.add(1).log()
+    return logits.bfloat16()
+
+
+@functools.cache
+def _buffers(kind: str, batch: int) -> list[torch.Tensor]:
+    few = [_logits(kind, batch, seed).cuda() for seed in range(NUM_BUFFERS)]
+    return few if batch > 1 else [few[i % NUM_BUFFERS].clone() for i in range(64)]
+
+
+def _sampler(batch: int, case: dict[str, Any], device: str, backend: str) -> Sampler:
+    sampler = Sampler(num_slots=batch, vocab_size=VOCAB_SIZE, device=device, backend=backend)
+    for slot in range(batch):
+        sampler.set(
+            slot,
+            GenerateRequest(
+                request_id="r",
+                prompt_token_ids=pack_ids(PROMPT),
+                stop=StopRules(max_tokens=1000),
+                sampling=Sampling(**case),
+            ),
+            seed=slot,
+        )
+    return sampler
+
+
+def _step(sampler: Sampler, logits: torch.Tensor, position: int = len(PROMPT)) -> Callable[[], Any]:
+    slots = np.arange(len(logits))
+    device_slots = torch.arange(len(logits), device=logits.device)
+    positions = torch.full_like(device_slots, position)
+    return lambda: sampler.sample(logits, slots, positions, device_slots=device_slots)
+
+
+def _check(name: str, case: dict[str, Any], device: str) -> int:
+    """How many tokens differ from the reference's, beyond one in two hundred: near ties."""
+    batch, num_wrong, num_drawn = 16, 0, 0
+    for kind in ("model", "flat"):
+        ours = _sampler(batch, case, device, "auto")
+        reference = _sampler(batch, case, "cpu", "reference")
+        for step in range(NUM_CHECKED_STEPS):
+            logits = _logits(kind, batch, 100 + step)
+            position = len(PROMPT) + step
+            got = _step(ours, logits.to(device), position)().token_ids.cpu()
+            expected = _step(reference, logits, position)().token_ids
+            num_wrong += int((got != expected).sum())
+            num_drawn += batch
+            if not torch.equal(got, expected):
+                break  # from here on the tables differ
+    verdict = "ok" if num_wrong * 200 <= num_drawn else "WRONG"
+    print(f"{name:24s} {num_wrong} of {num_drawn} tokens differ from the reference: {verdict}")
+    return int(verdict != "ok")
+
+
+def _measure(name: str, case: dict[str, Any], kind: str, batch: int) -> dict[str, Any]:
+    sampler = _sampler(batch, case, "cuda", "auto")
+    steps = [_step(sampler, logits) for logits in _buffers(kind, batch)]
+    took = _replay(steps)
+    has_penalties = "repetition_penalty" in case
+    num_bytes = batch * VOCAB_SIZE * (2 + 4 * has_penalties + 4 * ("logit_bias" in case))
+    floor = num_bytes / BANDWIDTH * 1e6
+    goal = GOALS.get((name, batch))
+    goal_us = None if goal is None else goal + (floor if name == "temperature" else 0)
+    verdict = "" if goal_us is None else f"{goal_us:.0f} {'met' if took <= goal_us else 'MISSED'}"
+    print(
+        f"{name:24s}{kind:>8s}{batch:>7d}{took:>9.1f}{floor:>9.2f}{floor / took:>7.0%}  {verdict}"
+    )
+    return {
+        "case": name,
+        "logits": kind,
+        "batch": batch,
+        "us": round(took, 2),
+        "floor_us": round(floor, 3),
+        "goal_us": goal_us,
+    }
+
+
+def _replay(steps: list[Callable[[], Any]]) -> float:
+    """Microseconds of one step: the median over replays of a graph of all."""
+    for step in steps[:2]:
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [step() for step in steps]
+    times = []
+    for replay in range(NUM_REPLAYS + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= 3:
+            times.append(begin.elapsed_time(end) * 1000 / len(steps))
+    del kept
+    return statistics.median(times)
+
+
+def _read_once() -> None:
+    """What reading the logits and nothing else takes here."""
+    for batch in BATCHES:
+        took = _replay([lambda x=x: x.amax(dim=1) for x in _buffers("flat", batch)])
+        print(f"torch.amax of the logits {batch:>15d}{took:>9.1f}")
+
+
+def _record(folder: Path, rows: list[dict[str, Any]]) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    result = {
+        "benchmark": "sampler",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": commit,
+        "machine": torch.cuda.get_device_name() if rows else "no GPU",
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"sampler-{result['date']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

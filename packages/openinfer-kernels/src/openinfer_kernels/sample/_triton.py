@@ -1,0 +1,298 @@
+"""sample in Triton: blocks of every row at once, then one program a row; no sort, no host.
+
+1. `ban_kernel`, where rows hold stop ids back or have bad words or a grammar: a bit per id.
+2. `block_kernel`, rows by blocks of the vocabulary: the best perturbed score, the largest score,
+   the sum of exponentials, and the largest score of each group of ids.
+3. `row_kernel`, a program a row: merges the blocks, and filters where a row asks for it.
+4. `process_kernel` and `count_kernel`, where processed scores are wanted.
+
+**Filters without a sort.** The k-th largest group maximum is at most the k-th largest score, so the
+scores from it on are few and hold all that top-k leaves. They are gathered, and bisection over the
+bits of a float finds the exact thresholds among them. Rows without a small k draw from all tokens
+that min-p leaves and then look at the winner: it is in the nucleus if the probability above it
+stays below top_p. If not, nothing up to its score is, and the best score above it is next. The
+answer is the best perturbed score among the tokens kept either way, which is the definition.
+
+Groups whose maximum is too low are never read again. Sums have the same order whatever the batch.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_triton
+from openinfer_kernels._upload import upload
+from openinfer_kernels.sample import (
+    Column,
+    Drawn,
+    Needs,
+    Sample,
+    SampleRows,
+    SampleSpec,
+    SampleState,
+)
+from openinfer_kernels.sample._triton_kernels import (
+    ban_kernel,
+    block_kernel,
+    count_kernel,
+    process_kernel,
+    row_kernel,
+)
+
+_BLOCK = 4096
+_BLOCK_WARPS = 8
+_ROW_WARPS = 16
+# Scores that a row's program gathers at most, and those that it reads at a time.
+_CANDIDATES = 4096
+_LISTED_IDS = 4096
+_MAX_GROUPS = 4096
+_MAX_SMALL_K = 1024
+
+
+def supports(spec: SampleSpec, device: torch.device) -> str | None:
+    """Vocabularies of up to a million ids."""
+    if spec.vocab_size > _MAX_GROUPS * 256:
+        return f"a vocabulary of {spec.vocab_size} ids is too large"
+    return why_not_triton(torch.float32, device)
+
+
+def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
+    """Binds sample."""
+    return _TritonSample(spec, state, torch.device(device))
+
+
+class _Shape:
+    """Compile-time sizes of a vocabulary."""
+
+    def __init__(self, spec: SampleSpec) -> None:
+        self.vocab = spec.vocab_size
+        self.num_blocks = triton.cdiv(self.vocab, _BLOCK)
+        self.group = 64
+        while self.num_blocks * _BLOCK // self.group > _MAX_GROUPS:
+            self.group *= 2
+        self.num_groups = self.num_blocks * _BLOCK // self.group
+        self.blocks = triton.next_power_of_2(self.num_blocks)
+        self.groups = triton.next_power_of_2(self.num_groups)
+        self.width = triton.cdiv(self.vocab, 32)
+        self.num_columns = int(Column.STOP_IDS) + spec.max_stop_ids
+
+    def sizes(self, has_controls: bool) -> dict[str, Any]:
+        """Of every kernel that computes scores."""
+        return {
+            "VOCAB": self.vocab,
+            "NUM_COLUMNS": self.num_columns,
+            "WIDTH": self.width,
+            "CONTROLS": has_controls,
+        }
+
+    def filters(self, has_filters: bool) -> dict[str, Any]:
+        """Of the block kernel and the row kernel."""
+        return {
+            "FILTERS": has_filters,
+            "BLOCKS": self.blocks,
+            "GROUP": self.group,
+            "GROUPS": self.groups,
+        }
+
+    def row_sizes(self, spec: SampleSpec) -> dict[str, Any]:
+        """Of the row kernel alone."""
+        return {
+            "LENGTH": spec.max_bad_word_ids,
+            "NUM_BLOCKS": self.num_blocks,
+            "NUM_GROUPS": self.num_groups,
+            "SMALL_K": min(_MAX_SMALL_K, self.groups),
+            "LISTED": _LISTED_IDS // self.group,
+            "CANDIDATES": _CANDIDATES,
+        }
+
+    def ban_sizes(self, spec: SampleSpec) -> dict[str, Any]:
+        """Of the ban kernel."""
+        return {
+            "NUM_COLUMNS": self.num_columns,
+            "NUM_STOPS": spec.max_stop_ids,
+            "STOPS": triton.next_power_of_2(spec.max_stop_ids),
+            "NUM_WORDS": spec.max_bad_words,
+            "WORDS": triton.next_power_of_2(spec.max_bad_words),
+            "LENGTH": spec.max_bad_word_ids,
+            "WIDTH": self.width,
+            "CHUNK": 1024,
+        }
+
+
+class _TritonSample:
+    def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
+        self._spec = spec
+        self._state = state
+        self._shape = shape = _Shape(spec)
+        self._row_sizes = shape.row_sizes(spec)
+        self._ban_sizes = shape.ban_sizes(spec)
+
+        def scratch(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros((spec.max_rows, *size), dtype=dtype, device=device)
+
+        self._bans = scratch(shape.width, dtype=torch.int32)
+        self._is_banned = scratch(dtype=torch.int32)
+        self._partials = (
+            scratch(shape.blocks),
+            scratch(shape.blocks, dtype=torch.int32),
+            *(scratch(shape.blocks) for _ in range(3)),
+            scratch(shape.groups),
+        )
+        self._lists = (
+            scratch(shape.groups, dtype=torch.int32),
+            scratch(_CANDIDATES),
+            scratch(_CANDIDATES, dtype=torch.int32),
+        )
+        self._thresholds = scratch()
+
+    def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
+        shape, state, needs = self._shape, self._state, rows.all_needs
+        num_rows, device = len(logits), logits.device
+        has_controls = bool(needs & Needs.CONTROLS) or rows.masks is not None
+        is_processed = bool(needs & Needs.PROCESSED)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+        is_failed = torch.empty(num_rows, dtype=torch.bool, device=device)
+        if has_controls:
+            self._ban(rows, num_rows)
+        scores = (
+            *(logits, logits.stride(0), rows.slots, rows.positions, state.table),
+            *(state.counts, state.bias, self._bans, self._is_banned),
+        )
+        sizes = shape.sizes(has_controls)
+        filters = shape.filters(bool(needs & Needs.FILTER))
+        blocks: Any = block_kernel
+        blocks[(num_rows, shape.num_blocks)](
+            *scores, *self._partials, **sizes, **filters, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS
+        )
+        row: Any = row_kernel
+        row[(num_rows,)](
+            *scores, *self._partials, *self._lists, state.recent,
+            token_ids, is_failed, self._thresholds, **sizes, **filters, **self._row_sizes,
+            COUNTS=not is_processed, num_warps=_ROW_WARPS,
+        )  # fmt: skip
+        processed = self._process(logits, rows, token_ids, sizes) if is_processed else None
+        return Drawn(token_ids=token_ids, is_failed=is_failed, processed=processed)
+
+    def _ban(self, rows: SampleRows, num_rows: int) -> None:
+        state = self._state
+        masks = mask_rows = state.table  # not read
+        if rows.masks is not None:
+            index, masks = rows.masks
+            of_row = np.full(num_rows, -1, np.int64)
+            of_row[index] = range(len(index))
+            mask_rows = upload(of_row, state.table.device)
+        kernel: Any = ban_kernel
+        kernel[(num_rows,)](
+            rows.slots, rows.positions, state.table, state.bad_words, state.recent,
+            masks, mask_rows, self._bans, self._is_banned,
+            **self._ban_sizes, HAS_MASKS=rows.masks is not None, num_warps=8,
+        )  # fmt: skip
+
+    def _process(
+        self, logits: torch.Tensor, rows: SampleRows, token_ids: torch.Tensor, sizes: dict[str, Any]
+    ) -> torch.Tensor:
+        state, shape = self._state, self._shape
+        processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        process: Any = process_kernel
+        process[(len(logits), shape.num_blocks)](
+            logits, logits.stride(0), rows.slots, state.table, state.counts, state.bias,
+            self._bans, self._is_banned, self._thresholds, processed,
+            **sizes, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS,
+        )  # fmt: skip
+        # The scores above are those before this token.
+        count: Any = count_kernel
+        count[(len(logits),)](
+            rows.slots, rows.positions, state.table, token_ids, state.counts, state.recent,
+            VOCAB=shape.vocab, NUM_COLUMNS=shape.num_columns, LENGTH=self._spec.max_bad_word_ids,
+            num_warps=1,
+        )  # fmt: skip
+        return processed
+
+
+def compile_cases() -> list[CompileCase]:
+    """The vocabulary of Qwen3: plain in each dtype of the logits, and with everything."""
+    spec = SampleSpec(vocab_size=151_936, num_slots=1, max_rows=1)
+    plain = [
+        case for dtype in TRITON_DTYPES.values() for case in _compile_cases_of(spec, dtype, False)
+    ]
+    return [*plain, *_compile_cases_of(spec, "bf16", True), *_controls_cases(spec)]
+
+
+_LOGITS = {"stride": "i32", "slots": "*i64", "table_ptr": "*i64", "counts_ptr": "*i32"}
+_LOGITS |= {"bias_ptr": "*fp32", "bans_ptr": "*i32", "is_banned_ptr": "*i32"}
+_PARTIALS = {"positions": "*i64", "best_ptr": "*fp32", "best_id_ptr": "*i32"}
+_PARTIALS |= {"best_score_ptr": "*fp32", "max_ptr": "*fp32", "sum_ptr": "*fp32"}
+_PARTIALS |= {"group_max_ptr": "*fp32"}
+
+
+def _compile_cases_of(spec: SampleSpec, dtype: str, is_full: bool) -> list[CompileCase]:
+    shape = _Shape(spec)
+    name = f"{dtype}-{spec.vocab_size}-{'full' if is_full else 'plain'}"
+    logits = {"logits_ptr": f"*{dtype}", **_LOGITS}
+    sizes = {**shape.sizes(is_full), **shape.filters(is_full)}
+    return [
+        CompileCase(
+            name=f"sample.block-{name}",
+            kernel=block_kernel,
+            signature={**logits, **_PARTIALS},
+            constexprs={**sizes, "BLOCK": _BLOCK},
+            num_warps=_BLOCK_WARPS,
+        ),
+        CompileCase(
+            name=f"sample.row-{name}",
+            kernel=row_kernel,
+            signature={
+                **logits,
+                **_PARTIALS,
+                "list_ptr": "*i32",
+                "candidate_ptr": "*fp32",
+                "candidate_id_ptr": "*i32",
+                "recent_ptr": "*i32",
+                "token_ptr": "*i64",
+                "is_failed_ptr": "*i1",
+                "threshold_ptr": "*fp32",
+            },
+            constexprs={**sizes, **shape.row_sizes(spec), "COUNTS": True},
+            num_warps=_ROW_WARPS,
+        ),
+    ]
+
+
+def _controls_cases(spec: SampleSpec) -> list[CompileCase]:
+    shape = _Shape(spec)
+    rows = {"slots": "*i64", "positions": "*i64", "table_ptr": "*i64", "recent_ptr": "*i32"}
+    bans = {"bans_ptr": "*i32", "is_banned_ptr": "*i32"}
+    return [
+        CompileCase(
+            name="sample.ban",
+            kernel=ban_kernel,
+            signature={**rows, **bans, "words_ptr": "*i32", "masks": "*i32", "mask_rows": "*i64"},
+            constexprs={**shape.ban_sizes(spec), "HAS_MASKS": True},
+            num_warps=8,
+        ),
+        CompileCase(
+            name="sample.process",
+            kernel=process_kernel,
+            signature={
+                "logits_ptr": "*bf16",
+                **_LOGITS,
+                "threshold_ptr": "*fp32",
+                "processed_ptr": "*fp32",
+            },
+            constexprs={**shape.sizes(True), "BLOCK": _BLOCK},
+            num_warps=_BLOCK_WARPS,
+        ),
+        CompileCase(
+            name="sample.count",
+            kernel=count_kernel,
+            signature={**rows, "token_ptr": "*i64", "counts_ptr": "*i32"},
+            constexprs={
+                "VOCAB": shape.vocab,
+                "NUM_COLUMNS": shape.num_columns,
+                "LENGTH": spec.max_bad_word_ids,
+            },
+            num_warps=1,
+        ),
+    ]
