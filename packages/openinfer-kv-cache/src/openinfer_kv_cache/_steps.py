@@ -65,14 +65,14 @@ class Reservation:
         self.is_in_flight = True
 
     def _publish(self) -> None:
-        if self.is_in_flight and self._seals is not None:
+        if self.is_in_flight:
             self._blocks.publish()
 
     def _land(self) -> None:
         if self.is_in_flight:
             self.is_in_flight = False
-            if self._seals is not None:
-                self._blocks.land_step(self.step_id, self._keys, self._seals)
+            assert self._seals is not None, "nothing was sealed that could land"
+            self._blocks.land_step(self.step_id, self._keys, self._seals)
 
     def _undo(self) -> None:
         if self.is_in_flight:
@@ -171,7 +171,10 @@ class StepLedger:
         del self._steps[0]
         self._last_landed = step_id
         for reservation in step.reservations:
-            reservation._land()
+            if reservation._seals is None:
+                reservation.is_in_flight = False
+            else:
+                reservation._land()
         for blocks in step.parked:
             blocks.release()
 
@@ -196,4 +199,5 @@ class StepLedger:
 
 def _publish(step: _Step) -> None:
     for reservation in step.reservations:
-        reservation._publish()
+        if reservation._seals is not None:
+            reservation._publish()
