@@ -2,7 +2,15 @@ import pytest
 import torch
 from torch import nn
 
-from openinfer_nn import CheckpointError, MergedLinear, WeightMap, load_weights
+from openinfer_kernels import BackendUnavailable, dequantize_weight, quantize_weight
+from openinfer_nn import (
+    CheckpointError,
+    Linear,
+    MergedLinear,
+    WeightMap,
+    load_weights,
+    weight_bytes,
+)
 
 
 class Net(nn.Module):
@@ -138,3 +146,61 @@ def test_loading_to_a_gpu_through_pinned_slots(tmp_path, write_file, monkeypatch
         load_weights(tmp_path, net, net.weight_map(), num_threads=3)
         rows = torch.cat((tensors["gate"], tensors["up"]))
         assert torch.equal(net.merged.weight.cpu(), rows.to(dtype))
+
+
+@pytest.fixture
+def many(tmp_path, write_file):
+    """A checkpoint of eight products of 2 MiB each, and the network that takes it."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{index}": torch.randn(1024, 1024, generator=generator).bfloat16() for index in range(8)
+    }
+    write_file(tmp_path / "model.safetensors", tensors)
+
+    def build(quantization=None):
+        net = nn.ModuleList(
+            Linear(1024, 1024, device="cpu", dtype=torch.bfloat16, quantization=quantization)
+            for _ in tensors
+        )
+        names = WeightMap()
+        for index, product in enumerate(net):
+            names.add(f"{index}", product.weight)
+        return net, names
+
+    return tmp_path, tensors, build
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_products_are_packed_as_they_are_filled(many, quantization, monkeypatch):
+    folder, tensors, build = many
+    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 1 << 18)
+    try:
+        net, names = build(quantization)
+    except BackendUnavailable as error:
+        pytest.skip(error.reason)
+    expected = weight_bytes(net)
+    stored = [product.weight.untyped_storage() for product in net]
+    sizes = []
+
+    def watch(done, total):
+        sizes.append(sum(storage.nbytes() for storage in stored))
+
+    load_weights(folder, net, names, num_threads=1, on_progress=watch)
+    assert all(product.is_packed for product in net)
+    assert sum(p.nbytes for p in net.parameters()) == weight_bytes(net) == expected
+    x = torch.randn(3, 1024).bfloat16()
+    for product, tensor in zip(net, tensors.values(), strict=True):
+        weight = tensor.float()
+        if quantization is not None:
+            weight = dequantize_weight(*quantize_weight(tensor, quantization))
+        torch.testing.assert_close(product(x), (x.float() @ weight.T).bfloat16())
+    if quantization is not None:
+        # Each stored weight is gone when the next begins: the two forms never stand side by side.
+        num_pieces = len(sizes) // 8
+        assert sizes[num_pieces - 1 :: num_pieces] == [(7 - i) << 21 for i in range(8)]
+
+
+def test_a_product_that_is_not_packed_says_so():
+    product = Linear(8, 8, device="cpu", dtype=torch.float32)
+    with pytest.raises(AssertionError, match="not packed"):
+        product(torch.zeros(1, 8))

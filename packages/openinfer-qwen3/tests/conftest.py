@@ -50,6 +50,7 @@ class Harness:
         device: str = "cpu",
         num_blocks: int = 96,
         attention_backend: str = "auto",
+        quantization: str | None = None,
     ) -> None:
         config = Qwen3Config.from_dict(json.loads((folder / "config.json").read_text()))
         self.device = device
@@ -60,6 +61,7 @@ class Harness:
                 dtype=dtype,
                 block_size=BLOCK_SIZE,
                 attention_backend=attention_backend,
+                quantization=quantization,
             )
             load_weights(folder, self.model, self.model.weight_map(), num_threads=2)
             spec = self.model.cache_spec()

@@ -103,6 +103,18 @@ def test_an_option_that_is_not_honoured_is_named(spec, option, value, words):
     assert error.value.option == option
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantization_is_refused_on_a_gpu(spec, quantization, monkeypatch):
+    words = f"{quantization} is not yet on CUDA; leave out --quantization"
+    with pytest.raises(OptionRejected, match=words) as error:
+        LINE.plan(spec(device="cuda", quantization=quantization))
+    assert error.value.option == "quantization"
+    monkeypatch.setattr("openinfer_qwen3.line._has_nvidia_driver", lambda: True)
+    with pytest.raises(OptionRejected, match=words):
+        LINE.plan(spec(quantization=quantization))
+    assert LINE.plan(spec(device="cpu", quantization=quantization)).device == "cpu"
+
+
 def test_fewer_tokens_than_slots_are_refused(spec):
     with pytest.raises(OptionRejected, match="below max_num_seqs = 9"):
         LINE.plan(spec(max_num_seqs=9, max_num_batched_tokens=8))

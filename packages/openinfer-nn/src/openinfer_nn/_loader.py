@@ -7,6 +7,7 @@ A product's weight is packed for its backend as soon as its last piece is there,
 read it: what a quantized model takes as stored is never in memory as a whole.
 """
 
+import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -260,7 +261,9 @@ class _PinnedStaging:
 
 def _read(piece: _Piece, target: torch.Tensor) -> None:
     """Fills a host tensor of bytes; a read may return less than asked for."""
-    view = target.numpy().data
+    # Not through numpy, which would forbid a quantized weight to give the stored one's memory back.
+    raw = (ctypes.c_char * target.nbytes).from_address(target.data_ptr())
+    view = memoryview(raw).cast("B")
     offset = piece.offset
     while view:
         try:
