@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -16,22 +18,32 @@ from openinfer_engine import ExecutorDead, StepFailed, assemble
 from openinfer_runtime import TorchExecutor
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
+# Half of all pairs of the ids that are allowed beside them, so that they bind at every other token.
+BAD_WORDS = tuple(pack_ids([i, (i + step) % 8]) for i in range(8) for step in range(4))
+ALLOWED = pack_ids(range(40, 90))
 MIXED = (
     {},
     {"temperature": 1.0, "seed": 5},
     {"temperature": 0.7, "top_p": 0.9, "seed": 2**64 - 1},
     {"temperature": 1.3, "top_k": 12, "min_p": 0.01, "seed": 0},
+    {"repetition_penalty": 1.9},
+    {"temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": 0.6, "seed": 6},
+    {"temperature": 2.0, "bad_words": BAD_WORDS, "logit_bias": ((3, 1.0),), "seed": 7}
+    | {"allowed_token_ids": pack_ids(range(8))},
+    {"temperature": 1.5, "top_p": 0.8, "repetition_penalty": 0.7, "seed": 8}
+    | {"allowed_token_ids": ALLOWED},
 )
+"""Sampling of the requests below: plain, and with what depends on the output so far."""
 
 
 @pytest.fixture
 def requests(ask, prompts):
-    """Four requests of mixed controls, fresh ids every time."""
+    """Requests of mixed controls, fresh ids every time."""
 
     def make(**common):
         return [
             ask(ids, max_tokens=24, **sampling, **common)
-            for ids, sampling in zip(prompts, MIXED, strict=True)
+            for ids, sampling in zip(prompts * 2, MIXED, strict=True)
         ]
 
     return make
@@ -43,7 +55,7 @@ def expected(engine, ask, prompts) -> list[list[int]]:
     runner = engine(enable_prefix_caching=False)
     return [
         runner.run([ask(ids, max_tokens=24, **sampling)])[0].token_ids
-        for ids, sampling in zip(prompts, MIXED, strict=True)
+        for ids, sampling in zip(prompts * 2, MIXED, strict=True)
     ]
 
 
@@ -70,6 +82,29 @@ def test_a_preempted_sequence_replays_its_tokens(engine, requests, expected, blo
     outputs = runner.run(requests())
     assert runner.loop.load().num_preemptions > 0
     assert [output.token_ids for output in outputs] == expected
+
+
+def test_the_output_keeps_to_its_bans(expected):
+    pairs = {pack_ids(pair) for pair in pairwise(expected[6])}
+    assert len(pairs) > 5
+    assert not pairs & set(BAD_WORDS)
+    assert set(expected[7]) <= set(unpack_ids(ALLOWED))
+    assert set(expected[7]) > {expected[7][0]}
+
+
+def test_an_output_prefix_counts_as_output(engine, requests, expected):
+    # As after a migration: penalties, bad words and random numbers go on where they were.
+    resumed = [
+        replace(
+            request,
+            prompt_token_ids=request.prompt_token_ids + pack_ids(token_ids[:11]),
+            num_output_prefix=11,
+            sampling=replace(request.sampling, seed=request.sampling.seed or 0),
+        )
+        for request, token_ids in zip(requests(), expected, strict=True)
+    ]
+    outputs = engine().run(resumed)
+    assert [output.token_ids for output in outputs] == [ids[11:] for ids in expected]
 
 
 def test_a_step_may_be_launched_before_the_last_is_read(engine, requests, expected):
