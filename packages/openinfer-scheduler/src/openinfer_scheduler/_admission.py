@@ -107,7 +107,11 @@ class Admission:
             return "no room"
         keys = state.probe.keys_of(sequence)
         hit = cache.match(keys, max_tokens=sequence.max_hit_tokens)
-        assert hit.num_tokens == num_hit, "the index is as it was a moment ago"
+        if hit.num_tokens < num_hit:
+            # A look-up bisects, and a step taken back may have left a block without its parent.
+            num_hit = hit.num_tokens
+            hit.close()
+            return self._start(draft, sequence, num_hit)
         if not self._has_room(sequence, hit, end):
             hit.close()
             return "no room"
