@@ -41,12 +41,18 @@ def test_an_unknown_dtype_falls_through_to_torch_on_cuda():
 def test_describe_names_every_op_and_why_not():
     for device in ("cpu", "cuda"):
         reports = describe(device)
-        assert [report.op for report in reports] == list(BACKEND_ORDER)
+        quantized = ["linear int8", "linear int4"]
+        assert [report.op for report in reports] == [*BACKEND_ORDER, *quantized]
         for report in reports:
-            assert report.backend in report.available
+            is_missing = report.op in quantized and report.backend is None
+            assert is_missing or report.backend in report.available
+            assert not is_missing or report.unavailable
             assert all(report.unavailable.values())
             assert not set(report.available) & set(report.unavailable)
-    assert {r.op: r.backend for r in describe("cpu")}["linear"] in ("native", "cpu")
+    chosen = {device: {r.op: r.backend for r in describe(device)} for device in ("cpu", "cuda")}
+    assert chosen["cpu"]["linear"] in ("native", "cpu")
+    assert chosen["cpu"]["linear int4"] in ("native", "cpu")
+    assert chosen["cuda"]["linear int4"] is None
 
 
 def test_auto_on_another_device_still_runs():

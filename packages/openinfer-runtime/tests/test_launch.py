@@ -31,6 +31,24 @@ def test_info_says_what_was_decided(checkpoint):
     assert "prompt_logprobs" in info.honoured
 
 
+def test_quantized_weights_take_their_bits_and_have_a_fingerprint_of_their_own(checkpoint):
+    folder = checkpoint("gqa4-d128-bf16")
+    sizes, fingerprints = {}, set()
+    for quantization in (None, "int8", "int4"):
+        spec = spec_of(folder, quantization=quantization)
+        try:
+            info = LINE.launch(spec).info
+        except ModelRejected as error:
+            pytest.skip(str(error))
+        label = f"weights ({quantization})" if quantization else "weights"
+        sizes[quantization] = dict(info.memory)[label]
+        fingerprints.add(info.model_fingerprint)
+    # 16 bits a weight, or 8.5 and 4.5 with their scales; norms stay as they are.
+    assert sizes["int8"] / sizes[None] == pytest.approx(8.5 / 16, abs=0.01)
+    assert sizes["int4"] / sizes[None] == pytest.approx(4.5 / 16, abs=0.01)
+    assert len(fingerprints) == 3
+
+
 def test_a_shortened_length_is_said(checkpoint, block_bytes, caplog):
     info = LINE.launch(spec_of(checkpoint(), kv_cache_bytes=4 * block_bytes)).info
     assert info.max_model_len == 64

@@ -94,4 +94,4 @@ def _kernels(device: str) -> Iterable[str]:
         why = [f"{name}: {reason}" for name, reason in report.unavailable.items()]
         beside = f"; also {', '.join(others)}" if others else ""
         without = f"; not {'; '.join(why)}" if why else ""
-        yield f"{report.op:16} {report.backend}{beside}{without}"
+        yield f"{report.op:16} {report.backend or 'none'}{beside}{without}"

@@ -1,13 +1,14 @@
 """Which backend each op would run on, and why not another: what `openinfer doctor` prints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 
 from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
-from openinfer_kernels.linear import LinearSpec
+from openinfer_kernels.errors import BackendUnavailable
+from openinfer_kernels.linear import LinearSpec, Quantization
 from openinfer_kernels.paged_attention import PagedAttentionSpec
 from openinfer_kernels.rms_norm import RMSNormSpec
 from openinfer_kernels.rope import RopeSpec
@@ -21,14 +22,14 @@ class OpReport:
     """One op on one device.
 
     Attributes:
-        op: Name of the op.
-        backend: What "auto" chooses.
+        op: Name of the op; behind it the quantization of its weights, if they are quantized.
+        backend: What "auto" chooses; None if nothing can run.
         available: Every backend that could be asked for by name, the chosen one included.
         unavailable: Backend name to the reason why it cannot run here.
     """
 
     op: str
-    backend: str
+    backend: str | None
     available: tuple[str, ...]
     unavailable: dict[str, str]
 
@@ -43,19 +44,28 @@ def describe(
         specs: Op name to spec; ops left out are asked about with the shapes of a bf16 Qwen3-4B.
 
     Returns:
-        One report an op, in the order of the dispatch table.
+        One report an op, in the order of the dispatch table, then `linear` with weights of 8 and
+        of 4 bits.
     """
     device = torch.device(device)
     specs = {**_typical_specs(), **(specs or {})}
-    return tuple(_describe_op(op, specs[op], device) for op in BACKEND_ORDER)
+    reports = [_describe_op(op, op, specs[op], device) for op in BACKEND_ORDER]
+    for quantization in get_args(Quantization):
+        spec = replace(specs["linear"], quantization=quantization)
+        reports.append(_describe_op(f"linear {quantization}", "linear", spec, device))
+    return tuple(reports)
 
 
-def _describe_op(op: str, spec: Any, device: torch.device) -> OpReport:
+def _describe_op(name: str, op: str, spec: Any, device: torch.device) -> OpReport:
     backends = dict.fromkeys(name for order in BACKEND_ORDER[op].values() for name in order)
     reasons = {backend: why_not(op, spec, device, backend) for backend in backends}
+    try:
+        chosen = choose(op, spec, device).backend
+    except BackendUnavailable:
+        chosen = None
     return OpReport(
-        op=op,
-        backend=choose(op, spec, device).backend,
+        op=name,
+        backend=chosen,
         available=tuple(backend for backend, reason in reasons.items() if reason is None),
         unavailable={backend: reason for backend, reason in reasons.items() if reason is not None},
     )

@@ -1,0 +1,122 @@
+"""How the C kernels are had, and what is said where they cannot be."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from openinfer_kernels import LinearSpec, RMSNormSpec, plan_linear, plan_rms_norm
+from openinfer_kernels import _native as native
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has not asked for the library yet, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._load.cache_clear()
+    yield tmp_path / "openinfer" / "native"
+    native._load.cache_clear()
+
+
+@pytest.fixture
+def machine(fresh):
+    """The same where the kernels could be compiled."""
+    try:
+        native._check_machine()
+    except native.NativeUnavailable as error:
+        pytest.skip(str(error))
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    return fresh
+
+
+def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
+    runs = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: runs.append(a) or run(*a, **k))
+    assert native.why_not(torch.bfloat16, CPU) is None
+    num_runs = len(runs)
+    assert num_runs == len(native._SOURCES) + 1
+    native._load.cache_clear()
+    assert native.library() is not None
+    assert len(runs) == num_runs
+    (built,) = machine.iterdir()
+    assert built.suffix == ".so"
+    assert machine.stat().st_mode & 0o777 == 0o700
+
+
+def test_changed_sources_are_compiled_anew(machine, monkeypatch):
+    first = native._built()
+    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DCHANGED"))
+    assert native._built() != first
+
+
+def test_one_openmp_library_serves_torch_and_the_kernels():
+    if native.why_not(torch.bfloat16, CPU) is not None:
+        pytest.skip("no native kernels here")
+    program = """
+import torch
+from openinfer_kernels._native import library
+library()
+maps = open("/proc/self/maps").read().splitlines()
+print(len({line.split()[-1] for line in maps if "omp" in line.rsplit("/")[-1]}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == ["1"], run.stderr
+
+
+def test_without_a_compiler_ops_fall_back(fresh, monkeypatch):
+    monkeypatch.setattr(native, "_check_machine", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "gcc is not installed" in native.why_not(torch.bfloat16, CPU)
+    with pytest.raises(native.NativeUnavailable, match="gcc is not installed"):
+        native.library()
+    spec = LinearSpec(in_features=8, out_features=16, dtype=torch.bfloat16)
+    linear = plan_linear(spec, "cpu")
+    x = torch.ones(1, 8, dtype=torch.bfloat16)
+    assert linear(x, linear.pack(torch.ones(16, 8, dtype=torch.bfloat16))).eq(8).all()
+    norm = plan_rms_norm(RMSNormSpec(hidden_size=8, eps=0.0, dtype=torch.bfloat16), "cpu")
+    assert norm(x, torch.ones(8, dtype=torch.bfloat16)).eq(1).all()
+
+
+def test_another_cpu_is_named(fresh, monkeypatch):
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "_cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f"}))
+    reason = native.why_not(torch.bfloat16, CPU)
+    assert "lacks avx512bw" in reason
+    assert "avx512_bf16" in reason
+    assert "fma" not in reason
+
+
+def test_another_system_is_named(fresh, monkeypatch):
+    monkeypatch.setattr(native.platform, "machine", lambda: "arm64")
+    assert "needs Linux on x86-64" in native.why_not(torch.bfloat16, CPU)
+
+
+def test_sources_that_do_not_compile_are_a_reason(machine, monkeypatch):
+    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DGROUP=1"))
+    assert "gcc cannot compile the kernels" in native.why_not(torch.bfloat16, CPU)
+    assert list(machine.iterdir()) == []
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(machine):
+    machine.mkdir(parents=True)
+    machine.chmod(0o777)
+    assert "can be written by others" in native.why_not(torch.bfloat16, CPU)
+
+
+def test_a_library_that_is_damaged_is_a_reason(machine):
+    built = native._built()
+    built.write_bytes(b"no library")
+    assert native.why_not(torch.bfloat16, CPU) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_are_named(dtype):
+    assert "computes in bfloat16" in native.why_not(dtype, CPU)
+    assert "needs a CPU" in native.why_not(dtype, torch.device("cuda"))
