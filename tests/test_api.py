@@ -146,7 +146,8 @@ def test_max_tokens_finishes_by_length(tiny_server):
         ({"model": "tiny", "prompt": [10**7]}, 400, "prompt"),
         ({"model": "tiny", "prompt": [1] * 100_000}, 400, "prompt"),
         ({"model": "tiny"}, 400, "prompt"),
-        ({"model": "tiny", "prompt": "x", "frequency_penalty": 0.5}, 400, "frequency_penalty"),
+        ({"model": "tiny", "prompt": "x", "frequency_penalty": 3}, 400, "frequency_penalty"),
+        ({"model": "tiny", "prompt": "x", "suffix": "y"}, 400, "suffix"),
     ],
 )
 def test_bad_input_names_the_field(tiny_server, body, status, param):
