@@ -106,8 +106,8 @@ class Bench:
         # Neither the first slots nor in order.
         self.slots = np.arange(len(rows))[::-1] * 2 + 1
         self.needs = np.array([row.needs() for row in rows])
-        self.top_k = np.array([row.top_k or vocab_size for row in rows])
-        self.has_top_p = np.array([row.top_p < 1 for row in rows])
+        self.max_top_k = max((row.top_k or 0 for row in rows), default=0)
+        self.has_top_p = any(row.top_p < 1 for row in rows)
         self.positions = torch.tensor([row.position for row in rows], device=device)
         for slot, row in zip(self.slots, rows, strict=True):
             fill(self.state, int(slot), row)
@@ -115,11 +115,10 @@ class Bench:
     def step(self, logits, masks=None):
         device = self.positions.device
         rows = SampleRows(
-            slots=torch.from_numpy(self.slots.copy()).to(device),
-            positions=self.positions,
-            host_slots=self.slots,
-            needs=self.needs,
-            top_k=self.top_k,
+            torch.from_numpy(self.slots.copy()).to(device),
+            self.positions,
+            self.needs,
+            max_top_k=self.max_top_k if self.max_top_k < logits.shape[1] else 0,
             has_top_p=self.has_top_p,
             masks=masks and (masks[0], masks[1].to(device)),
         )

@@ -59,6 +59,7 @@ class SamplingRows:
         self.state = spec.allocate(device)
         num_slots = spec.num_slots
         self._host = np.zeros((num_slots, Column.STOP_IDS + spec.max_stop_ids), np.int64)
+        self._needs = np.zeros(num_slots, np.int64)
         self._stale: set[int] = set()
         self._num_top = np.zeros(num_slots, np.int64)
         self._by_id: list[Indices] = [np.zeros(0, np.int64)] * num_slots
@@ -86,9 +87,10 @@ class SamplingRows:
         if allowed_ids is not None:
             self._check_ids("sampling.allowed_token_ids", allowed_ids)
 
-        needs = self._needs(request, has_stop_ids=bool(stop_ids))
+        needs = self._needs_of(request, has_stop_ids=bool(stop_ids))
         self._fill(self._host[slot], request, seed, stop_ids, needs)
         self._stale.add(slot)
+        self._needs[slot] = needs
         self._num_top[slot] = 0
         if request.logprobs is not None:
             self._num_top[slot] = min(request.logprobs.num_top, self._spec.vocab_size)
@@ -114,22 +116,31 @@ class SamplingRows:
             self._stale.clear()
             changed = upload(self._host[stale], self._device)
             self.state.table.index_copy_(0, upload(stale, self._device), changed)
-        host = self._host[slots]
+        needs = self._needs[slots]
+        max_top_k, has_top_p = self._filter_bounds(slots[(needs & Needs.FILTER) != 0])
         return SampleRows(
-            slots=upload(slots, self._device) if device_slots is None else device_slots,
-            positions=positions,
-            host_slots=slots,
-            needs=host[:, Column.NEEDS],
-            top_k=host[:, Column.TOP_K],
-            has_top_p=host.view(np.float64)[:, Column.TOP_P] < 1.0,
+            upload(slots, self._device) if device_slots is None else device_slots,
+            positions,
+            needs,
+            max_top_k=max_top_k,
+            has_top_p=has_top_p,
             masks=masks,
         )
+
+    def _filter_bounds(self, slots: Indices) -> tuple[int, bool]:
+        """The largest top_k in force (0: none), and whether any row has top_p."""
+        if not len(slots):
+            return 0, False
+        top_k = self._host[slots, Column.TOP_K]
+        top_k = top_k[top_k < self._spec.vocab_size]
+        top_p = self._host.view(np.float64)[slots, Column.TOP_P]
+        return int(top_k.max(initial=0)), bool((top_p < 1.0).any())
 
     def logprobs_of(self, slots: Indices) -> tuple[list[int], list[Indices]]:
         """Top tokens and token ids whose logprobs are wanted, by slot."""
         return self._num_top[slots].tolist(), [self._by_id[slot] for slot in slots]
 
-    def _needs(self, request: GenerateRequest, *, has_stop_ids: bool) -> int:
+    def _needs_of(self, request: GenerateRequest, *, has_stop_ids: bool) -> int:
         sampling, logprobs = request.sampling, request.logprobs
         needs = 0
         if not sampling.is_greedy:

@@ -163,7 +163,7 @@ class Sampler:
                 device: a bit per id, least significant first, set where the id is allowed.
         """
         rows = self._rows.rows(slots, positions, device_slots, masks)
-        return self._pack(logits, self._draw(logits, rows), rows)
+        return self._pack(logits, self._draw(logits, rows), rows, slots)
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.
@@ -188,7 +188,9 @@ class Sampler:
         positions = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
         self.sample(logits, np.arange(len(logits)), positions)
 
-    def _pack(self, logits: torch.Tensor, drawn: Drawn, rows: SampleRows) -> SampledTokens:
+    def _pack(
+        self, logits: torch.Tensor, drawn: Drawn, rows: SampleRows, slots: Indices
+    ) -> SampledTokens:
         parts = [drawn.token_ids, drawn.is_failed]
         layouts = []
         sources = ((RAW_LOGPROBS, logits), (Needs.PROCESSED, drawn.processed))
@@ -197,7 +199,7 @@ class Sampler:
             if len(index) == 0:
                 continue
             assert scores is not None
-            num_top, by_id = self._rows.logprobs_of(rows.host_slots[index])
+            num_top, by_id = self._rows.logprobs_of(slots[index])
             layout = LogprobLayout(rows=index, num_top=num_top, by_id=by_id)
             ids = drawn.token_ids
             if len(index) < len(rows.needs):

@@ -11,7 +11,6 @@ the rows (`SampleRows.needs`) to leave work out; it never waits for the device.
 
 import enum
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, cast
 
 import numpy as np
@@ -22,6 +21,8 @@ from openinfer_kernels._dispatch import backend_module
 from openinfer_kernels._upload import upload
 
 Indices = npt.NDArray[np.int64]
+
+_NO_ROWS = np.zeros(0, np.int64)
 
 IN_PROMPT = 1 << 30
 """Bit of `SampleState.counts` that says that a token is in the prompt."""
@@ -130,50 +131,56 @@ class SampleSpec:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SampleRows:
     """The rows of one step.
 
     Attributes:
         slots: [n], int64, on the device: their rows of the tables, no slot twice.
         positions: [n], int64, on the device: sequence index of the token to draw.
-        host_slots: [n], on the host: likewise.
-        needs: [n], on the host: `Needs` of each row, as in the table.
-        top_k: [n], on the host: as in the table.
-        has_top_p: [n], on the host: whether top_p is below 1.
+        needs: [n], int64, on the host: `Needs` of each row, as in the table.
+        all_needs: what any row needs.
+        max_top_k: the largest top_k below vocab_size of a row with `Needs.FILTER`; 0: none.
+        has_top_p: whether any row with `Needs.FILTER` has a top_p below 1.
         masks: rows of the step, and for each of them [ceil(vocab_size / 32)], int32 on the
             device: a bit per id, least significant first, set where the id is allowed.
     """
 
-    slots: torch.Tensor
-    positions: torch.Tensor
-    host_slots: Indices
-    needs: Indices
-    top_k: Indices
-    has_top_p: npt.NDArray[np.bool_]
-    masks: tuple[Indices, torch.Tensor] | None = None
+    __slots__ = ("all_needs", "has_top_p", "masks", "max_top_k", "needs", "positions", "slots")
 
-    @cached_property
-    def all_needs(self) -> int:
-        """What any row needs."""
-        return int(np.bitwise_or.reduce(self.needs))
+    def __init__(
+        self,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        needs: Indices,
+        *,
+        max_top_k: int = 0,
+        has_top_p: bool = False,
+        masks: tuple[Indices, torch.Tensor] | None = None,
+    ) -> None:
+        """Takes what is known of the rows; see the attributes."""
+        self.slots = slots
+        self.positions = positions
+        self.needs = needs
+        self.all_needs = int(np.bitwise_or.reduce(needs))
+        self.max_top_k = max_top_k
+        self.has_top_p = has_top_p
+        self.masks = masks
 
     def need(self, need: int) -> Indices:
         """Indices of the rows with any of these needs."""
         if not self.all_needs & need:
-            return np.zeros(0, np.int64)
+            return _NO_ROWS
         return (self.needs & need).nonzero()[0]
 
     def part(self, index: Indices) -> tuple["SampleRows", torch.Tensor]:
         """Some of these rows, without masks, and `index` on the device."""
         at = upload(index, self.slots.device)
         rows = SampleRows(
-            slots=self.slots.index_select(0, at),
-            positions=self.positions.index_select(0, at),
-            host_slots=self.host_slots[index],
-            needs=self.needs[index],
-            top_k=self.top_k[index],
-            has_top_p=self.has_top_p[index],
+            self.slots.index_select(0, at),
+            self.positions.index_select(0, at),
+            self.needs[index],
+            max_top_k=self.max_top_k,
+            has_top_p=self.has_top_p,
         )
         return rows, at
 

@@ -10,6 +10,7 @@ import torch
 
 from openinfer_kernels.sample import Sample, SampleSpec, SampleState
 from openinfer_kernels.sample._random import (
+    GAMMA,
     LARGEST_NOISE,
     MULTIPLIERS,
     SHIFTS,
@@ -46,22 +47,27 @@ class _CpuSample(TorchSample):
         self._words = counters(spec.vocab_size, device).numpy().view(np.uint64)
 
     def _argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if scores.shape[1] <= _SMALL:
+            return super()._argmax(scores)
         # The first of equals, and NaN before any number, as torch's: but vectorised.
         token_ids = torch.from_numpy(scores.numpy().argmax(axis=1))
         return token_ids, scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
 
+    def _is_failed(self, best: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(~np.isfinite(best.numpy()))
+
     def _perturbed_argmax(
-        self, scores: torch.Tensor, keys: torch.Tensor
+        self, scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, vocab_size = scores.shape
-        unsigned = keys.numpy().view(np.uint64)
+        keys = _row_keys(seeds.numpy().view(np.uint64), positions.numpy().view(np.uint64))
         if vocab_size <= _SMALL:
-            words = _mixed(self._words + unsigned[:, None])
+            words = _mixed(self._words + keys[:, None])
             bits = torch.from_numpy(words.view(np.int32) & 0x7FFFFFFF)[:, :vocab_size]
             return self._argmax(gumbel_noise(bits).add_(scores))
         token_ids = torch.empty(num_rows, dtype=torch.int64)
         best = torch.empty(num_rows, dtype=torch.float32)
-        for row, key in enumerate(unsigned):
+        for row, key in enumerate(keys):
             token_ids[row], best[row] = self._draw_row(scores[row], key)
         return token_ids, best
 
@@ -99,6 +105,13 @@ def _perturbed(
 ) -> torch.Tensor:
     noise = gumbel_noise(bits[: len(ids)])
     return noise.add_(scores if len(ids) == len(scores) else scores[torch.from_numpy(ids)])
+
+
+def _row_keys(seeds: _Words, positions: _Words) -> _Words:
+    """As `_random.row_keys`."""
+    keys = _mixed(seeds + np.uint64(GAMMA))
+    keys += positions
+    return _mixed(keys)
 
 
 def _mixed(words: _Words) -> _Words:

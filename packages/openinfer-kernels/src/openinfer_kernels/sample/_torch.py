@@ -27,7 +27,7 @@ def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sa
 
 
 class TorchSample:
-    """A bound `sample`; `_argmax` and `_perturbed_argmax` may be replaced."""
+    """A bound `sample`. What it does with a step's scores may be replaced."""
 
     def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
         self._state = state
@@ -45,7 +45,7 @@ class TorchSample:
             count(token_ids, rows, self._state)
         return Drawn(
             token_ids=token_ids,
-            is_failed=best.isfinite().logical_not_(),
+            is_failed=self._is_failed(best),
             processed=processed if rows.all_needs & Needs.PROCESSED else None,
         )
 
@@ -61,12 +61,12 @@ class TorchSample:
         if len(random) == len(rows.needs):
             table = self._state.table.index_select(0, rows.slots)
             scaled = _scale_and_filter(scores, rows, table)
-            return *self._perturbed_argmax(scaled, _keys(rows, table)), scaled
+            return *self._perturbed_argmax(scaled, table[:, Column.SEED], rows.positions), scaled
         part, at = rows.part(random)
         table = self._state.table.index_select(0, part.slots)
         scaled = _scale_and_filter(scores.index_select(0, at), part, table)
         token_ids, best = self._argmax(scores)
-        drawn, drawn_best = self._perturbed_argmax(scaled, _keys(part, table))
+        drawn, drawn_best = self._perturbed_argmax(scaled, table[:, Column.SEED], part.positions)
         token_ids.index_copy_(0, at, drawn)
         best.index_copy_(0, at, drawn_best)
         return token_ids, best, scores.index_copy(0, at, scaled) if is_kept else scores
@@ -79,16 +79,16 @@ class TorchSample:
         best, token_ids = scores.max(dim=1)
         return token_ids, best
 
+    def _is_failed(self, best: torch.Tensor) -> torch.Tensor:
+        """Whether the best score of a row says that it cannot be drawn from."""
+        return best.isfinite().logical_not_()
+
     def _perturbed_argmax(
-        self, scores: torch.Tensor, keys: torch.Tensor
+        self, scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_argmax` after adding the noise of the streams `keys`; `scores` are left as they are."""
-        bits = random_bits(keys, self._counters, scores.shape[1])
+        """`_argmax` after adding each row's noise; `scores` are left as they are."""
+        bits = random_bits(row_keys(seeds, positions), self._counters, scores.shape[1])
         return self._argmax(gumbel_noise(bits).add_(scores))
-
-
-def _keys(rows: SampleRows, table: torch.Tensor) -> torch.Tensor:
-    return row_keys(table[:, Column.SEED], rows.positions)
 
 
 def _scale_and_filter(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> torch.Tensor:
@@ -107,12 +107,11 @@ def _scale_and_filter(scores: torch.Tensor, rows: SampleRows, table: torch.Tenso
 
 
 def _filter_rows(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> None:
-    top_k = rows.top_k[rows.top_k < scores.shape[1]]
     filter_(
         scores,
         table[:, Column.TOP_K],
         floats(table, Column.TOP_P),
         floats(table, Column.LOG_MIN_P),
-        int(top_k.max(initial=0)),
-        bool(rows.has_top_p.any()),
+        rows.max_top_k,
+        rows.has_top_p,
     )
