@@ -1,0 +1,230 @@
+"""Every sampling field over HTTP, streamed and whole: what it does, and what it is refused for."""
+
+import json
+import urllib.request
+
+import pytest
+
+PROMPT = "Once upon a time"
+PATHS = {
+    "/v1/completions": {"model": "tiny", "prompt": PROMPT},
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}]},
+}
+NUM_TOKENS = 24
+GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+A, C = 300, 302
+FEW = list(range(300, 308))
+"""Ids that mean nothing here."""
+
+
+def _events(url, body):
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(text) for text in data[:-1]]
+
+
+@pytest.fixture(params=["whole", "streamed"])
+def ask(request, tiny_server):
+    """Token ids, finish reason and stop reason of choice 0: `ask(path, **fields)`."""
+
+    def whole(path, body):
+        status, answer = tiny_server.post(path, body)
+        assert status == 200, answer
+        (choice,) = answer["choices"]
+        return choice["token_ids"], choice["finish_reason"], choice["stop_reason"]
+
+    def streamed(path, body):
+        ids, ends = [], []
+        for event in _events(tiny_server.url + path, body | {"stream": True}):
+            for choice in event["choices"]:
+                ids += choice.get("token_ids") or []
+                if choice["finish_reason"]:
+                    ends.append((choice["finish_reason"], choice["stop_reason"]))
+        (end,) = ends
+        return ids, *end
+
+    def run(path, **fields):
+        body = PATHS[path] | {"return_token_ids": True} | fields
+        return (whole if request.param == "whole" else streamed)(path, body)
+
+    return run
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def path(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def greedy(_tiny_server, path):
+    """What is drawn without any control."""
+    status, answer = _tiny_server.post(path, PATHS[path] | GREEDY | {"return_token_ids": True})
+    assert status == 200
+    return answer["choices"][0]["token_ids"]
+
+
+@pytest.fixture(scope="module")
+def eos(_tiny_server):
+    """The id that ends a turn of the built-in model."""
+    _, answer = _tiny_server.post(
+        "/v1/chat/completions",
+        PATHS["/v1/chat/completions"]
+        | {"temperature": 0, "max_tokens": 200, "return_token_ids": True},
+    )
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    return choice["token_ids"][-1]
+
+
+def test_no_temperature_and_top_k_of_one_are_greedy(ask, path, greedy):
+    for fields in ({"temperature": 0}, {"temperature": 1.5, "top_k": 1, "seed": 1}):
+        assert ask(path, **GREEDY | fields)[0] == greedy
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 1e-6}, {"min_p": 1.0}], ids=str)
+def test_a_narrow_filter_leaves_the_likeliest_and_its_ties(tiny_server, fields):
+    path = "/v1/chat/completions"
+    body = PATHS[path] | GREEDY | {"temperature": 1.5, "seed": 2, "logprobs": True}
+    _, answer = tiny_server.post(path, body | {"top_logprobs": 1} | fields)
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        assert entry["logprob"] == entry["top_logprobs"][0]["logprob"]
+
+
+def test_a_seed_repeats_and_another_differs(ask, path, greedy):
+    fields = GREEDY | {"temperature": 2.0}
+    first = ask(path, **fields, seed=11)[0]
+    assert ask(path, **fields, seed=11)[0] == first
+    assert first != ask(path, **fields, seed=12)[0]
+    assert first != greedy
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 3.0}],
+    ids=str,
+)
+def test_penalties_spread_the_draws(ask, path, fields):
+    plain = ask(path, **GREEDY, allowed_token_ids=FEW)[0]
+    ids = ask(path, **GREEDY, allowed_token_ids=FEW, **fields)[0]
+    assert len(set(ids)) > len(set(plain))
+
+
+def test_a_high_frequency_penalty_leaves_no_favourite(ask, path):
+    ids = ask(path, **GREEDY, allowed_token_ids=FEW, frequency_penalty=2.0)[0]
+    assert max(map(ids.count, ids)) <= NUM_TOKENS // 3
+
+
+def test_logit_bias_and_allowed_ids_rule_the_draw(ask, path):
+    fields = GREEDY | {"temperature": 2.0, "seed": 5}
+    assert set(ask(path, **fields, logit_bias={str(C): 100})[0]) == {C}
+    ids = ask(path, **fields, allowed_token_ids=FEW)[0]
+    assert set(ids) <= set(FEW)
+    assert len(set(ids)) > 1
+    biased = ask(path, **fields, allowed_token_ids=FEW, logit_bias={str(ids[0]): -100})[0]
+    assert ids[0] not in biased
+    assert set(biased) <= set(FEW)
+
+
+def test_bad_words_never_complete(ask, path, greedy, tiny_server):
+    _, answer = tiny_server.post("/detokenize", {"model": "tiny", "tokens": greedy})
+    words = answer["prompt"].split()[1:4]
+    ids = ask(path, **GREEDY, bad_words=words)[0]
+    _, answer = tiny_server.post("/detokenize", {"model": "tiny", "tokens": ids})
+    assert ids != greedy
+    assert not set(words) & set(answer["prompt"].split())
+
+
+def test_min_tokens_holds_the_end_back_and_ignore_eos_passes_it(ask, path, eos):
+    fields = {"temperature": 0, "max_tokens": NUM_TOKENS, "logit_bias": {str(eos): 100}}
+    assert ask(path, **fields)[:2] == ([eos], "stop")
+    ids, reason, _ = ask(path, **fields, min_tokens=5)
+    assert (len(ids), ids[-1], reason) == (6, eos, "stop")
+    assert eos not in ids[:-1]
+    assert ask(path, **fields, ignore_eos=True)[:2] == ([eos] * NUM_TOKENS, "length")
+
+
+def test_a_stop_token_id_ends_and_is_named(ask, path, greedy):
+    at = greedy.index(greedy[5])
+    ids, reason, stopped_by = ask(path, **GREEDY, stop_token_ids=[greedy[5]])
+    assert (ids, reason, stopped_by) == (greedy[: at + 1], "stop", greedy[5])
+
+
+def test_every_sample_has_a_seed_of_its_own(tiny_server, path):
+    body = PATHS[path] | {"max_tokens": 12, "temperature": 2.0, "return_token_ids": True}
+    _, three = tiny_server.post(path, body | {"n": 3, "seed": 20})
+    samples = [choice["token_ids"] for choice in three["choices"]]
+    assert len({tuple(ids) for ids in samples}) == 3
+    _, second = tiny_server.post(path, body | {"seed": 21})
+    assert second["choices"][0]["token_ids"] == samples[1]
+
+
+def test_all_controls_together(ask, path):
+    ids, reason, _ = ask(
+        path, temperature=1.2, top_k=50, top_p=0.9, min_p=0.01, seed=3, repetition_penalty=1.1,
+        presence_penalty=0.3, frequency_penalty=0.2, logit_bias={str(A): 2.0}, bad_words=["the"],
+        min_tokens=8, max_tokens=8, stop_token_ids=[C],
+    )  # fmt: skip
+    assert (len(ids), reason) == (8, "length")
+    assert C not in ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 101}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": 2**64}, "seed"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [99999]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x " * 60]}, "bad_words"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(65))}, "stop_token_ids"),
+        ({"n": 0}, "n"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_bad_values_are_a_400_that_names_the_field(tiny_server, path, fields, param, is_streamed):
+    body = PATHS[path] | {"max_tokens": 16, "stream": is_streamed} | fields
+    status, answer = tiny_server.post(path, body)
+    assert status == 400, answer
+    # An entry of a list is named with its index.
+    assert answer["error"]["param"].split("[")[0] == param
+    assert param in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"best_of": 2}, "best_of"),
+        ("/v1/completions", {"echo": True, "logprobs": 1}, "echo"),
+        ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ],
+    ids=str,
+)
+def test_conflicts_and_what_is_not_there_are_a_400(tiny_server, path, fields, param):
+    status, answer = tiny_server.post(path, PATHS[path] | fields)
+    assert (status, answer["error"]["param"]) == (400, param), answer
