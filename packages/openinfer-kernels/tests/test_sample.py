@@ -202,6 +202,33 @@ def test_half_precision_logits_are_computed_in_float32(backend, triton_device, r
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_draws_what_an_eager_one_draws(random):
+    rows = [replace(row, is_processed=False) for row in MIXED]
+    eager, captured, warm = (Bench("triton", rows, 10_007, "cuda") for _ in range(3))
+    logits = torch.zeros(len(rows), 10_007, device="cuda")
+    warm.step(logits)  # compiles
+    positions = captured.positions.clone()
+    step = SampleRows(
+        torch.from_numpy(captured.slots.copy()).cuda(),
+        positions,
+        captured.needs,
+        max_top_k=captured.max_top_k,
+        has_top_p=captured.has_top_p,
+    )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = captured.draw(logits, step)
+    for _ in range(5):
+        logits.copy_(random(len(rows), 10_007) * 3)
+        positions.copy_(eager.positions)
+        graph.replay()
+        assert drawn.token_ids.tolist() == eager.step(logits).token_ids.tolist()
+        assert torch.equal(captured.state.counts, eager.state.counts)
+        assert torch.equal(captured.state.recent, eager.state.recent)
+
+
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 class TestLimits:
     """What has one right answer, said by hand: of the definition too."""
