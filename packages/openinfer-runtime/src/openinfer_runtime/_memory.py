@@ -132,7 +132,8 @@ class _LargestStep:
         widest = max((p.shape[0] + p.shape[1] for p in matrices), default=0)
         itemsize = max((p.itemsize for p in model.parameters()), default=4)
         scores = 4 * self.num_logits * self.vocab_size
-        return 2 * self.num_tokens * widest * itemsize + scores, 4 * scores
+        # The sampler's temporaries, and the two tables of a number per slot and id.
+        return 2 * self.num_tokens * widest * itemsize + scores, (4 + 2) * scores
 
     def _inputs(self, num_blocks: int, device: torch.device) -> StepInputs:
         tokens = torch.arange(self.num_tokens, device=device)
