@@ -14,7 +14,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import random
 import socket
 import statistics
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, num_ids
 from openinfer_contract import stream as stream_events
@@ -85,8 +85,8 @@ def _measure(num_requests: int, num_runs: int) -> dict[str, Any]:
     return {
         "benchmark": "hop_budget",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": _machine(),
+        "commit": commit(),
+        "machine": machine(),
         "prompt_tokens": NUM_PROMPT_TOKENS,
         "requests_per_run": num_requests,
         "goal_us": GOAL_US,
@@ -124,7 +124,7 @@ def _runs(
             _first_byte_s(sock, next(bodies))
         runs = []
         for _ in range(num_runs):
-            load, others = os.getloadavg()[0], _OthersMeter(server_pid)
+            load, others = os.getloadavg()[0], OthersMeter(lambda: _ours(server_pid))
             firsts = [_first_byte_s(sock, next(bodies)) for _ in range(num_requests)]
             floor = [_health_s(sock) for _ in range(num_requests)]
             runs.append(
@@ -138,26 +138,9 @@ def _runs(
     return runs
 
 
-class _OthersMeter:
-    """How much of the cores ran neither this benchmark nor nothing."""
-
-    def __init__(self, server_pid: int) -> None:
-        self._server = psutil.Process(server_pid)
-        self._begun, self._busy, self._ours = time.monotonic(), _busy_s(), self._ours_s()
-
-    def percent(self) -> float:
-        """Since the beginning, of one core."""
-        others = (_busy_s() - self._busy) - (self._ours_s() - self._ours)
-        return round(100 * max(0.0, others) / (time.monotonic() - self._begun), 1)
-
-    def _ours_s(self) -> float:
-        processes = [psutil.Process(), self._server, *self._server.children()]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-def _busy_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+def _ours(server_pid: int) -> list[psutil.Process]:
+    server = psutil.Process(server_pid)
+    return [psutil.Process(), server, *server.children()]
 
 
 def _first_byte_s(sock: socket.socket, body: bytes) -> float:
@@ -278,27 +261,6 @@ async def _engine_us(
 def _quantiles(seconds: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(seconds, n=100)
     return {name: round(cuts[at] * 1e6, 1) for name, at in (("p50", 49), ("p90", 89), ("p99", 98))}
-
-
-def _machine() -> dict[str, Any]:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,143 @@
+"""The second start of the installed command on the built-in model: spawn to first streamed byte.
+
+    python benchmarks/start.py            (prints; --record also writes a result)
+
+Each start is a new `openinfer serve`; a client asks for a chat answer as soon as the port is open,
+and the clock stops at the first byte of the first server-sent event. The first start, which may
+compile and fills the page cache, is not counted. Goal: 5 s on two cores, 3 s as a stretch.
+"""
+
+import argparse
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import sysconfig
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _machine import MAX_OTHERS_PERCENT, OthersMeter, commit, machine, tree
+
+GOAL_S, STRETCH_S = 5.0, 3.0
+_READY = re.compile(r"ready in [\d.]+ s: .* http://127\.0\.0\.1:(\d+)$")
+_BODY = json.dumps(
+    {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "stream": True,
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+)
+
+
+class Memory:
+    """The most memory that a process and all below it held together, read 50 times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self.rss_bytes = 0
+        self._pid = pid
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def close(self) -> int:
+        self._is_over.set()
+        self._thread.join()
+        return self.rss_bytes
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            total = 0
+            try:
+                for process in tree(self._pid):
+                    total += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            self.rss_bytes = max(self.rss_bytes, total)
+
+
+def start(model: str) -> dict[str, Any]:
+    """One start and one answer."""
+    command = str(Path(sysconfig.get_path("scripts")) / "openinfer")
+    others, begun = OthersMeter(), time.perf_counter()
+    server = subprocess.Popen(
+        [command, "serve", model, "--device", "cpu", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    memory = Memory(server.pid)
+    try:
+        port = _port(server)
+        ready = time.perf_counter() - begun
+        _first_event(port)
+        first = time.perf_counter() - begun
+        busy = others.percent()
+    finally:
+        peak = memory.close()
+        server.terminate()
+        server.communicate()
+    return {
+        "ready_s": round(ready, 3),
+        "first_byte_s": round(first, 3),
+        "peak_rss_bytes": peak,
+        "others_busy_percent": busy,
+    }
+
+
+def _port(server: subprocess.Popen[str]) -> int:
+    assert server.stderr is not None
+    lines = []
+    for line in server.stderr:
+        lines.append(line)
+        if match := _READY.search(line.rstrip()):
+            return int(match[1])
+    raise SystemExit("the server did not start:\n" + "".join(lines))
+
+
+def _first_event(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", _BODY, headers)
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    assert response.read(1) == b"d", "no server-sent event"
+    connection.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--starts", type=int, default=5, help="counted, behind one that is not")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    arguments = parser.parse_args()
+    start(arguments.model)
+    starts = [start(arguments.model) for _ in range(arguments.starts)]
+    quiet = [s for s in starts if s["others_busy_percent"] < MAX_OTHERS_PERCENT]
+    report = {
+        "benchmark": "start",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "model": arguments.model,
+        "goal_s": GOAL_S,
+        "stretch_s": STRETCH_S,
+        "best_quiet": min(quiet, key=lambda s: s["first_byte_s"], default=None),
+        "median_quiet_s": (
+            round(statistics.median(s["first_byte_s"] for s in quiet), 3) if quiet else None
+        ),
+        "starts": starts,
+    }
+    print(json.dumps(report, indent=2))
+    if arguments.record:
+        file = Path(__file__).parent / "results" / f"start-{report['date'][:10]}.json"
+        file.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
