@@ -72,6 +72,13 @@ class Terminal:
         self.expect("> ")
         self.send(text + "\n")
 
+    def interrupt(self) -> None:
+        """Ctrl-C within a line; one that comes before the wait for keys begins is lost."""
+        self.send("half a line")
+        self.expect("half a line")
+        time.sleep(0.2)
+        self.send("\x03")
+
     def end(self) -> int:
         """Ctrl-D at the prompt; the exit status."""
         self.expect("> ")
@@ -131,10 +138,10 @@ def test_ctrl_c_at_the_prompt_and_in_the_question_does_not_end_it(scripted, term
     server = scripted(_CALL, "Then not.")
     shown = terminal("chat", "--url", server.url, "--tools", "python")
     shown.expect("> ")
-    shown.send("half a line\x03")
+    shown.interrupt()
     shown.line("6 * 7?")
     shown.expect("run it? [y/N/always] ")
-    shown.send("\x03")
+    shown.interrupt()
     shown.expect("not run: the user did not allow it")
     shown.line("Well?")
     shown.expect("Then not.")

@@ -230,7 +230,6 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
         (("nobody/nothing",), ("nobody/nothing", "HF_HUB_OFFLINE")),
         (("-tp", "2"), ("tensor_parallel_size",)),
         (("--max-model-len", "10M"), ("max_model_len",)),
-        (("--quantization", "fp8"), ("--quantization", "fp8", "int8")),
         (("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype", "not available")),
         (("--max-num-seq", "3"), ("--max-num-seqs",)),
         (("--kv-cache-memory-bytes", "1k"), ("--kv-cache-memory-bytes",)),
@@ -264,6 +263,7 @@ def test_what_cannot_be_served_is_one_sentence(run_openinfer, arguments, words):
     [
         (("--max-model-len", "1x"), "'1x' is no count such as 4096"),
         (("--device", "tpu"), "invalid choice: 'tpu'"),
+        (("--quantization", "fp8"), "invalid choice: 'fp8' (choose from 'int8', 'int4')"),
         (("--port",), "expected one argument"),
     ],
 )

@@ -172,8 +172,8 @@ class _HermesStream:
         rest = self._text.lstrip()
         if self._is_object_open and rest.startswith("}"):
             self._is_object_open = False
-            rest = rest[1:].lstrip()
-            self._text = rest
+            self._text = rest[1:]
+            rest = self._text.lstrip()
         if rest.startswith(_CLOSE):
             self._text = rest[len(_CLOSE) :]
         elif _CLOSE.startswith(rest):
