@@ -142,23 +142,25 @@ def test_a_bf16_weight_is_packed_in_place(random):
     assert packed.data_ptr() == weight.data_ptr()
 
 
-def test_bytes_of_a_weight_are_known_before_it_is_packed(random):
+@pytest.mark.parametrize("backend", ["native"])
+def test_bytes_of_a_weight_are_known_before_it_is_packed(backend, random):
     for quantization, expected in ((None, 32 * 64 * 2), ("int8", 2176), ("int4", 1152)):
         spec = LinearSpec(
             in_features=64, out_features=32, dtype=torch.bfloat16, quantization=quantization
         )
         assert spec.weight_bytes == expected
-        packed = plan_linear(spec, "cpu").pack(random(32, 64, dtype=torch.bfloat16))
+        packed = plan_linear(spec, "cpu", backend).pack(random(32, 64, dtype=torch.bfloat16))
         assert sum(part.nbytes for part in packed) == expected
 
 
-def test_a_row_does_not_depend_on_its_neighbours(random):
+@pytest.mark.parametrize("backend", ["native"])
+def test_a_row_does_not_depend_on_its_neighbours(backend, random):
     """A token's logits are the same alone and in a batch, bit for bit."""
     for quantization in (None, "int8", "int4"):
         spec = LinearSpec(
             in_features=96, out_features=48, dtype=torch.bfloat16, quantization=quantization
         )
-        linear = plan_linear(spec, "cpu")
+        linear = plan_linear(spec, "cpu", backend)
         packed = linear.pack(random(48, 96, dtype=torch.bfloat16))
         x = random(30, 96, dtype=torch.bfloat16)
         assert torch.equal(linear(x[3:], packed)[:8], linear(x[3:11], packed))

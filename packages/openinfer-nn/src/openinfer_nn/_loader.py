@@ -97,7 +97,7 @@ def pack_weights(module: nn.Module) -> None:
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of a module's weights once they are packed, whether they are yet or not."""
     packed = [part for part in module.modules() if isinstance(part, PackedModule)]
-    theirs = {id(parameter) for part in packed for parameter in part.parameters(recurse=False)}
+    theirs = {id(parameter) for part in packed for parameter in part.parameters()}
     others = sum(p.nbytes for p in module.parameters() if id(p) not in theirs)
     return others + sum(part.weight_bytes for part in packed)
 

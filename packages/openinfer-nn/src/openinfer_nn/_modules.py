@@ -38,7 +38,7 @@ class PackedModule(nn.Module):
 
     Attributes:
         weight: [out_features, in_features] until it is packed, then in the backend's order.
-        scales: Those of a quantized weight, once it is packed.
+        beside: What a backend keeps beside the weight, such as scales, once it is packed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PackedModule(nn.Module):
         """Plans the product; the weight may be shared."""
         super().__init__()
         self.weight = weight
-        self.scales: nn.Parameter | None = None
+        self.beside = nn.ParameterList()
         self._linear = plan_linear(spec, device, backend)
         self._spec = spec
         self._packed: PackedWeight | None = None
@@ -71,8 +71,7 @@ class PackedModule(nn.Module):
             # Whoever filled it may still hold views of it.
             stored.untyped_storage().resize_(0)
         self.weight = _parameter(self._packed[0])
-        if len(self._packed) > 1:
-            self.scales = _parameter(self._packed[1])
+        self.beside.extend(_parameter(part) for part in self._packed[1:])
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         assert self._packed is not None, "the weight is not packed; load_weights does that"

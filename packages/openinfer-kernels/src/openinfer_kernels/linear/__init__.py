@@ -52,7 +52,7 @@ class LinearSpec:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weight, scales included, padding of a backend's own not."""
+        """Bytes of the packed weight and its scales; what a backend adds of its own is left out."""
         numel = self.in_features * self.out_features
         if self.quantization is None:
             return numel * self.dtype.itemsize
