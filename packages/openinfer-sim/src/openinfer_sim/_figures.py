@@ -1,14 +1,17 @@
 """What the cost model knows of devices, models and overheads: `figures.toml` as structs."""
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from openinfer_kv_cache import CacheGroup, Plane
 from openinfer_sim.errors import UnknownFigures
+
+_Figures = TypeVar("_Figures")
 
 _BYTES_PER_PARAM = 2
 
@@ -152,10 +155,7 @@ def find_device(name: str) -> DeviceFigures:
     Raises:
         UnknownFigures: naming the known ones.
     """
-    devices = load_figures().device
-    if name not in devices:
-        raise UnknownFigures("device", name, devices)
-    return devices[name]
+    return _find("device", name, load_figures().device)
 
 
 def find_model(name: str) -> ModelFigures:
@@ -164,7 +164,10 @@ def find_model(name: str) -> ModelFigures:
     Raises:
         UnknownFigures: naming the known ones.
     """
-    models = load_figures().model
-    if name not in models:
-        raise UnknownFigures("model", name, models)
-    return models[name]
+    return _find("model", name, load_figures().model)
+
+
+def _find(kind: str, name: str, table: Mapping[str, _Figures]) -> _Figures:
+    if name not in table:
+        raise UnknownFigures(kind, name, table)
+    return table[name]

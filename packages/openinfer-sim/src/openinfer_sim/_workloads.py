@@ -33,12 +33,11 @@ class RequestMix:
     """Each request has one of so many, evenly."""
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "tenants", "priorities"):
-            if getattr(self, name) < 1:
-                raise TraceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("spread", "shared", "skew"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise TraceError(f"{name} must not be negative, not {getattr(self, name)}")
+        _check_mix(
+            self,
+            at_least_one=("input", "output", "tenants", "priorities"),
+            not_negative=("spread", "shared", "skew"),
+        )
 
 
 def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -> Trace:
@@ -115,15 +114,12 @@ class AgentMix:
     """A session ends before a request would be longer."""
 
     def __post_init__(self) -> None:
-        for name in ("turns", "output", "system", "systems", "context", "result", "window"):
-            if getattr(self, name) < 1:
-                raise TraceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in (
-            "turns_spread", "output_spread", "context_spread", "result_spread", "think",
-            "think_spread",
-        ):  # fmt: skip
-            if not 0 <= getattr(self, name) < math.inf:
-                raise TraceError(f"{name} must not be negative, not {getattr(self, name)}")
+        spreads = ("turns_spread", "output_spread", "context_spread", "result_spread")
+        _check_mix(
+            self,
+            at_least_one=("turns", "output", "system", "systems", "context", "result", "window"),
+            not_negative=(*spreads, "think", "think_spread"),
+        )
 
 
 def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trace:
@@ -201,6 +197,17 @@ def _lengths(
 
 def _length(median: int, spread: float, rng: np.random.Generator) -> int:
     return int(_lengths(median, spread, 1, rng)[0])
+
+
+def _check_mix(
+    mix: object, *, at_least_one: tuple[str, ...], not_negative: tuple[str, ...]
+) -> None:
+    for name in at_least_one:
+        if getattr(mix, name) < 1:
+            raise TraceError(f"{name} must be at least 1, not {getattr(mix, name)}")
+    for name in not_negative:
+        if not 0 <= getattr(mix, name) < math.inf:
+            raise TraceError(f"{name} must not be negative, not {getattr(mix, name)}")
 
 
 def _check_positive(**values: float) -> None:

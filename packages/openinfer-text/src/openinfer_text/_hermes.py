@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 
 from openinfer_text._json_scan import JsonScanner
-from openinfer_text._parser import ParseContext
+from openinfer_text._parser import ParseContext, StatefulStream
 from openinfer_text._pieces import (
     Content,
     Piece,
@@ -58,12 +58,11 @@ class HermesParser:
         return _HermesStream(context.new_call_id)
 
 
-class _HermesStream:
+class _HermesStream(StatefulStream):
     def __init__(self, new_call_id: Callable[[], str]) -> None:
+        super().__init__()
         self._new_call_id = new_call_id
         self._read = self._read_content
-        self._text = ""
-        """What no piece has come of yet."""
         self._blank = ""
         """White space that is content only if content goes on behind it."""
         self._has_content = False
@@ -72,19 +71,11 @@ class _HermesStream:
         self._num_scanned = 0
         self._is_object_open = False
 
-    def push(self, text: str, /) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._text and self._read(pieces):
-            pass
-        return pieces
-
     def finish(self) -> list[Piece]:
         pieces: list[Piece] = []
         while self._read == self._read_head:
             self._give_up(pieces)
-            while self._text and self._read(pieces):
-                pass
+            self._read_on(pieces)
         if self._read == self._read_content:
             self._show(self._text, pieces)
             if self._blank and not self._num_calls:
@@ -93,8 +84,6 @@ class _HermesStream:
             pieces.append(ToolCallArguments(self._num_calls - 1, self._text))
         self._text = self._blank = ""
         return pieces
-
-    # Each state takes what it can of `_text`; True: another state goes on with the rest.
 
     def _read_content(self, pieces: list[Piece]) -> bool:
         at = self._text.find(_OPEN)

@@ -43,6 +43,31 @@ class ParserStream(Protocol):
         """Ends the text: releases what was held back."""
 
 
+class StatefulStream:
+    """The part of a `ParserStream` that all have whose states are methods.
+
+    The present one, `_read`, takes what it can of `_text` and adds pieces; True: it has handed over
+    to another state, which goes on with the rest.
+    """
+
+    _read: Callable[[list[Piece]], bool]
+
+    def __init__(self) -> None:
+        self._text = ""
+        """What no piece has come of yet."""
+
+    def push(self, text: str, /) -> list[Piece]:
+        """The pieces that `text` completes."""
+        self._text += text
+        pieces: list[Piece] = []
+        self._read_on(pieces)
+        return pieces
+
+    def _read_on(self, pieces: list[Piece]) -> None:
+        while self._text and self._read(pieces):
+            pass
+
+
 class ParserFactory(Protocol):
     """A way to write reasoning or tool calls; immutable, any thread.
 

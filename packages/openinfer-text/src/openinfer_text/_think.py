@@ -6,7 +6,7 @@ r"""The `qwen3` reasoning parser: `<think>` reasoning `</think>` content.
 The newlines that templates put around both markers belong to neither side.
 """
 
-from openinfer_text._parser import ParseContext
+from openinfer_text._parser import ParseContext, StatefulStream
 from openinfer_text._pieces import Content, Piece, Reasoning, beginning_of
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -30,18 +30,11 @@ class ThinkParser:
         return _ThinkStream(is_open=context.turn.rfind(_OPEN) > context.turn.rfind(_CLOSE))
 
 
-class _ThinkStream:
+class _ThinkStream(StatefulStream):
     def __init__(self, *, is_open: bool) -> None:
+        super().__init__()
         self._read = self._read_reasoning if is_open else self._read_start
-        self._text = ""
         self._has_reasoning = False
-
-    def push(self, text: str, /) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._text and self._read(pieces):
-            pass
-        return pieces
 
     def finish(self) -> list[Piece]:
         text, self._text = self._text, ""
@@ -50,8 +43,6 @@ class _ThinkStream:
         if self._read == self._read_reasoning:
             return [Reasoning(text)]
         return [] if self._read == self._read_behind else [Content(text)]
-
-    # Each state takes what it can of `_text`; True: another state goes on with the rest.
 
     def _read_start(self, pieces: list[Piece]) -> bool:
         text = self._text.lstrip()

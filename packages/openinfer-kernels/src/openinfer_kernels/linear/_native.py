@@ -9,6 +9,8 @@ Qwen3-0.6B, giga-weights a second at 1, 2, 4, 8, 16 rows (oneDNN; ATen's 4-bit o
     int4  30.2, 25.5, 17.2, 10.2, 5.8   (17.1, 13.9, 10.0, 5.1, 2.6)
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 
@@ -89,7 +91,7 @@ class _Bfloat16(_Panels):
         return weight.view(-1, self._spec.in_features // 2, _PANEL, 2)
 
 
-class _Quantized(_Panels):
+class _Quantized(_Panels, ABC):
     """Packed: (q in the order of panels, scales [panels, groups, 16])."""
 
     def __init__(self, spec: LinearSpec) -> None:
@@ -119,13 +121,13 @@ class _Quantized(_Panels):
 
     _q_dtype: torch.dtype
 
+    @abstractmethod
     def _panel_shape(self) -> tuple[int, ...]:
         """Of the q of 16 rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _restore(self, items: torch.Tensor) -> torch.Tensor:
         """One row's items of each of n panels to [n, in_features], int8."""
-        raise NotImplementedError
 
 
 class _Int8(_Quantized):
