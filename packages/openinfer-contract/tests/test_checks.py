@@ -15,6 +15,7 @@ from openinfer_contract import (
     Rejected,
     Sampling,
     StopRules,
+    check_length,
     check_request,
     check_sampling,
     pack_ids,
@@ -82,6 +83,22 @@ def _rejection(make_info: Make, make_request: Make, **changes: Any) -> Rejected:
 
 def test_a_plain_request_passes(make_info: Make, make_request: Make) -> None:
     assert check_request(make_request(), make_info(honoured=frozenset())) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_token_ids": pack_ids(range(5000))},
+        {"num_output_prefix": 3},
+        {"stop": StopRules(max_tokens=4, min_tokens=5)},
+    ],
+)
+def test_what_depends_on_the_prompt_is_the_same_rejection_alone(
+    changes: dict[str, Any], make_info: Make, make_request: Make
+) -> None:
+    request, info = make_request(**changes), make_info()
+    assert check_length(request, info) == check_request(request, info) is not None
+    assert check_length(make_request(), info) is None
 
 
 @pytest.mark.parametrize(

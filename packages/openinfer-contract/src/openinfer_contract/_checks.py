@@ -58,6 +58,11 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None
     return next(_problems(request, info), None)
 
 
+def check_length(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
+    """The part of `check_request` that hangs on the prompt: its length and the room beside it."""
+    return next(_length_problems(request, info), None)
+
+
 def check_sampling(sampling: Sampling) -> Rejected | None:
     """Why these values make no sense for any engine, or None if they do."""
     return next(_sampling_problems(sampling), None)
@@ -128,8 +133,6 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
     stop, most = request.stop, info.limits.max_stop_token_ids
     if stop.max_tokens < 1:
         yield _invalid("stop.max_tokens", "must be at least 1")
-    if not 0 <= stop.min_tokens <= stop.max_tokens:
-        yield _invalid("stop.min_tokens", "must be between 0 and max_tokens")
     if len(stop.stop_token_ids) > most:
         yield _invalid("stop.stop_token_ids", f"at most {most} ids")
     if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
@@ -138,6 +141,8 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
 
 def _length_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     prefix, prompt = request.num_output_prefix, request.num_prompt_tokens
+    if not 0 <= request.stop.min_tokens <= request.stop.max_tokens:
+        yield _invalid("stop.min_tokens", "must be between 0 and max_tokens")
     if not 0 <= prefix < prompt:
         yield _invalid("num_output_prefix", "must leave at least one prompt token")
     if prefix >= request.stop.max_tokens:

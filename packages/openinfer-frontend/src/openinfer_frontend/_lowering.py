@@ -9,8 +9,10 @@ from openinfer_contract import (
     EngineInfo,
     GenerateRequest,
     LogprobOptions,
+    Rejected,
     Sampling,
     StopRules,
+    check_length,
     check_request,
     num_ids,
     pack_ids,
@@ -66,7 +68,7 @@ class Lowering:
         self._arrival = time.monotonic()
         self._defaults = defaults
         self._bad_words = bad_words
-        self._first_sampling = self._sampling(0)
+        self._first_sampling = self._lower_sampling(0)
         explicit = dict.fromkeys(request.stop_token_ids or ())
         known_to_engine = frozenset(info.eos_token_ids)
         every_eos = known_to_engine.union(eos_token_ids)
@@ -82,7 +84,7 @@ class Lowering:
         self._logprobs = None if num_top is None else LogprobOptions(num_top=num_top)
         self._salt = (request.cache_salt or "").encode()
         self._check_ids()
-        self._check(self._build(_PROBE, 0, context.response_id))
+        self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
 
     def build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
         """The request of one sample of one prompt.
@@ -94,7 +96,8 @@ class Lowering:
             param = self._context.prompt_param
             raise ApiError(400, f"{param} must not be empty", param=param)
         request = self._build(prompt, sample, request_id)
-        self._check(request)
+        # Everything else was checked with the probe.
+        self._raise_if(check_length(request, self._info))
         return request
 
     def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
@@ -119,8 +122,10 @@ class Lowering:
         )
 
     def _sampling(self, sample: int) -> Sampling:
-        if sample and self._request.seed is None:
-            return self._first_sampling
+        is_first = sample == 0 or self._request.seed is None
+        return self._first_sampling if is_first else self._lower_sampling(sample)
+
+    def _lower_sampling(self, sample: int) -> Sampling:
         request = self._request
         return self._defaults.sampling(
             temperature=request.temperature,
@@ -137,8 +142,7 @@ class Lowering:
             bad_words=self._bad_words,
         )
 
-    def _check(self, request: GenerateRequest) -> None:
-        rejected = check_request(request, self._info)
+    def _raise_if(self, rejected: Rejected | None) -> None:
         if rejected is not None:
             raise ApiError.from_rejection(rejected, prompt_param=self._context.prompt_param)
 
