@@ -10,10 +10,12 @@ import torch
 from openinfer_testing.torch import TINY_CHECKPOINTS, run_gate
 
 _NUM_TOP = 20
+_AT_ONCE = (1, 8)
+"""Requests in flight, for one sequence and the next."""
 _CHECKPOINTS = {checkpoint.name: checkpoint for checkpoint in TINY_CHECKPOINTS}
 
 
-def _http_path(server, vocab_size, *, num_at_once):
+def _http_path(server, vocab_size):
     """Forces tokens by asking for one more after every prefix: prefill, prefix hits, batches."""
 
     def row(prefix):
@@ -36,11 +38,13 @@ def _http_path(server, vocab_size, *, num_at_once):
         return logprobs
 
     def path(sequences):
-        with ThreadPoolExecutor(num_at_once) as pool:
-            return [
-                np.stack(list(pool.map(row, (ids[: i + 1] for i in range(len(ids) - 1)))))
-                for ids in sequences
-            ]
+        rows = []
+        for index, ids in enumerate(sequences):
+            with ThreadPoolExecutor(_AT_ONCE[index % 2]) as pool:
+                rows.append(
+                    np.stack(list(pool.map(row, (ids[: i + 1] for i in range(len(ids) - 1)))))
+                )
+        return rows
 
     return path
 
@@ -48,9 +52,12 @@ def _http_path(server, vocab_size, *, num_at_once):
 @pytest.mark.parametrize(
     ("name", "dtype", "options"),
     [
-        ("gqa2-d64-untied", "float32", ()),
+        ("mha-d64-tied", "float32", ()),
+        ("gqa2-d64-untied", "bfloat16", ()),
         ("odd7-mqa-d64", "float32", ("--max-num-batched-tokens", "16", "--block-size", "4")),
+        ("odd5-mha-d128", "float32", ("--max-num-seqs", "2")),
         ("gqa2-yarn", "float32", ("--no-enable-prefix-caching",)),
+        ("gqa2-linear", "float32", ()),
         ("gqa4-d128-bf16", "bfloat16", ()),
     ],
 )
@@ -62,10 +69,10 @@ def test_the_server_is_as_accurate_as_transformers(start_server, tmp_path, name,
         "--model", str(folder), "--served-model-name", "served", "--dtype", dtype, *options
     )
     rng = np.random.default_rng(0)
-    sequences = [rng.integers(3, checkpoint.vocab_size, size=n).tolist() for n in (2, 17, 40, 65)]
-    for num_at_once in (1, 8):
-        path = _http_path(server, checkpoint.vocab_size, num_at_once=num_at_once)
-        report = run_gate(folder, path, sequences, getattr(torch, dtype))
-        report.check()
-        assert report.num_compared >= _NUM_TOP * sum(len(ids) - 1 for ids in sequences)
+    lengths = (2, 17, 40, 65, 65, 40)
+    sequences = [rng.integers(3, checkpoint.vocab_size, size=n).tolist() for n in lengths]
+    path = _http_path(server, checkpoint.vocab_size)
+    report = run_gate(folder, path, sequences, getattr(torch, dtype))
+    report.check()
+    assert report.num_compared >= _NUM_TOP * sum(n - 1 for n in lengths)
     server.assert_idle()
