@@ -1,6 +1,9 @@
 """Tool calls and reasoning through the real server, by the official client."""
 
+import json
 import os
+import subprocess
+import sys
 
 import openai
 import pytest
@@ -113,12 +116,36 @@ def test_choices_and_tools_that_are_refused(server):
     assert "<tool_call>" in answer.message.content
 
 
-def test_the_built_in_model_takes_tools(tiny_server):
-    """What it makes of them is the model's own matter."""
-    body = {"model": "tiny", "messages": [_USER], "tools": _TOOLS, "max_tokens": 24}
-    status, answer = tiny_server.post("/v1/chat/completions", body)
-    assert status == 200, answer
-    assert answer["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_built_in_model_calls_and_reads_the_result(tiny_server, stream):
+    ask = {"model": "tiny", "temperature": 0, "tools": _TOOLS[:1]}
+    messages = [{"role": "user", "content": "What is 1234 * 5678?"}]
+    completions = tiny_server.client.chat.completions
+
+    def answer():
+        if not stream:
+            return completions.create(messages=messages, **ask).choices[0]
+        with completions.stream(messages=messages, **ask) as events:
+            return events.get_final_completion().choices[0]
+
+    choice = answer()
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "python"
+    ran = subprocess.run(
+        [sys.executable, "-c", json.loads(call.function.arguments)["code"]],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert ran.stdout.strip() == "7006652"
+    # A result that the model cannot have worked out: it has to read it.
+    message = choice.message.to_dict()
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "8041957\n"}]
+    choice = answer()
+    assert choice.finish_reason == "stop"
+    assert "8041957" in choice.message.content.replace(",", "")
 
 
 def test_an_unknown_parser_ends_the_start_with_a_sentence(run_openinfer):
