@@ -21,6 +21,7 @@ from openinfer_contract import (
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor
+from openinfer_runtime._recorder import repeat_as_is
 from openinfer_testing.torch import TINY_CHECKPOINTS
 
 VOCAB_SIZE = 320
@@ -77,6 +78,13 @@ class Engine:
                 for plane in executor._cache.layer(layer):
                     plane.fill_(torch.nan)  # reading what was never written shows
         self.loop: EngineLoop = assemble(executor, self.options, model_line="qwen3")
+
+    def pad_steps(self) -> "Engine":
+        """Takes the path of recorded steps from now on, with every operation run as it is."""
+        old = self.executor
+        self.executor = TorchExecutor(old._model, old._cache, old.info, repeat_as_is)
+        self.loop = assemble(self.executor, self.options, model_line="qwen3")
+        return self
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[Output]:
         """Submits all at once and steps until every one has ended."""

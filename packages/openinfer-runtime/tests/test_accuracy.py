@@ -78,6 +78,7 @@ WAYS = {
     "chunked": ({"max_num_batched_tokens": 9}, True),
     "preempted": ({"kv_cache_bytes": 9, "max_model_len": 112}, True),
     "prefix_hit": ({}, "again"),
+    "padded": ({}, "padded"),
 }
 
 
@@ -89,6 +90,8 @@ def test_decoded_tokens(engine, ask, prompts, block_bytes, way, dtype):
         scale = 1 if dtype == "float32" else 0.5
         options = options | {"kv_cache_bytes": int(9 * block_bytes * scale)}
     runner = engine(dtype=dtype, **options)
+    if is_batched == "padded":
+        runner.pad_steps()
     requests = [ask(ids, max_tokens=40, wants_all=True) for ids in prompts]
     if is_batched:
         outputs = runner.run(requests)

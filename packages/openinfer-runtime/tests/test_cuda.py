@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from openinfer_contract import LogprobOptions, PromptLogprobOptions, unpack_floats, unpack_ids
+from openinfer_contract import (
+    LogprobOptions,
+    PromptLogprobOptions,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
 from openinfer_engine import assemble
 from openinfer_runtime import InsufficientMemory
 from openinfer_testing.torch import run_gate
@@ -26,6 +32,12 @@ MIXED = (
     {"temperature": 0.7, "top_p": 0.9, "seed": 2**64 - 1},
     {"temperature": 1.3, "top_k": 12, "min_p": 0.01, "seed": 0},
 )
+SHAPED = (
+    {"repetition_penalty": 1.9},
+    {"temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": 0.6, "seed": 6},
+    {"temperature": 2.0, "bad_words": (pack_ids([3, 4]),), "logit_bias": ((3, 1.0),), "seed": 7},
+    {"temperature": 1.5, "top_p": 0.8, "repetition_penalty": 0.7, "seed": 8},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +49,10 @@ def _full_precision():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("budget", [8, 512])
-def test_forced_prompts_and_decoded_tokens(engine, ask, prompts, shape, dtype, budget):
-    runner = engine(shape, dtype=dtype, max_num_batched_tokens=budget, **CUDA)
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_forced_prompts_and_decoded_tokens(engine, ask, prompts, shape, dtype, budget, eager):
+    runner = engine(shape, dtype=dtype, max_num_batched_tokens=budget, enforce_eager=eager, **CUDA)
+    assert (runner.executor._graphs is None) == eager
     wish = PromptLogprobOptions(num_top=20)
     outputs = runner.run(
         [ask(ids, max_tokens=30, wants_all=True, prompt_logprobs=wish) for ids in prompts]
@@ -53,6 +67,38 @@ def test_forced_prompts_and_decoded_tokens(engine, ask, prompts, shape, dtype, b
         np.put_along_axis(forced, top_ids, top, axis=1)
         rows.append(np.concatenate([forced, output.by_id]))
     run_gate(runner.spec.model_path, lambda _: rows, sequences, DTYPES[dtype]).check()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_graphs_draw_what_launches_draw(engine, ask, prompts, shape):
+    """Prompts and decoded tokens by replays alone, with every kind of control."""
+
+    def run(**options):
+        runner = engine(shape, dtype="float32", **options, **CUDA)
+        requests = [
+            ask(ids, max_tokens=40, **sampling)
+            for ids, sampling in zip(prompts * 2, (*MIXED, *SHAPED), strict=True)
+        ]
+        return [output.token_ids for output in runner.run(requests)]
+
+    expected = run(enforce_eager=True)
+    assert run() == expected
+    assert run(max_num_batched_tokens=11) == expected
+    assert run(max_num_seqs=3) == expected
+
+
+def test_what_was_recorded_holds_while_slots_change_hands(engine, ask, prompts):
+    runner = engine(dtype="float32", max_num_seqs=3, **CUDA)
+    alone = [runner.run([ask(ids, max_tokens=9)])[0].token_ids for ids in prompts]
+    num_recorded = len(runner.executor._graphs._forwards)
+    for _ in range(4):
+        outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])
+        assert [output.token_ids for output in outputs] == alone
+    while runner.executor.record_next():
+        pass
+    assert len(runner.executor._graphs._forwards) > num_recorded
+    outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])
+    assert [output.token_ids for output in outputs] == alone
 
 
 def test_the_same_as_the_cpu_in_float32(engine, ask, prompts):
@@ -160,7 +206,7 @@ def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
 
 
 def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
-    runner = engine(**CUDA)
+    runner = engine(enforce_eager=True, **CUDA)  # a recorded step calls no Python
     logits = runner.executor._model.logits
     num_calls = iter(range(1000))
 

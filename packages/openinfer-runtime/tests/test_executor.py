@@ -77,6 +77,56 @@ def test_the_same_tokens_however_they_are_batched(engine, requests, expected, op
         assert [output.token_ids for output in outputs] == expected
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 11}, {"max_num_seqs": 3}], ids=str
+)
+def test_the_same_tokens_in_padded_steps(engine, requests, expected, options):
+    # What a GPU records and replays, run operation by operation.
+    runner = engine(**options).pad_steps()
+    graphs = runner.executor._graphs
+    for _ in range(2):
+        outputs = runner.run(requests())
+        assert [output.token_ids for output in outputs] == expected
+    shapes = set(graphs._forwards)
+    assert any(shape.is_decode for shape in shapes)
+    assert any(not shape.is_decode for shape in shapes)
+
+
+def test_a_padded_step_is_bit_equal_to_a_plain_one(engine, ask, prompts):
+    # One row is padded to one row: nothing but the way differs.
+    def logprobs(runner):
+        request = ask(prompts[2], max_tokens=20, wants_all=True)
+        return runner.run([request])[0].event.logprobs.by_id
+
+    assert logprobs(engine().pad_steps()) == logprobs(engine())
+
+
+def test_a_step_may_be_recorded_before_there_is_one(engine, requests, expected):
+    runner = engine(max_num_batched_tokens=40).pad_steps()
+    executor = runner.executor
+    num_urgent = num_all = 0
+    while executor.record_next(is_urgent=True):
+        num_urgent += 1
+    while executor.record_next():
+        num_all += 1
+    assert num_urgent > 0
+    assert num_all > 0
+    assert num_urgent + num_all == len(executor._graphs._forwards)
+    assert [output.token_ids for output in runner.run(requests())] == expected
+    assert num_urgent + num_all == len(executor._graphs._forwards)
+
+
+def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog):
+    def refuse(work):
+        raise RuntimeError("no graphs today")
+
+    runner = engine().pad_steps()
+    runner.executor._graphs._record = refuse
+    assert not runner.executor.record_next()
+    assert "no graphs today" in caplog.text
+    assert [output.token_ids for output in runner.run(requests())] == expected
+
+
 def test_a_preempted_sequence_replays_its_tokens(engine, requests, expected, block_bytes):
     runner = engine(kv_cache_bytes=10 * block_bytes, max_model_len=80)
     outputs = runner.run(requests())

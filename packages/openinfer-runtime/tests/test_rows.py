@@ -5,11 +5,15 @@ import pytest
 import torch
 
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
-from openinfer_runtime._rows import RowTable
+from openinfer_runtime._rows import RowTable, StaticStep
+from openinfer_runtime._shapes import StepShape, StepShapes
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 37
+NUM_BLOCKS = 400
+PADDING_SLOT = 5
+SHAPES = StepShapes(max_num_seqs=PADDING_SLOT, max_num_tokens=100)
 
 
 class Sequence:
@@ -49,13 +53,22 @@ def row_start(slot, sequence):
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_plans(seed):
-    rng = np.random.default_rng(seed)
-    table = RowTable(
-        num_slots=5, max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, device=torch.device("cpu")
+def row_table():
+    return RowTable(
+        num_slots=PADDING_SLOT,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        padding_block=NUM_BLOCKS,
+        device=torch.device("cpu"),
     )
-    free = rng.permutation(400).tolist()
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["exact", "padded"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_plans(seed, is_static):
+    rng = np.random.default_rng(seed)
+    table, statics = row_table(), {}
+    free = rng.permutation(NUM_BLOCKS).tolist()
     live: dict[int, Sequence] = {}
     for step_id in range(40):
         ends = [s for s in list(live) if len(live[s].tokens) > 30 or rng.random() < 0.1]
@@ -90,7 +103,10 @@ def test_random_plans(seed):
         if not rows:
             continue
         plan = StepPlan(step_id=step_id, ends=tuple(ends), starts=tuple(starts), rows=tuple(rows))
-        check(table, plan, truth)
+        if is_static:
+            check_static(table, statics, plan, truth)
+        else:
+            check(table, plan, truth)
         for row, (sequence, _, _) in zip(rows, truth, strict=True):
             if row.is_sampled:
                 sequence.drawn = True
@@ -101,9 +117,8 @@ def draw_of(step_id, slot):
     return 1000 + step_id * 10 + slot
 
 
-def check(table, plan, truth):
-    step = table.begin(plan)
-    inputs = step.inputs
+def expected(plan, truth):
+    """Ids, positions, cache slots and ends of a step's tokens; (index, slot, position) of draws."""
     token_ids, positions, slots, ends, sampled = [], [], [], [0], []
     for row, (sequence, begin, end) in zip(plan.rows, truth, strict=True):
         token_ids += sequence.tokens[begin:end]
@@ -115,6 +130,19 @@ def check(table, plan, truth):
         ends.append(len(token_ids))
         if row.is_sampled:
             sampled.append((len(token_ids) - 1, row.slot, end))
+    return token_ids, positions, slots, ends, sampled
+
+
+def settle(table, plan, draw_slots, rows, slots):
+    drawn = torch.full((len(draw_slots),), -77, dtype=torch.int64)
+    drawn[rows] = torch.tensor([draw_of(plan.step_id, slot) for slot in slots], dtype=torch.int64)
+    table.settle(draw_slots, drawn)
+
+
+def check(table, plan, truth):
+    host, step = table.begin(plan)
+    inputs = step.inputs
+    token_ids, positions, slots, ends, sampled = expected(plan, truth)
     assert inputs.token_ids.tolist() == token_ids
     assert inputs.positions.tolist() == positions
     assert inputs.slot_mapping.tolist() == slots
@@ -124,11 +152,59 @@ def check(table, plan, truth):
         used = -(-end // BLOCK_SIZE)
         assert inputs.block_table[index, :used].tolist() == sequence.blocks[:used]
     assert inputs.logits_indices.tolist() == [at for at, _, _ in sampled]
-    assert step.sampled_slots.tolist() == step.device_slots.tolist() == [s for _, s, _ in sampled]
+    assert host.sampled_slots.tolist() == step.draw_slots.tolist() == [s for _, s, _ in sampled]
     assert step.draw_positions.tolist() == [end for _, _, end in sampled]
     assert inputs.max_seqlen_q == max(end - begin for _, begin, end in truth)
     assert inputs.max_seqlen_k == max(end for _, _, end in truth)
     assert inputs.token_ids.dtype == inputs.slot_mapping.dtype == torch.int64
     assert inputs.block_table.dtype == inputs.seq_lens.dtype == torch.int32
-    drawn = [draw_of(plan.step_id, slot) for _, slot, _ in sampled]
-    table.settle(step.device_slots, torch.tensor(drawn, dtype=torch.int64))
+    slots = [slot for _, slot, _ in sampled]
+    settle(table, plan, step.draw_slots, slice(None), slots)
+
+
+def check_static(table, statics, plan, truth):
+    shape = SHAPES.of(plan)
+    static = statics.setdefault(shape, StaticStep(shape, PADDING_SLOT, torch.device("cpu")))
+    host = table.begin_static(plan, static)
+    step = table.advance(static.parts, shape.max_seqlen_q, table.max_seq_len)
+    inputs = step.inputs
+    token_ids, positions, slots, ends, sampled = expected(plan, truth)
+    num_tokens, num_seqs = len(token_ids), len(truth)
+    token_padding = [0] * (shape.num_tokens - num_tokens)
+    seq_padding = [0] * (shape.num_seqs - num_seqs)
+    assert inputs.token_ids.tolist() == token_ids + token_padding
+    assert inputs.positions.tolist() == positions + token_padding
+    scratch = [NUM_BLOCKS * BLOCK_SIZE] * len(token_padding)
+    assert inputs.slot_mapping.tolist() == slots + scratch
+    assert inputs.seq_lens.tolist() == [end for _, _, end in truth] + seq_padding
+    begins = inputs.cu_seqlens_q.tolist()
+    assert begins[: num_seqs + 1] == ends
+    assert len(begins) == shape.num_seqs + 1
+    # Padding has no queries, except where every sequence has one.
+    assert set(np.diff(begins[num_seqs:])) <= {int(shape.is_decode)}
+    for index, (sequence, _, end) in enumerate(truth):
+        used = -(-end // BLOCK_SIZE)
+        assert inputs.block_table[index, :used].tolist() == sequence.blocks[:used]
+    rows = host.sampled_rows
+    assert host.sampled_slots.tolist() == [slot for _, slot, _ in sampled]
+    assert inputs.logits_indices[rows].tolist() == [at for at, _, _ in sampled]
+    assert inputs.logits_indices.max() < shape.num_tokens
+    assert step.draw_slots[rows].tolist() == [slot for _, slot, _ in sampled]
+    assert step.draw_positions[rows].tolist() == [end for _, _, end in sampled]
+    others = np.setdiff1d(np.arange(shape.num_seqs), rows)
+    assert set(step.draw_slots[others].tolist()) <= {PADDING_SLOT}
+    assert inputs.max_seqlen_q >= max(end - begin for _, begin, end in truth)
+    assert inputs.max_seqlen_k >= max(end for _, _, end in truth)
+    settle(table, plan, step.draw_slots, rows, [slot for _, slot, _ in sampled])
+
+
+def test_a_step_of_nothing_but_padding_changes_nothing():
+    table = row_table()
+    before = [getattr(table, name).clone() for name in ("_seq_lens", "_block_table")]
+    for shape in (StepShape(4, 4, True), StepShape(16, 5, False)):
+        static = StaticStep(shape, PADDING_SLOT, torch.device("cpu"))
+        step = table.advance(static.parts, shape.max_seqlen_q, table.max_seq_len)
+        assert set(step.inputs.slot_mapping.tolist()) == {NUM_BLOCKS * BLOCK_SIZE}
+        assert not step.inputs.seq_lens.any()
+    after = [getattr(table, name) for name in ("_seq_lens", "_block_table")]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -172,6 +172,14 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "GPUs to split the model over",
     ),
+    Flag(
+        "enforce_eager",
+        ("--enforce-eager", "--disable-cuda-graph"),
+        "switch",
+        "engine",
+        "launch every operation instead of replaying CUDA graphs",
+        off=("--no-enforce-eager",),
+    ),
     Flag("num_threads", ("--num-threads",), "int", "engine", "CPU threads of a forward pass"),
     Flag("seed", ("--seed",), "int", "engine", "makes unseeded requests reproducible"),
     Flag(

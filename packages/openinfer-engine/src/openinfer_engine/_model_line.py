@@ -38,6 +38,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16_000_000
     tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    """Launch every operation of every step, instead of replaying recorded steps on a GPU."""
     num_threads: int | None = None
     """CPU threads of one forward pass; None: physical cores, one for a very small model."""
     seed: int | None = None

@@ -21,9 +21,12 @@ from openinfer_contract import (
 )
 from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed
 from openinfer_nn import CacheView
+from openinfer_runtime._graphs import Logits, StepGraphs
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
-from openinfer_runtime._rows import RowTable, StepRows
+from openinfer_runtime._recorder import Recorder
+from openinfer_runtime._rows import HostRows, RowTable
+from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._transfer import Download, download
 from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
 from openinfer_scheduler import RowStart, StepPlan, StepResult
@@ -36,10 +39,14 @@ class _Step:
     """A step between launch and wait."""
 
     plan: StepPlan
-    rows: StepRows | None = None
-    logits: torch.Tensor | None = None
+    rows: HostRows | None = None
+    logits: Logits | None = None
+    is_padded: bool = False
+    """Whether `logits` has a row for every row of the plan and more, not the sampled ones alone."""
     prompts: list[PromptScores] = field(default_factory=list)
     sampled: SampledTokens | None = None
+    drawn_at: npt.NDArray[np.int64] | None = None
+    """By sampled row, its row in `sampled`."""
     packed: Download | None = None
     error: StepFailed | ExecutorDead | None = None
 
@@ -53,6 +60,8 @@ class TorchExecutor:
         model: built and loaded.
         cache: the model's view of the arena.
         info: limits and identity; `info.depth` is 1 on a CPU.
+        record: makes whole steps repeatable, see `StepGraphs`; None launches every operation of
+            every step.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class TorchExecutor:
         model: TorchModel,
         cache: CacheView,
         info: ExecutorInfo,
+        record: Recorder | None = None,
     ) -> None:
         self._info = info
         self._model = model
@@ -70,24 +80,60 @@ class TorchExecutor:
                 num_slots=info.max_num_seqs,
                 max_model_len=info.max_model_len,
                 block_size=cache.block_size,
+                padding_block=info.num_blocks,
                 device=self._device,
             )
             self._sampler = Sampler(
-                num_slots=info.max_num_seqs,
+                num_slots=info.max_num_seqs + 1,  # padding has one too
                 vocab_size=info.vocab_size,
                 device=self._device,
                 eos_token_ids=info.eos_token_ids,
                 max_stop_token_ids=info.max_stop_token_ids,
             )
+            self._graphs = None if record is None else self._recorded(record)
         self._steps: dict[int, _Step] = {}
         self._refused: dict[int, str] = {}
         self._prompt_requests: dict[int, GenerateRequest] = {}
         self._death: ExecutorDead | None = None
 
+    def _recorded(self, record: Recorder) -> StepGraphs:
+        info = self._info
+        return StepGraphs(
+            self._model,
+            self._cache,
+            self._rows,
+            self._sampler,
+            StepShapes(max_num_seqs=info.max_num_seqs, max_num_tokens=info.max_num_batched_tokens),
+            record,
+            vocab_size=info.vocab_size,
+            device=self._device,
+        )
+
     @property
     def info(self) -> ExecutorInfo:
         """Constant while the executor lives."""
         return self._info
+
+    def record_next(self, *, is_urgent: bool = False) -> bool:
+        """Records one more kind of step ahead of its first use, with no step in flight.
+
+        A device that cannot record launches every operation of every step from then on.
+
+        Args:
+            is_urgent: only what every load needs.
+
+        Returns:
+            Whether there may be more.
+        """
+        if self._graphs is None:
+            return False
+        try:
+            with torch.inference_mode():
+                return self._graphs.record_next(is_urgent=is_urgent)
+        except RuntimeError as error:
+            _logger.warning("steps are not recorded, which costs speed: %s", error, exc_info=error)
+            self._graphs = None
+            return False
 
     def launch(self, plan: StepPlan, /) -> int:
         """Starts a step's forward pass; what goes wrong is said by `wait`."""
@@ -137,7 +183,7 @@ class TorchExecutor:
         if self._death is None:
             self._death = ExecutorDead("the executor is closed")
         self._steps.clear()
-        for name in ("_model", "_cache", "_rows", "_sampler"):
+        for name in ("_graphs", "_model", "_cache", "_rows", "_sampler"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -150,18 +196,33 @@ class TorchExecutor:
             self._start(start)
         if not plan.rows:
             return
-        step.rows = rows = self._rows.begin(plan)
+        graphs, scored = self._graphs, self._scored_prompts(plan)
+        shape = graphs.shape_of(plan) if graphs is not None and not scored else None
+        if graphs is not None and shape is not None:
+            step.rows, step.logits = graphs.forward(plan, shape)
+            step.is_padded = True
+            return
+        step.rows, rows = self._rows.begin(plan)
         hidden = self._model.forward(rows.inputs, self._cache)
-        if self._prompt_requests:
-            scored = {
-                index: self._prompt_requests[row.slot]
-                for index, row in enumerate(plan.rows)
-                if row.slot in self._prompt_requests
-            }
-            step.prompts = score_prompts(self._model, hidden, rows, scored)
-        if len(rows.sampled_rows):
+        if scored:
+            step.prompts = score_prompts(self._model, hidden, step.rows, scored)
+        if len(step.rows.sampled_rows):
             wanted = hidden.index_select(0, rows.inputs.logits_indices)
-            step.logits = self._model.logits(wanted)
+            step.logits = Logits(
+                scores=self._model.logits(wanted),
+                slots=rows.draw_slots,
+                positions=rows.draw_positions,
+            )
+
+    def _scored_prompts(self, plan: StepPlan) -> dict[int, GenerateRequest]:
+        """By row of the plan, requests that ask for their prompt's logprobs."""
+        if not self._prompt_requests:
+            return {}
+        return {
+            index: self._prompt_requests[row.slot]
+            for index, row in enumerate(plan.rows)
+            if row.slot in self._prompt_requests
+        }
 
     def _start(self, start: RowStart) -> None:
         self._refused.pop(start.slot, None)
@@ -180,24 +241,39 @@ class TorchExecutor:
             # One request's parameters are no reason to fail the others of its step.
             self._refused[start.slot] = str(error)
 
-    def _draw(self, step: _Step, rows: StepRows, masks: GrammarMasks) -> None:
+    def _draw(self, step: _Step, rows: HostRows, masks: GrammarMasks) -> None:
         parts = [scores.packed.flatten() for scores in step.prompts]
-        if step.logits is not None:
-            sampled = self._sampler.sample(
-                step.logits,
-                rows.sampled_slots,
-                rows.draw_positions,
-                device_slots=rows.device_slots,
-                masks=self._masks(rows, masks),
-            )
-            self._rows.settle(rows.device_slots, sampled.token_ids)
-            step.logits, step.sampled = None, sampled
+        if step.logits is not None and len(rows.sampled_rows):
+            step.sampled = sampled = self._sampled(step, rows, step.logits, masks)
             parts.append(sampled.packed)
+        step.logits = None
         if parts:
             step.packed = download(torch.cat(parts) if len(parts) > 1 else parts[0])
 
+    def _sampled(
+        self, step: _Step, rows: HostRows, logits: Logits, masks: GrammarMasks
+    ) -> SampledTokens:
+        if step.is_padded and not masks:
+            needs = self._sampler.recordable_needs(rows.sampled_slots)
+            if needs is not None:
+                assert self._graphs is not None
+                step.drawn_at = rows.sampled_rows
+                return self._graphs.draw(len(logits.slots), needs)
+        if step.is_padded:
+            logits = logits.select(upload(rows.sampled_rows, self._device))
+        sampled = self._sampler.sample(
+            logits.scores,
+            rows.sampled_slots,
+            logits.positions,
+            device_slots=logits.slots,
+            masks=self._masks(rows, masks),
+        )
+        self._rows.settle(logits.slots, sampled.token_ids)
+        step.drawn_at = np.arange(len(rows.sampled_rows))
+        return sampled
+
     def _masks(
-        self, rows: StepRows, masks: GrammarMasks
+        self, rows: HostRows, masks: GrammarMasks
     ) -> tuple[npt.NDArray[np.int64], torch.Tensor] | None:
         if not masks:
             return None
@@ -216,7 +292,7 @@ class TorchExecutor:
             prompts[scores.row] = scores.unpack(packed[begin:end])
             begin = end
         counts = np.zeros(len(step.plan.rows), np.int32)
-        if step.rows is None or step.sampled is None:
+        if step.rows is None or step.sampled is None or step.drawn_at is None:
             return StepResult(
                 step_id=step.plan.step_id,
                 counts=counts,
@@ -224,25 +300,26 @@ class TorchExecutor:
                 prompt_logprobs=prompts,
             )
         tokens = step.sampled.unpack(packed[begin:])
-        row_of = step.rows.sampled_rows
-        failed = {int(row_of[index]): message for index, message in tokens.failed.items()}
+        sampled_rows, drawn_at = step.rows.sampled_rows, step.drawn_at
+        row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
+        failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
         failed |= self._refusals(step.rows)
-        counts[row_of] = 1
+        counts[sampled_rows] = 1
         counts[list(failed)] = 0
         return StepResult(
             step_id=step.plan.step_id,
             counts=counts,
-            token_ids=tokens.token_ids[counts[row_of] == 1],
+            token_ids=tokens.token_ids[drawn_at[counts[sampled_rows] == 1]],
             logprobs={
-                int(row_of[index]): logprobs
-                for index, logprobs in tokens.logprobs.items()
-                if int(row_of[index]) not in failed
+                row_of[at]: logprobs
+                for at, logprobs in tokens.logprobs.items()
+                if row_of[at] not in failed
             },
             prompt_logprobs=prompts,
             failed=failed,
         )
 
-    def _refusals(self, rows: StepRows) -> dict[int, str]:
+    def _refusals(self, rows: HostRows) -> dict[int, str]:
         """Sampled rows whose parameters were refused when they started, and why."""
         if not self._refused:
             return {}

@@ -27,7 +27,9 @@ from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._machine import useful_threads
 from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime._recorder import CudaGraphs
 from openinfer_runtime._rehearsal import rehearse
+from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
 from openinfer_sampler import HONOURED
 
@@ -89,6 +91,7 @@ def launch_torch(
         model = _load(spec, build, build_options)
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         torch.set_num_threads(spec.engine.num_threads or useful_threads(weights_bytes))
+        shapes = _recorded_shapes(spec, plan, device)
         memory = plan_memory(
             model,
             device,
@@ -97,11 +100,12 @@ def launch_torch(
             max_model_len=plan.max_model_len,
             max_num_seqs=plan.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
+            shapes=shapes,
         )
         cache_spec = model.cache_spec()
-        num_bytes = memory.num_blocks * cache_spec.bytes_per_block(block_size)
-        arena = allocate_arena(num_bytes, device)
-        cache = CacheView(arena, cache_spec, block_size=block_size, num_blocks=memory.num_blocks)
+        num_blocks = memory.num_blocks + 1  # the last is where padding writes
+        arena = allocate_arena(num_blocks * cache_spec.bytes_per_block(block_size), device)
+        cache = CacheView(arena, cache_spec, block_size=block_size, num_blocks=num_blocks)
     if memory.max_model_len < plan.max_model_len:
         _logger.warning(
             "max_model_len is %d instead of the model's %d: that is what the KV cache holds; "
@@ -110,9 +114,21 @@ def launch_torch(
             plan.max_model_len,
         )
     group = _cache_group(cache_spec, block_size)
-    executor = TorchExecutor(model, cache, _info(spec, plan, memory, group, device))
+    info = _info(spec, plan, memory, group, device)
+    record = None if shapes is None else CudaGraphs(device)
+    executor = TorchExecutor(model, cache, info, record)
     rehearse(executor)
     return executor
+
+
+def _recorded_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) -> StepShapes | None:
+    """The steps that are recorded and replayed; None, said why, where every one is launched."""
+    if device.type != "cuda":
+        return None
+    if spec.engine.enforce_eager:
+        _logger.info("no step is recorded: --enforce-eager")
+        return None
+    return StepShapes(max_num_seqs=plan.max_num_seqs, max_num_tokens=plan.max_num_batched_tokens)
 
 
 def fingerprint(spec: LaunchSpec) -> str:

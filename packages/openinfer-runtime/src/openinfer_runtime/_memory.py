@@ -12,12 +12,16 @@ from openinfer_engine import EngineOptions
 from openinfer_nn import CacheSpec, CacheView, StepInputs
 from openinfer_runtime._machine import host_memory_bytes
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime.errors import InsufficientMemory
 from openinfer_sampler import Sampler
 
 _MAX_CPU_POOL_BYTES = 4 << 30
 # Allocations of a step differ in size from one to the next; the allocator keeps some of each.
 _FRAGMENTATION_BYTES = 128 << 20
+
+# Of launches and their arguments, in the driver's own memory.
+_BYTES_PER_GRAPH = 3 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ def plan_memory(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    shapes: StepShapes | None = None,
 ) -> MemoryPlan:
     """Measures what the largest step needs and gives the rest to the cache.
 
@@ -55,6 +60,7 @@ def plan_memory(
         max_model_len: longest sequence; may come out shorter if `options` leaves it open.
         max_num_seqs: rows of the largest step.
         max_num_batched_tokens: its tokens.
+        shapes: of the steps that are recorded on a device; None: none are.
 
     Raises:
         InsufficientMemory: one sequence of the length asked for does not fit.
@@ -64,8 +70,12 @@ def plan_memory(
     step = _LargestStep(vocab_size, max_num_seqs, max_num_batched_tokens, options.block_size)
     if device.type == "cuda":
         activations, sampling = step.measure(model, device)
-        available = _cuda_cache_bytes(device, options, activations + sampling)
+        graphs = 0
+        if shapes is not None:
+            graphs = _graph_bytes(shapes, activations, vocab_size, max_num_batched_tokens)
+        available = _cuda_cache_bytes(device, options, activations + sampling + graphs)
     else:
+        graphs = 0
         activations, sampling = step.estimate(model)
         available = _host_cache_bytes(options, weights + activations + sampling)
     if options.kv_cache_bytes is not None:
@@ -82,11 +92,21 @@ def plan_memory(
             (_weights_label(options), weights),
             ("activations", activations),
             ("sampling", sampling),
+            *((("graphs", graphs),) if graphs else ()),
             ("KV cache", num_blocks * bytes_per_block),
         ),
         num_blocks=num_blocks,
         max_model_len=length,
     )
+
+
+def _graph_bytes(
+    shapes: StepShapes, activations: int, vocab_size: int, max_num_batched_tokens: int
+) -> int:
+    """What recorded steps take: activations that all share, logits, and each its launches."""
+    share = min(1.0, shapes.max_num_tokens / max_num_batched_tokens)
+    logits = 4 * shapes.max_num_seqs * vocab_size
+    return int(share * activations) + 2 * logits + shapes.count * _BYTES_PER_GRAPH
 
 
 def _weights_label(options: EngineOptions) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._rows import StepRows
+from openinfer_runtime._rows import HostRows
 from openinfer_sampler import score_tokens, unpack_scores, upload
 
 # Logits computed at a time: a long chunk's whole would not fit beside the largest step.
@@ -36,7 +36,7 @@ class PromptScores:
 def score_prompts(
     model: TorchModel,
     hidden: torch.Tensor,
-    rows: StepRows,
+    rows: HostRows,
     requests: Mapping[int, GenerateRequest],
 ) -> list[PromptScores]:
     """Scores the prompt tokens that this step's chunks are about.

@@ -4,6 +4,9 @@ A device compiles kernels and loads libraries when they are first used, and a mo
 should say so while it starts.
 """
 
+import logging
+import time
+
 import numpy as np
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
@@ -12,16 +15,19 @@ from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
 _PROMPT = (0, 0)
 
+_logger = logging.getLogger(__name__)
+
 
 def rehearse(executor: TorchExecutor) -> None:
-    """Prefills and decodes in slot 0 and the first blocks, and leaves nothing behind.
+    """Records steps ahead, then prefills and decodes in slot 0 and the first blocks.
 
-    What it writes there is never read: a block is written before its entries are attended to.
+    It leaves nothing behind: a block is written before its entries are attended to.
 
     Raises:
         StepFailed: the model does not run.
         ExecutorDead: the device is lost.
     """
+    _record(executor)
     info = executor.info
     if info.max_model_len <= len(_PROMPT):
         return
@@ -60,3 +66,13 @@ def rehearse(executor: TorchExecutor) -> None:
         ticket = executor.launch(plan)
         executor.sample(ticket, {})
         executor.wait(ticket)
+
+
+def _record(executor: TorchExecutor) -> None:
+    """Records the steps that every load needs, as far as the executor records any."""
+    started, num_recorded = time.perf_counter(), 0
+    while executor.record_next(is_urgent=True):
+        num_recorded += 1
+    if num_recorded:
+        seconds = time.perf_counter() - started
+        _logger.info("%d kinds of steps recorded in %.2f s", num_recorded, seconds)

@@ -7,7 +7,7 @@ a row of a step without making the host wait.
 from openinfer_kernels import upload
 from openinfer_sampler._logprobs import score_tokens, unpack_scores
 from openinfer_sampler._rows import HONOURED
-from openinfer_sampler._sampler import HostTokens, SampledTokens, Sampler
+from openinfer_sampler._sampler import RECORDED_NEEDS, HostTokens, SampledTokens, Sampler
 from openinfer_sampler.errors import RowTooSmall, SamplerError
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "SampledTokens",
     "HostTokens",
     "HONOURED",
+    "RECORDED_NEEDS",
     # Scoring tokens that are given
     "score_tokens",
     "unpack_scores",

@@ -111,11 +111,7 @@ class SamplingRows:
         masks: tuple[Indices, torch.Tensor] | None,
     ) -> SampleRows:
         """The rows of one step, after sending what has changed."""
-        if self._stale:
-            stale = np.fromiter(self._stale, np.int64)
-            self._stale.clear()
-            changed = upload(self._host[stale], self._device)
-            self.state.table.index_copy_(0, upload(stale, self._device), changed)
+        self.send()
         needs = self._needs[slots]
         max_top_k, has_top_p = self._filter_bounds(slots[(needs & Needs.FILTER) != 0])
         return SampleRows(
@@ -126,6 +122,18 @@ class SamplingRows:
             has_top_p=has_top_p,
             masks=masks,
         )
+
+    def send(self) -> None:
+        """Brings the table on the device up to date."""
+        if self._stale:
+            stale = np.fromiter(self._stale, np.int64)
+            self._stale.clear()
+            changed = upload(self._host[stale], self._device)
+            self.state.table.index_copy_(0, upload(stale, self._device), changed)
+
+    def all_needs(self, slots: Indices) -> int:
+        """What any of these slots needs."""
+        return int(np.bitwise_or.reduce(self._needs[slots]))
 
     def _filter_bounds(self, slots: Indices) -> tuple[int, bool]:
         """The largest top_k in force (0: none), and whether any row has top_p."""

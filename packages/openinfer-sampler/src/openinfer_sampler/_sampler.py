@@ -22,6 +22,9 @@ from openinfer_kernels import Drawn, Needs, SampleRows, SampleSpec, plan_sample,
 from openinfer_sampler._logprobs import LogprobLayout, pack_logprobs
 from openinfer_sampler._rows import RAW_LOGPROBS, Indices, SamplingRows, TokenIds
 
+RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
+"""What `Sampler.recordable_needs` answers, besides None."""
+
 NOT_FINITE = (
     "the logits of this sequence are NaN or infinite, or every token is ruled out; "
     "no token can be drawn"
@@ -164,6 +167,43 @@ class Sampler:
         """
         rows = self._rows.rows(slots, positions, device_slots, masks)
         return self._pack(logits, self._draw(logits, rows), rows, slots)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether `draw_recorded` may be recorded here."""
+        return self._draw.is_recordable
+
+    def recordable_needs(self, slots: Indices) -> int | None:
+        """What `draw_recorded` must have been told to serve these rows; sends their parameters.
+
+        Args:
+            slots: [n], on the host: whose rows they are.
+
+        Returns:
+            One of `RECORDED_NEEDS`; None if only `sample` does what they ask for.
+        """
+        needs = self._rows.all_needs(slots)
+        if not self.is_recordable or needs & (RAW_LOGPROBS | Needs.PROCESSED):
+            return None
+        self._rows.send()
+        return RECORDED_NEEDS[bool(needs & (Needs.FILTER | Needs.CONTROLS))]
+
+    def draw_recorded(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, needs: int
+    ) -> SampledTokens:
+        """Draws one token a row; may be recorded and replayed over other contents of the tensors.
+
+        Args:
+            logits: [n, vocab_size], float32.
+            slots: [n], int64, on the device: whose rows they are. A slot that was never set may
+                stand there more than once.
+            positions: [n], int64, on the device.
+            needs: of `recordable_needs`, for all rows of all replays.
+        """
+        rows = SampleRows(slots, positions, np.full(len(slots), needs, np.int64))
+        drawn = self._draw(logits, rows)
+        packed = torch.cat([part.to(torch.int32) for part in (drawn.token_ids, drawn.is_failed)])
+        return SampledTokens(token_ids=drawn.token_ids, packed=packed, layouts=())
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.

@@ -59,6 +59,7 @@ _REASONS = {
     "device": "nothing runs on a device; --sim-device says which one is modelled",
     "dtype": "the tables are those of bfloat16",
     "num_threads": "nothing is computed",
+    "enforce_eager": "nothing is recorded",
     "tensor_parallel_size": "one device is modelled",
     "load_format": "nothing is loaded",
 }

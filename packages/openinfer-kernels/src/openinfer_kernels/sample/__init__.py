@@ -205,6 +205,15 @@ class Drawn:
 class Sample(Protocol):
     """A bound `sample`. One thread, one stream."""
 
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a call without masks can be recorded and replayed for other rows and needs.
+
+        What is enqueued then depends on the number of rows and on `all_needs` alone; what a row
+        gets follows from the tables, whatever further needs are enqueued for.
+        """
+        ...
+
     def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
         """Draws one token a row and counts it in the tables.
 

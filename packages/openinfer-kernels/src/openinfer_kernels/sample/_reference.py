@@ -25,14 +25,22 @@ def supports(spec: SampleSpec, device: torch.device) -> str | None:
 
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
     """Binds sample."""
+    return _Reference(state)
 
-    def sample(logits: torch.Tensor, rows: SampleRows) -> Drawn:
+
+class _Reference:
+    is_recordable = False
+
+    def __init__(self, state: SampleState) -> None:
+        self._state = state
+
+    def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
         masks = [None] * len(rows.needs)
         if rows.masks is not None:
             for row, bits in zip(rows.masks[0].tolist(), rows.masks[1], strict=True):
                 masks[row] = bits
         drawn = [
-            _Row(state, int(slot), int(position)).draw(scores, mask)
+            _Row(self._state, int(slot), int(position)).draw(scores, mask)
             for scores, slot, position, mask in zip(
                 logits.double(), rows.slots, rows.positions, masks, strict=True
             )
@@ -43,8 +51,6 @@ def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sa
             is_failed=torch.tensor(is_failed, device=logits.device),
             processed=torch.stack(processed).float(),
         )
-
-    return sample
 
 
 class _Row:

@@ -29,6 +29,8 @@ def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sa
 class TorchSample:
     """A bound `sample`. What it does with a step's scores may be replaced."""
 
+    is_recordable = False  # it works on the rows that the host knows to need it
+
     def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
         self._state = state
         self._counters = counters(spec.vocab_size, device)

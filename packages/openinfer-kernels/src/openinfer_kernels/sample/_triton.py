@@ -122,6 +122,8 @@ class _Shape:
 
 
 class _TritonSample:
+    is_recordable = True
+
     def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
         self._spec = spec
         self._state = state

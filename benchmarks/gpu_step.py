@@ -1,0 +1,186 @@
+"""Steps of one model on one GPU, in process: device time, idle time between steps, host time.
+
+    python benchmarks/gpu_step.py FOLDER [--batches 1,8,64] [--contexts 128,1024] [-o FIELD=VALUE]
+
+Every case decodes so many sequences at about one length through the real loop, scheduler and
+executor. A step's time on the device is that between two events around it on its stream; what lies
+between one step's end and the next one's begin is idle time. -o sets options of the engine, such as
+`enforce_eager=true`. Prints one JSON object a line.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import torch
+
+from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
+from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
+from openinfer_qwen3 import LINE
+
+_NUM_STEPS = 96
+_NUM_WARM = 24
+_SHAPED = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "frequency_penalty": 0.2}
+
+
+class Meter:
+    """Events around every step of an executor, and the host's time outside of waits."""
+
+    def __init__(self, executor: Any) -> None:
+        self.events: list[tuple[Any, Any]] = []
+        self.wait_s = 0.0
+        self._begin: Any = None
+        launch, sample, wait = executor.launch, executor.sample, executor.wait
+
+        def launch_timed(plan: Any) -> int:
+            self._begin = _event()
+            return launch(plan)
+
+        def sample_timed(ticket: int, masks: Any) -> None:
+            sample(ticket, masks)
+            self.events.append((self._begin, _event()))
+
+        def wait_timed(ticket: int) -> Any:
+            begun = time.perf_counter()
+            try:
+                return wait(ticket)
+            finally:
+                self.wait_s += time.perf_counter() - begun
+
+        executor.launch, executor.sample, executor.wait = launch_timed, sample_timed, wait_timed
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def decode(loop: EngineLoop, meter: Meter, batch: int, context: int, **sampling: Any) -> dict:
+    generator = torch.Generator().manual_seed(batch * 7919 + context)
+    for index in range(batch):
+        ids = torch.randint(1000, 100_000, (context,), generator=generator).tolist()
+        loop.submit(
+            GenerateRequest(
+                request_id=f"{batch}-{context}-{index}-{len(sampling)}",
+                prompt_token_ids=pack_ids(ids),
+                stop=StopRules(max_tokens=_NUM_WARM + _NUM_STEPS + 40, ignore_eos=True),
+                sampling=Sampling(**({"temperature": 0.0} | sampling)),
+            ),
+            lambda event: None,
+        )
+    while loop.load().num_waiting or any(
+        row.num_tokens > 1 for row in loop._scheduler._state.in_flight[-1].plan.rows
+    ):
+        loop.step()
+    for _ in range(_NUM_WARM):
+        loop.step()
+    meter.events.clear()
+    meter.wait_s = 0.0
+    begun = time.perf_counter()
+    for _ in range(_NUM_STEPS):
+        loop.step()
+    wall_s = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    events = meter.events[:]
+    steps = [begin.elapsed_time(end) * 1e3 for begin, end in events]
+    gaps = [one[1].elapsed_time(other[0]) * 1e3 for one, other in pairwise(events)]
+    host_s = wall_s - meter.wait_s
+    while loop.has_work:
+        loop.step()
+    return {
+        "batch": batch,
+        "context": context,
+        "sampling": sampling,
+        "step_us": round(statistics.median(steps), 1),
+        "idle_us": round(statistics.median(gaps), 1),
+        "idle_us_p99": round(sorted(gaps)[int(len(gaps) * 0.99)], 1),
+        "wall_us": round(wall_s / _NUM_STEPS * 1e6, 1),
+        "host_us": round(host_s / _NUM_STEPS * 1e6, 1),
+    }
+
+
+def prefill(loop: EngineLoop, meter: Meter, length: int, cached: int = 0) -> dict:
+    """Steps of one prompt alone; of a cached prefix, 16 tokens are new."""
+    times, hosts = [], []
+    for index in range(6):
+        generator = torch.Generator().manual_seed(length * 31 + (0 if cached else index))
+        ids = torch.randint(1000, 100_000, (length,), generator=generator).tolist()
+        if cached:
+            ids[cached:] = [1000 + index] * (length - cached)
+        meter.events.clear()
+        request = GenerateRequest(
+            request_id=f"p{length}-{cached}-{index}",
+            prompt_token_ids=pack_ids(ids),
+            stop=StopRules(max_tokens=1, ignore_eos=True),
+            sampling=Sampling(temperature=0.0),
+        )
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        loop.submit(request, lambda event: None)
+        while loop.has_work:
+            loop.step()
+        hosts.append((time.perf_counter() - begun) * 1e3)
+        torch.cuda.synchronize()
+        times.append(sum(begin.elapsed_time(end) for begin, end in meter.events))
+    return {
+        "prefill": length,
+        "cached": cached,
+        "device_ms": round(statistics.median(times[1:]), 3),
+        "wall_ms": round(statistics.median(hosts[1:]), 3),
+        "first_wall_ms": round(hosts[0], 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--batches", default="1,8,64")
+    parser.add_argument("--contexts", default="128,1024")
+    parser.add_argument("--prefills", default="32,256,1024,2048")
+    parser.add_argument("--trace", help="profile some decode steps of batch 1, and print kernels")
+    parser.add_argument("-o", "--option", action="append", default=[], help="field=value")
+    args = parser.parse_args()
+    given = dict(option.split("=", 1) for option in args.option)
+    options = msgspec.convert({"device": "cuda"} | given, EngineOptions, strict=False)
+    begun = time.perf_counter()
+    executor = LINE.launch(LaunchSpec(model_path=args.model, model_line="qwen3", engine=options))
+    print(json.dumps({"launch_s": round(time.perf_counter() - begun, 2), "options": given}))
+    print(json.dumps({"memory_mib": {k: v >> 20 for k, v in executor.info.memory}}))
+    free, total = torch.cuda.mem_get_info()
+    print(json.dumps({"device_used_mib": (total - free) >> 20}), flush=True)
+    meter = Meter(executor)
+    loop = assemble(executor, options, model_line="qwen3")
+    for length in (int(n) for n in args.prefills.split(",") if n):
+        print(json.dumps(prefill(loop, meter, length)), flush=True)
+        print(json.dumps(prefill(loop, meter, length, length - 16)), flush=True)
+    for context in (int(n) for n in args.contexts.split(",") if n):
+        for batch in (int(n) for n in args.batches.split(",") if n):
+            print(json.dumps(decode(loop, meter, batch, context)), flush=True)
+            if batch > 1:
+                print(json.dumps(decode(loop, meter, batch, context, **_SHAPED)), flush=True)
+    if args.trace:
+        _trace(loop, meter)
+    free, total = torch.cuda.mem_get_info()
+    print(json.dumps({"device_used_mib": (total - free) >> 20}), flush=True)
+    executor.close()
+
+
+def _trace(loop: EngineLoop, meter: Meter) -> None:
+    """Where the time of a decode step of one sequence goes, by kernel, on standard error."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        decode(loop, meter, 1, 1000)
+    table = profiler.key_averages().table(sort_by="cuda_time_total", row_limit=40)
+    print(table[:9000], file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

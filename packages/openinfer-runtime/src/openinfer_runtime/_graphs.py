@@ -1,0 +1,177 @@
+"""Whole steps at the price of one launch: recorded once for each shape, then replayed.
+
+A step is two recordings, so that their kinds add up instead of multiplying: the forward pass of a
+shape, from the rows' tables to logits; and the draw of so many rows with the controls that they
+ask for, from logits to the tables. Between them lie buffers that all recordings share.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from openinfer_nn import CacheView
+from openinfer_runtime._model import TorchModel
+from openinfer_runtime._recorder import Recorder
+from openinfer_runtime._rows import HostRows, RowTable, StaticStep
+from openinfer_runtime._shapes import StepShape, StepShapes
+from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
+from openinfer_scheduler import StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """What a forward pass has come to, row by row of what may be drawn.
+
+    Attributes:
+        scores: [n, vocab_size], float32.
+        slots: [n], int64: whose they are; the padding row's where nothing is drawn.
+        positions: [n], int64: sequence index of the token to draw.
+    """
+
+    scores: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+
+    def first(self, num_rows: int) -> "Logits":
+        """Views of the first rows."""
+        return Logits(
+            scores=self.scores[:num_rows],
+            slots=self.slots[:num_rows],
+            positions=self.positions[:num_rows],
+        )
+
+    def select(self, index: torch.Tensor) -> "Logits":
+        """Copies of some rows."""
+        return Logits(
+            scores=self.scores.index_select(0, index),
+            slots=self.slots.index_select(0, index),
+            positions=self.positions.index_select(0, index),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    step: StaticStep
+    run: Callable[[], None]
+
+
+class StepGraphs:
+    """The recorded steps of one executor. Use from the step thread.
+
+    Args:
+        model: whose forward pass is recorded.
+        cache: that it writes to.
+        rows: that it reads and advances.
+        sampler: that draws.
+        shapes: of the steps.
+        record: makes a step repeatable.
+        vocab_size: columns of the logits.
+        device: of all of them.
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        cache: CacheView,
+        rows: RowTable,
+        sampler: Sampler,
+        shapes: StepShapes,
+        record: Recorder,
+        *,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._rows = rows
+        self._sampler = sampler
+        self._shapes = shapes
+        self._record = record
+        self._device = device
+        num_rows = shapes.max_num_seqs
+        self._logits = Logits(
+            scores=torch.zeros((num_rows, vocab_size), dtype=torch.float32, device=device),
+            slots=torch.full((num_rows,), rows.padding_slot, dtype=torch.int64, device=device),
+            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
+        )
+        self._ahead = deque((*shapes.decode(), *shapes.prefill()))
+        self._forwards: dict[StepShape, _Forward] = {}
+        self._draws: dict[tuple[int, int], Callable[[], SampledTokens]] = {}
+
+    def shape_of(self, plan: StepPlan) -> StepShape | None:
+        """The shape that a plan with rows is padded to; None if it is too large for any."""
+        return self._shapes.of(plan)
+
+    def forward(self, plan: StepPlan, shape: StepShape) -> tuple[HostRows, Logits]:
+        """Enqueues the forward pass of a plan; logits by row of the plan, then padding.
+
+        The logits hold until the next forward pass.
+        """
+        forward = self._forwards.get(shape) or self.record_forward(shape)
+        rows = self._rows.begin_static(plan, forward.step)
+        forward.run()
+        return rows, self._logits.first(shape.num_seqs)
+
+    def draw(self, num_rows: int, needs: int) -> SampledTokens:
+        """Enqueues the draw of the first rows of the logits, and remembers what was drawn.
+
+        Args:
+            num_rows: of a shape.
+            needs: of `Sampler.recordable_needs`.
+        """
+        draw = self._draws.get((num_rows, needs)) or self.record_draw(num_rows, needs)
+        return draw()
+
+    def record_next(self, *, is_urgent: bool = False) -> bool:
+        """Records the next shape, and its draws, that no step has had yet.
+
+        Args:
+            is_urgent: only if it is one of those that every load needs.
+
+        Returns:
+            Whether there was one.
+        """
+        while self._ahead:
+            shape = self._ahead[0]
+            if is_urgent and not self._shapes.is_urgent(shape):
+                return False
+            self._ahead.popleft()
+            if shape not in self._forwards:
+                self.record_forward(shape)
+                for needs in RECORDED_NEEDS:
+                    if (shape.num_seqs, needs) not in self._draws and self._sampler.is_recordable:
+                        self.record_draw(shape.num_seqs, needs)
+                return True
+        return False
+
+    def record_forward(self, shape: StepShape) -> _Forward:
+        """Records the forward pass of a shape."""
+        step = StaticStep(shape, self._rows.padding_slot, self._device)
+        out = self._logits.first(shape.num_seqs)
+
+        def work() -> None:
+            rows = self._rows.advance(step.parts, shape.max_seqlen_q, self._rows.max_seq_len)
+            hidden = self._model.forward(rows.inputs, self._cache)
+            wanted = hidden.index_select(0, rows.inputs.logits_indices)
+            out.scores.copy_(self._model.logits(wanted))
+            out.slots.copy_(rows.draw_slots)
+            out.positions.copy_(rows.draw_positions)
+
+        forward = self._forwards[shape] = _Forward(step, self._record(work))
+        return forward
+
+    def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:
+        """Records the draw of so many rows."""
+        logits = self._logits.first(num_rows)
+
+        def work() -> SampledTokens:
+            sampled = self._sampler.draw_recorded(
+                logits.scores, logits.slots, logits.positions, needs
+            )
+            self._rows.settle(logits.slots, sampled.token_ids)
+            return sampled
+
+        draw = self._draws[num_rows, needs] = self._record(work)
+        return draw

@@ -1,0 +1,99 @@
+"""The sizes that steps are padded to, so that a few recorded ones serve all.
+
+A step whose rows have one token each takes a decode shape, where tokens and sequences are the same
+thing. Any other takes a shape of tokens by sequences: tokens cost arithmetic, so their sizes are
+close together; further sequences cost next to nothing, so theirs are far apart.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openinfer_scheduler import StepPlan
+
+MAX_TOKENS = 2048
+"""Longer steps keep a device busy for longer than it takes to launch them one by one."""
+
+_DECODE = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
+_TOKENS = (16, 32, 64, *range(128, MAX_TOKENS + 1, 128))
+_SEQS = (1, 8, 32, 128, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How large the tensors of a step are.
+
+    Attributes:
+        num_tokens: tokens, padding included.
+        num_seqs: sequences, padding included.
+        is_decode: whether every sequence has one token.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    is_decode: bool
+
+    @property
+    def max_seqlen_q(self) -> int:
+        """Tokens of one sequence at most."""
+        return 1 if self.is_decode else self.num_tokens
+
+
+class StepShapes:
+    """The shapes of one executor."""
+
+    def __init__(self, *, max_num_seqs: int, max_num_tokens: int) -> None:
+        """Shapes for steps of up to so many sequences and tokens."""
+        self._decode = _up_to(_DECODE, max_num_seqs)
+        self._seqs = _up_to(_SEQS, max_num_seqs)
+        self._tokens = _up_to(_TOKENS, min(MAX_TOKENS, max_num_tokens))
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences of the largest shape."""
+        return self._seqs[-1]
+
+    def of(self, plan: StepPlan) -> StepShape | None:
+        """The smallest shape that holds a plan with rows; None if there is none."""
+        num_seqs, num_tokens = len(plan.rows), plan.num_tokens
+        if num_tokens == num_seqs:
+            size = _at_least(self._decode, num_seqs)
+            return None if size is None else StepShape(size, size, True)
+        seqs, tokens = _at_least(self._seqs, num_seqs), _at_least(self._tokens, num_tokens)
+        return None if seqs is None or tokens is None else StepShape(tokens, seqs, False)
+
+    def is_urgent(self, shape: StepShape) -> bool:
+        """Whether every load needs it: decode, and a prompt that comes alone."""
+        return shape.is_decode or shape.num_seqs == self._seqs[0]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._decode) + len(self._seqs) * len(self._tokens)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens of the largest shape."""
+        return self._tokens[-1]
+
+    def decode(self) -> Iterator[StepShape]:
+        """Every decode shape, the largest first: what it takes from a pool serves the others."""
+        return (StepShape(size, size, True) for size in reversed(self._decode))
+
+    def prefill(self) -> Iterator[StepShape]:
+        """The other shapes, those of few sequences first, and of them the largest first."""
+        return (
+            StepShape(tokens, seqs, False)
+            for seqs in self._seqs
+            for tokens in reversed(self._tokens)
+        )
+
+
+def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The sizes below the limit, and the limit, as far as the largest size goes."""
+    return (*(size for size in sizes if size < limit), min(limit, sizes[-1]))
+
+
+def _at_least(sizes: tuple[int, ...], wanted: int) -> int | None:
+    index = bisect_left(sizes, wanted)
+    return sizes[index] if index < len(sizes) else None
