@@ -11,7 +11,6 @@ between one step's end and the next one's begin is idle time. -o sets options of
 import argparse
 import json
 import statistics
-import sys
 import time
 from itertools import pairwise
 from typing import Any
@@ -143,7 +142,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--contexts", default="128,1024")
     parser.add_argument("--prefills", default="32,256,1024,2048")
-    parser.add_argument("--trace", help="profile some decode steps of batch 1, and print kernels")
+    parser.add_argument("--trace", type=int, help="print the kernels of a prompt of so many tokens")
     parser.add_argument("-o", "--option", action="append", default=[], help="field=value")
     args = parser.parse_args()
     given = dict(option.split("=", 1) for option in args.option)
@@ -165,20 +164,29 @@ def main() -> None:
             if batch > 1:
                 print(json.dumps(decode(loop, meter, batch, context, **_SHAPED)), flush=True)
     if args.trace:
-        _trace(loop, meter)
+        _trace(loop, meter, args.trace)
     free, total = torch.cuda.mem_get_info()
     print(json.dumps({"device_used_mib": (total - free) >> 20}), flush=True)
     executor.close()
 
 
-def _trace(loop: EngineLoop, meter: Meter) -> None:
-    """Where the time of a decode step of one sequence goes, by kernel, on standard error."""
+def _trace(loop: EngineLoop, meter: Meter, length: int) -> None:
+    """Where the time of a prompt, and of decoding behind it, goes: kernels by their total."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        decode(loop, meter, 1, 1000)
-    table = profiler.key_averages().table(sort_by="cuda_time_total", row_limit=40)
-    print(table[:9000], file=sys.stderr)
+    for name, work in (
+        ("prefill", lambda: prefill(loop, meter, length)),
+        ("decode", lambda: decode(loop, meter, 1, length)),
+    ):
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            work()
+        kernels = [e for e in profiler.key_averages() if e.self_device_time_total > 0]
+        kernels.sort(key=lambda e: -e.self_device_time_total)
+        for e in kernels[:24]:
+            print(
+                f"{name} {e.self_device_time_total / 1e3:9.3f} ms {e.count:6} x "
+                f"{e.self_device_time_total / e.count:8.2f} us  {e.key[:70]}"
+            )
 
 
 if __name__ == "__main__":

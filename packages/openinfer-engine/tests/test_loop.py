@@ -63,6 +63,11 @@ class Diary(ModelledExecutor):
         self.num_in_flight -= 1
         return super().wait(ticket)
 
+    def prepare(self) -> bool:
+        assert self.num_in_flight == 0
+        self.calls.append("prepare")
+        return self.calls.count("prepare") < 3
+
     def control(self, command: Command, /) -> CommandResult:
         assert self.num_in_flight == 0, "a command runs with a step in flight"
         self.calls.append("control")
@@ -347,3 +352,16 @@ def test_rejections_are_counted(make_bench: Make, make_request: Request) -> None
     bad = replace(make_request(), prompt_token_ids=b"")
     assert isinstance(bench.submit(bad).end, Rejected)
     assert bench.loop.load().num_rejected == 1
+
+
+def test_the_executor_prepares_while_nothing_is_asked(
+    make_bench: Callable[..., Bench], make_request: Any
+) -> None:
+    bench = make_bench()
+    assert bench.loop.prepare()
+    bench.submit(make_request(max_tokens=3))
+    assert not bench.loop.prepare()
+    bench.run()
+    assert "prepare" not in bench.executor.calls[1:]
+    assert bench.loop.prepare()
+    assert not bench.loop.prepare()

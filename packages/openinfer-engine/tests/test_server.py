@@ -55,12 +55,12 @@ Connect = Callable[[], Client]
 
 @contextmanager
 def serving(
-    folder: Path, unwritable_s: float = 30.0
+    folder: Path, unwritable_s: float = 30.0, executor: type[ZeroCostExecutor] = ZeroCostExecutor
 ) -> Iterator[tuple[Client, Callable[[], Client]]]:
     shape = CountingShape(max_model_len=65536, num_blocks=8192)
     listener = listen(f"unix:{folder}/e.sock")
     ours, theirs = socket.socketpair()
-    loop = assemble(ZeroCostExecutor(shape), EngineOptions())
+    loop = assemble(executor(shape), EngineOptions())
     server = EngineServer(loop, theirs, [listener], unwritable_s)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -94,6 +94,29 @@ def test_greeting_load_and_stream(make_request: Request, tmp_path: Path) -> None
         assert isinstance(heard[1], LoadReport)
         parent.until(lambda m: any(isinstance(x, LoadReport) and x.load.num_finished for x in m))
         assert len([x for x in parent.heard if isinstance(x, LoadReport)]) <= 4
+
+
+def test_a_quiet_engine_prepares(make_request: Request, tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    class Preparing(ZeroCostExecutor):
+        num_prepared = 0
+
+        def prepare(self) -> bool:
+            self.num_prepared += 1
+            if self.num_prepared == 3:
+                is_over.set()
+            assert self.num_prepared <= 3
+            return self.num_prepared < 3
+
+    with serving(tmp_path, executor=Preparing) as (parent, _):
+        parent.say(Hello(), Submit(4, make_request()))
+        parent.until(is_ended)
+        assert not is_over.is_set()
+        assert is_over.wait(5)
+        parent.say(Submit(5, make_request(request_id="s")))
+        parent.heard.clear()
+        parent.until(is_ended)
 
 
 def test_idle_says_nothing_and_costs_nothing(tmp_path: Path) -> None:

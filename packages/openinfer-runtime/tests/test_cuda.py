@@ -94,7 +94,7 @@ def test_what_was_recorded_holds_while_slots_change_hands(engine, ask, prompts):
     for _ in range(4):
         outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])
         assert [output.token_ids for output in outputs] == alone
-    while runner.executor.record_next():
+    while runner.executor.prepare():
         pass
     assert len(runner.executor._graphs._forwards) > num_recorded
     outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])

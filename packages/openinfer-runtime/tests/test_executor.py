@@ -105,9 +105,9 @@ def test_a_step_may_be_recorded_before_there_is_one(engine, requests, expected):
     runner = engine(max_num_batched_tokens=40).pad_steps()
     executor = runner.executor
     num_urgent = num_all = 0
-    while executor.record_next(is_urgent=True):
+    while executor.prepare(is_urgent=True):
         num_urgent += 1
-    while executor.record_next():
+    while executor.prepare():
         num_all += 1
     assert num_urgent > 0
     assert num_all > 0
@@ -122,7 +122,7 @@ def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog)
 
     runner = engine().pad_steps()
     runner.executor._graphs._record = refuse
-    assert not runner.executor.record_next()
+    assert not runner.executor.prepare()
     assert "no graphs today" in caplog.text
     assert [output.token_ids for output in runner.run(requests())] == expected
 

@@ -68,6 +68,15 @@ class Executor(Protocol):
             ExecutorDead: the executor is of no further use.
         """
 
+    def prepare(self) -> bool:
+        """Does a little, tens of milliseconds at most, that later steps gain from.
+
+        Called while no step is in flight and none is asked for; nothing may depend on it.
+
+        Returns:
+            Whether there may be more of it.
+        """
+
     def control(self, command: Command, /) -> CommandResult:
         """Runs one of `info.commands`, with no step in flight."""
 

@@ -29,6 +29,7 @@ from openinfer_engine._loop import EngineLoop
 from openinfer_engine._model_line import EngineOptions
 
 _STALLED_WAIT_S = 0.05
+_QUIET_S = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -191,8 +192,10 @@ class InProcessEngine:
         loop.close()
 
     def _serve(self, loop: EngineLoop, meter: LoadMeter) -> None:
-        is_busy = False
-        while self._take_tasks(loop, meter, 0.0 if is_busy else _wait_s(loop, meter)):
+        is_busy, may_prepare = False, True
+        while self._take_tasks(loop, meter, 0.0 if is_busy else _wait_s(loop, meter, may_prepare)):
+            if may_prepare and not is_busy and self._tasks.empty():
+                may_prepare = loop.prepare() or loop.has_work
             is_busy = loop.has_work and loop.step()
             meter.is_stale |= is_busy
             meter.poll(time.monotonic())
@@ -226,7 +229,11 @@ class InProcessEngine:
                 future.set_exception(EngineDead(reason))
 
 
-def _wait_s(loop: EngineLoop, meter: LoadMeter) -> float | None:
+def _wait_s(loop: EngineLoop, meter: LoadMeter, may_prepare: bool) -> float | None:
     has_to_look = loop.has_work or loop.replay is not None
-    waits = (_STALLED_WAIT_S if has_to_look else None, meter.wait_s(time.monotonic()))
+    waits = (
+        _STALLED_WAIT_S if has_to_look else None,
+        _QUIET_S if may_prepare else None,
+        meter.wait_s(time.monotonic()),
+    )
     return min((wait for wait in waits if wait is not None), default=None)

@@ -193,6 +193,14 @@ class EngineLoop:
                 reply()
         return is_launched or has_waited or has_obeyed
 
+    def prepare(self) -> bool:
+        """Lets the executor do what later steps gain from, if nothing is asked of it right now.
+
+        Returns:
+            Whether there may be more of it.
+        """
+        return not self.has_work and self._executor.prepare()
+
     def die(self, error: Exception) -> str:
         """Tells every live request, and every later one, that the engine is gone; returns why."""
         if isinstance(error, ExecutorDead):

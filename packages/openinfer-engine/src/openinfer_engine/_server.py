@@ -33,6 +33,8 @@ UNWRITABLE_S = 30.0
 """A peer that takes no output for this long has hung up."""
 _STALLED_WAIT_S = 0.05
 _BLOCKED_WAIT_S = 1.0
+_QUIET_S = 0.1
+"""Idle for as long, the engine does what later steps gain from: a client in turn is back sooner."""
 _ACCEPT_PAUSE_S = 1.0
 """The process has no descriptor left for a client that waits: it is asked again after this."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -70,6 +72,9 @@ class EngineServer:
         """When the listeners are looked at again; None: they are."""
         self._closing: str | None = None
         self._is_busy = False
+        self._is_quiet = False
+        """Whether nobody has wanted anything for a while."""
+        self._may_prepare = True
         self._replay = loop.replay
         self._meter = LoadMeter(loop, time.monotonic())
         self._steps_since_collection = 0
@@ -102,7 +107,9 @@ class EngineServer:
 
     def _serve_once(self) -> None:
         has_question = False
-        for key, events in self._selector.select(self._timeout()):
+        selected = self._selector.select(self._timeout())
+        self._prepare(is_quiet=not selected)
+        for key, events in selected:
             if isinstance(key.data, Connection):
                 if events & selectors.EVENT_READ:
                     self._read(key.data)
@@ -125,12 +132,19 @@ class EngineServer:
         self._resume_accepting(now)
         self._collect_garbage()
 
+    def _prepare(self, *, is_quiet: bool) -> None:
+        """Work for later, once a whole wait has passed without anybody wanting anything."""
+        self._is_quiet = is_quiet and not self._loop.has_work
+        if self._is_quiet and self._may_prepare:
+            self._may_prepare = self._loop.prepare()
+
     def _timeout(self) -> float | None:
         """How long `select` may block."""
         if self._is_busy:
             return 0.0
         waits = (
             _STALLED_WAIT_S if self._loop.has_work else None,
+            (0.0 if self._is_quiet else _QUIET_S) if self._may_prepare else None,
             self._meter.wait_s(time.monotonic()),
             None if self._replay is None else self._replay.wait_s,
             _BLOCKED_WAIT_S if self._writers else None,

@@ -114,7 +114,7 @@ class TorchExecutor:
         """Constant while the executor lives."""
         return self._info
 
-    def record_next(self, *, is_urgent: bool = False) -> bool:
+    def prepare(self, *, is_urgent: bool = False) -> bool:
         """Records one more kind of step ahead of its first use, with no step in flight.
 
         A device that cannot record launches every operation of every step from then on.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,20 +89,22 @@ def launch_torch(
         quantization=spec.engine.quantization,
     )
     with torch.inference_mode(), _memory_errors_explained():
-        model = _load(spec, build, build_options)
+        with _timed("weights loaded"):
+            model = _load(spec, build, build_options)
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         torch.set_num_threads(spec.engine.num_threads or useful_threads(weights_bytes))
         shapes = _recorded_shapes(spec, plan, device)
-        memory = plan_memory(
-            model,
-            device,
-            spec.engine,
-            vocab_size=plan.vocab_size,
-            max_model_len=plan.max_model_len,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            shapes=shapes,
-        )
+        with _timed("memory planned"):
+            memory = plan_memory(
+                model,
+                device,
+                spec.engine,
+                vocab_size=plan.vocab_size,
+                max_model_len=plan.max_model_len,
+                max_num_seqs=plan.max_num_seqs,
+                max_num_batched_tokens=plan.max_num_batched_tokens,
+                shapes=shapes,
+            )
         cache_spec = model.cache_spec()
         num_blocks = memory.num_blocks + 1  # the last is where padding writes
         arena = allocate_arena(num_blocks * cache_spec.bytes_per_block(block_size), device)
@@ -116,9 +119,18 @@ def launch_torch(
     group = _cache_group(cache_spec, block_size)
     info = _info(spec, plan, memory, group, device)
     record = None if shapes is None else CudaGraphs(device)
-    executor = TorchExecutor(model, cache, info, record)
-    rehearse(executor)
+    with _timed("first steps run"):
+        executor = TorchExecutor(model, cache, info, record)
+        rehearse(executor)
     return executor
+
+
+@contextmanager
+def _timed(done: str) -> Iterator[None]:
+    """Says how long a part of the start has taken."""
+    begun = time.perf_counter()
+    yield
+    _logger.info("%s in %.2f s", done, time.perf_counter() - begun)
 
 
 def _recorded_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) -> StepShapes | None:

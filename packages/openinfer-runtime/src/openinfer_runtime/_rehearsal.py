@@ -71,7 +71,7 @@ def rehearse(executor: TorchExecutor) -> None:
 def _record(executor: TorchExecutor) -> None:
     """Records the steps that every load needs, as far as the executor records any."""
     started, num_recorded = time.perf_counter(), 0
-    while executor.record_next(is_urgent=True):
+    while executor.prepare(is_urgent=True):
         num_recorded += 1
     if num_recorded:
         seconds = time.perf_counter() - started

@@ -107,6 +107,10 @@ class ModelledExecutor:
         self._clock.wait_until(due)
         return result
 
+    def prepare(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
     def control(self, command: Command, /) -> CommandResult:
         """Has no command of its own."""
         return CommandFailed(kind="unsupported", message="the modelled executor has no commands")

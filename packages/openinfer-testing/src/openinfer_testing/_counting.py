@@ -128,6 +128,10 @@ class ZeroCostExecutor:
         assert ticket not in self._unsampled, "a step was waited for and not sampled"
         return result
 
+    def prepare(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
     def control(self, command: Command, /) -> CommandResult:
         """Honours no command of its own."""
         return CommandFailed(kind="unsupported", message="the counting model takes no commands")
