@@ -212,6 +212,60 @@ def test_bad_values_are_a_400_that_names_the_field(tiny_server, path, fields, pa
     assert param in answer["error"]["message"]
 
 
+def test_a_scored_prompt_has_the_logprobs_it_has_as_output(tiny_server, path):
+    fields = {"logprobs": True, "top_logprobs": 3} if "chat" in path else {"logprobs": 3}
+    status, drawn = tiny_server.post(path, PATHS[path] | GREEDY | fields)
+    assert status == 200, drawn
+    status, ids = tiny_server.post(path, PATHS[path] | GREEDY | {"return_token_ids": True})
+    (choice,) = ids["choices"]
+    prompt = choice.get("prompt_token_ids") or ids["prompt_token_ids"]
+    output = choice["token_ids"]
+    body = {"model": "tiny", "prompt": prompt + output, "max_tokens": 0, "echo": True}
+    status, scored = tiny_server.post("/v1/completions", body | {"logprobs": 3})
+    assert status == 200, scored
+    assert scored["usage"]["completion_tokens"] == 0
+    (choice,) = scored["choices"]
+    found = choice["logprobs"]
+    assert found["token_logprobs"][0] is None
+    assert len(found["tokens"]) == len(prompt) + len(output)
+    (drawn_choice,) = drawn["choices"]
+    expected = (
+        [entry["logprob"] for entry in drawn_choice["logprobs"]["content"]]
+        if "chat" in path
+        else drawn_choice["logprobs"]["token_logprobs"]
+    )
+    # bf16 sums differ between one row and a chunk.
+    assert found["token_logprobs"][len(prompt) :] == pytest.approx(expected, abs=0.1)
+    assert [max(top.values()) for top in found["top_logprobs"][len(prompt) :]] == pytest.approx(
+        expected, abs=0.1
+    ), "greedy draws the likeliest"
+    status, scored = tiny_server.post(
+        "/v1/completions", body | {"prompt_logprobs": 3, "echo": False}
+    )
+    entries = scored["choices"][0]["prompt_logprobs"]
+    assert [
+        entry[str(token_id)]["logprob"]
+        for token_id, entry in zip((prompt + output)[1:], entries[1:], strict=True)
+    ] == pytest.approx(found["token_logprobs"][1:], abs=0.1)
+
+
+def test_logprobs_by_id(tiny_server, path):
+    fields = {"logprobs": True} if "chat" in path else {"logprobs": 0}
+    body = PATHS[path] | {"max_tokens": 2, "return_tokens_as_token_ids": True} | fields
+    status, answer = tiny_server.post(path, body | {"logprob_token_ids": [A, C]})
+    assert status == 200, answer
+    found = answer["choices"][0]["logprobs"]
+    tops = (
+        [{top["token"] for top in entry["top_logprobs"]} for entry in found["content"]]
+        if "chat" in path
+        else [
+            set(top) - {name}
+            for name, top in zip(found["tokens"], found["top_logprobs"], strict=True)
+        ]
+    )
+    assert tops == [{f"token_id:{A}", f"token_id:{C}"}] * 2
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -219,9 +273,10 @@ def test_bad_values_are_a_400_that_names_the_field(tiny_server, path, fields, pa
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("/v1/completions", {"logprobs": 21}, "logprobs"),
         ("/v1/completions", {"best_of": 2}, "best_of"),
-        ("/v1/completions", {"echo": True, "logprobs": 1}, "echo"),
-        ("/v1/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ("/v1/completions", {"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ("/v1/completions", {"max_tokens": 0}, "max_tokens"),
     ],
     ids=str,
 )

@@ -28,6 +28,7 @@ from openinfer_contract import (
     GetLoad,
     Limits,
     Load,
+    PromptLogprobs,
     Scheduled,
     StreamState,
     Ticket,
@@ -36,6 +37,7 @@ from openinfer_contract import (
     check_request,
     pack_floats,
     pack_ids,
+    unpack_ids,
 )
 from openinfer_frontend import (
     FixedEngine,
@@ -105,8 +107,8 @@ def tool_text(checkpoint: Path) -> TextModel:
     return TextModel.from_folder(checkpoint, chat_template=TOOL_TEMPLATE)
 
 
-def logprobs_of(ids: list[int], num_top: int) -> TokenLogprobs:
-    """Token i has logprob -0.5; alternatives are 97, 98, ... at -1, -2, ..."""
+def logprobs_of(ids: list[int], num_top: int, num_by_id: int = 0) -> TokenLogprobs:
+    """Token i has logprob -0.5; alternatives are 97, 98, ... at -1, -2, ...; by id -10, -11, ..."""
     top_ids = [97 + k for _ in ids for k in range(num_top)]
     return TokenLogprobs(
         sampled=pack_floats([-0.5] * len(ids)),
@@ -114,6 +116,7 @@ def logprobs_of(ids: list[int], num_top: int) -> TokenLogprobs:
         num_top=num_top,
         top_ids=pack_ids(top_ids),
         top=pack_floats([-1.0 - k for _ in ids for k in range(num_top)]),
+        by_id=pack_floats([-10.0 - k for _ in ids for k in range(num_by_id)]),
     )
 
 
@@ -180,7 +183,19 @@ class FakeEngine:
         if self.script is not None:
             for entry in self.script(request):
                 self.emit(entry, request.request_id)
+                if isinstance(entry, TokenEvent) and entry.scheduled is not None:
+                    for scores in self._prompt_scores(request):
+                        self.emit(scores, request.request_id)
         return Ticket(self, request.request_id)
+
+    def _prompt_scores(self, request: GenerateRequest) -> Iterator[TokenEvent]:
+        """Two chunks, the second from the prompt's third token on."""
+        if request.prompt_logprobs is not None:
+            ids, num_top = unpack_ids(request.prompt_token_ids), request.prompt_logprobs.num_top
+            for start, chunk in ((1, ids[1:2]), (2, ids[2:])):
+                if chunk:
+                    scores = PromptLogprobs(start=start, logprobs=logprobs_of(chunk, num_top))
+                    yield TokenEvent(prompt_logprobs=scores)
 
     def emit(self, entry: Any, request_id: str | None = None) -> None:
         """Delivers text, ids, an end or a whole event to a request (the only live one)."""
@@ -194,7 +209,9 @@ class FakeEngine:
             wanted = request.logprobs
             entry = TokenEvent(
                 token_ids=pack_ids(entry),
-                logprobs=logprobs_of(entry, wanted.num_top) if wanted else None,
+                logprobs=logprobs_of(entry, wanted.num_top, len(wanted.token_ids) // 4)
+                if wanted
+                else None,
             )
         elif not isinstance(entry, TokenEvent):
             entry = TokenEvent(end=entry)

@@ -23,3 +23,79 @@ def test_minus_infinity_and_equal_spellings(client, engine):
         (-1.0, [half]),
         (-2.0, [half + 1]),
     ]
+
+
+def test_an_echo_has_logprobs_too(client, engine):
+    body = client.complete([72, 105, 256, 33], echo=True, logprobs=1)
+    (choice,) = body["choices"]
+    assert choice["text"] == "Hi<|im_start|>!Hello"
+    assert choice["logprobs"] == {
+        "tokens": ["H", "i", "<|im_start|>", "!", "H", "e", "l", "l", "o", "<|im_end|>"],
+        "text_offset": [0, 1, 2, 14, 15, 16, 17, 18, 19, 20],
+        "token_logprobs": [None] + [-0.5] * 9,
+        "top_logprobs": [None]
+        + [{"a": -1.0, token: -0.5} for token in ("i", "<|im_start|>", "!")]
+        + [{"a": -1.0, token: -0.5} for token in (*"Hello", "<|im_end|>")],
+    }
+    (request,) = engine.requests
+    assert request.prompt_logprobs.num_top == 1
+    fields = {"prompt": "Say", "echo": True, "logprobs": 0}
+    opening, *rest = client.stream("/v1/completions", fields)
+    (shown,) = opening["choices"]
+    assert shown["text"] == "Say"
+    assert shown["logprobs"] == {
+        "tokens": ["S", "a", "y"],
+        "text_offset": [0, 1, 2],
+        "token_logprobs": [None, -0.5, -0.5],
+        "top_logprobs": [None, {"a": -0.5}, {"y": -0.5}],
+    }
+    assert rest[0]["choices"][0]["logprobs"]["text_offset"][0] == 3
+
+
+def test_no_tokens_score_the_prompt_alone(client, engine):
+    fields = {"max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+    body = client.complete(["Hi", "X"], **fields)
+    assert [choice["text"] for choice in body["choices"]] == ["Hi", "Hi", "X", "X"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["length"] * 4
+    assert [choice["logprobs"]["token_logprobs"] for choice in body["choices"]] == [
+        [None, -0.5],
+        [None, -0.5],
+        [None],
+        [None],
+    ]
+    assert body["usage"]["completion_tokens"] == 0
+    assert [request.stop.max_tokens for request in engine.requests] == [1] * 4
+    events = client.stream("/v1/completions", {"prompt": "Hi"} | fields | {"n": 1})
+    assert [event["choices"][0]["text"] for event in events] == ["Hi", ""]
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert client.post("/v1/completions", {"prompt": "Hi", "max_tokens": 0}).status_code == 400
+
+
+def test_prompt_logprobs(client, engine):
+    body = client.complete("Hi!", prompt_logprobs=1, logprobs=3, echo=True)
+    (choice,) = body["choices"]
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "105": {"logprob": -0.5, "rank": 1, "decoded_token": "i"},
+            "97": {"logprob": -1.0, "rank": 1, "decoded_token": "a"},
+        },
+        {
+            "33": {"logprob": -0.5, "rank": 1, "decoded_token": "!"},
+            "97": {"logprob": -1.0, "rank": 1, "decoded_token": "a"},
+        },
+    ]
+    assert set(choice["logprobs"]["top_logprobs"][1]) == {"a", "b", "c", "i"}
+    assert engine.requests[0].prompt_logprobs.num_top == 3
+    body = client.chat("Hi", prompt_logprobs=0)
+    assert body["prompt_logprobs"][0] is None
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in client.chat("Hi")
+
+
+def test_logprobs_of_ids_that_are_asked_for(client):
+    got = client.complete("Hi", logprobs=1, logprob_token_ids=[120, 97, 120])["choices"][0]
+    assert got["logprobs"]["top_logprobs"][0] == {"a": -11.0, "x": -12.0, "H": -0.5}
+    fields = {"logprobs": True, "logprob_token_ids": [120]}
+    (entry, *_) = client.chat("Hi", **fields)["choices"][0]["logprobs"]["content"]
+    assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [("x", -10.0)]

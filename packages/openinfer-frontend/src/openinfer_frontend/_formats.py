@@ -13,7 +13,13 @@ from typing import Any
 from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
 from openinfer_frontend._exchange import to_json
 from openinfer_frontend._generation import Delta, Usage
-from openinfer_frontend._logprobs import CompletionLogprobs, TokenNames, chat_logprobs
+from openinfer_frontend._logprobs import (
+    Columns,
+    CompletionLogprobs,
+    TokenNames,
+    chat_logprobs,
+    prompt_entries,
+)
 from openinfer_text import OutputParser
 
 _PLAIN_END = b',"logprobs":null,"finish_reason":null'
@@ -28,6 +34,8 @@ class ChoiceResult:
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    """From the prompt's second token on."""
 
     def add(self, delta: Delta) -> None:
         """Appends what happened."""
@@ -49,6 +57,10 @@ class FormatOptions:
     return_token_ids: bool = False
     echoes: Sequence[str] = ()
     """Per prompt the text that goes before the output; none, or one each."""
+    num_top_echoed: int | None = None
+    """Alternatives beside an echoed token; None for no logprobs of an echo."""
+    num_top_prompt: int | None = None
+    """Alternatives in `prompt_logprobs`; None for no such field."""
     parsers: Sequence[OutputParser] = ()
     """Per choice what finds reasoning and tool calls; none, or one each."""
 
@@ -122,9 +134,22 @@ class Format(ABC):
         """What the client is told of why choice `index` ended, None while it goes on."""
         return finish_reason
 
+    def prompt_entries(self, index: int, result: ChoiceResult) -> dict[str, Any]:
+        """The field `prompt_logprobs`, if it is wanted."""
+        num_top = self.options.num_top_prompt
+        if num_top is None:
+            return {}
+        ids, scored = self.prompt_token_ids(index), result.prompt_logprobs
+        return {"prompt_logprobs": prompt_entries(self.options.names, ids, scored, num_top)}
+
     @abstractmethod
-    def opening(self, index: int) -> bytes:
-        """What precedes the first chunk of a choice."""
+    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
+        """What precedes the first chunk of a choice.
+
+        Args:
+            index: of the choice.
+            prompt_logprobs: from its prompt's second token on, if these were scored.
+        """
 
     @abstractmethod
     def _logprobs(
@@ -176,14 +201,24 @@ class CompletionFormat(Format):
         echoes = self.options.echoes
         return echoes[index // self._num_samples] if echoes else ""
 
-    def opening(self, index: int) -> bytes:
-        """The echoed prompt and its ids, where they are wanted."""
+    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
+        """The echoed prompt, its logprobs and its ids, where they are wanted."""
         echo, wants_ids = self._echo(index), self.options.return_token_ids
         if not (echo or wants_ids):
             return b""
         ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(index)) if wants_ids else b""
         text = encode_basestring(echo).encode()
-        return self._prefixes[index] + text + self._plain_end + ids + b"}]}\n\n"
+        end, scores = self._plain_end, self._echoed_logprobs(index, prompt_logprobs)
+        if scores is not None:
+            end = b',"logprobs":%b,"finish_reason":null' % to_json(scores) + self._stop_reason(None)
+        return self._prefixes[index] + text + end + ids + b"}]}\n\n"
+
+    def _echoed_logprobs(self, index: int, prompt_logprobs: TokenLogprobs | None) -> Columns | None:
+        num_top = self.options.num_top_echoed
+        if num_top is None:
+            return None
+        ids = self.prompt_token_ids(index)
+        return self._offsets[index].take_prompt(ids, prompt_logprobs, num_top)
 
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
@@ -199,6 +234,14 @@ class CompletionFormat(Format):
             content["prompt_token_ids"] = self.prompt_token_ids(index)
         return content
 
+    def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
+        echoed = self._echoed_logprobs(index, result.prompt_logprobs)
+        choice = super()._choice(index, result) | self.prompt_entries(index, result)
+        if echoed is not None:
+            output = choice["logprobs"] or {}
+            choice["logprobs"] = {name: [*echoed[name], *output.get(name, ())] for name in echoed}
+        return choice
+
 
 class ChatFormat(Format):
     """`chat.completion` and `chat.completion.chunk`."""
@@ -208,7 +251,7 @@ class ChatFormat(Format):
     _open = b'"delta":{"content":'
     _close = b"}"
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
         """The chunk that names the role; the first one carries the prompt's ids if wanted."""
         ids = b""
         if self.options.return_token_ids and index == 0:
@@ -221,7 +264,7 @@ class ChatFormat(Format):
         body = super().body(results, usage)
         if self.options.return_token_ids:
             body["prompt_token_ids"] = self.prompt_token_ids(0)
-        return body
+        return body | self.prompt_entries(0, results[0])
 
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None

@@ -135,9 +135,15 @@ class GenerateRoutes:
         options = FormatOptions(
             response_id=context.response_id,
             model=request.model or self._backend.config.model_name,
-            names=TokenNames(self._text.model.tokenizer, as_ids=as_ids),
+            names=TokenNames(
+                self._text.model.tokenizer,
+                as_ids=as_ids,
+                scored_ids=request.logprob_token_ids or (),
+            ),
             return_token_ids=request.return_token_ids,
             echoes=echoes,
+            num_top_echoed=request.num_top_logprobs if echoes else None,
+            num_top_prompt=request.prompt_logprobs,
             parsers=parsers,
         )
         form = format_type(options, [lowered for lowered, _ in sequences], request.n)
@@ -147,6 +153,7 @@ class GenerateRoutes:
             num_samples=request.n,
             eos_token_ids=job.lowering.eos_token_ids,
             prompt_param=context.prompt_param,
+            is_prompt_only=request.wanted_max_tokens == 0,
         ) as generation:
             if request.stream:
                 stream_options = request.stream_options or StreamOptions()
@@ -215,7 +222,8 @@ async def _stream(
         for delta in deltas:
             if delta.index not in is_open:
                 is_open.add(delta.index)
-                parts.append(form.opening(delta.index))
+                scores = generation.prompt_logprobs(delta.index)
+                parts.append(form.opening(delta.index, scores))
             usage = generation.usage(delta.index) if options.continuous_usage_stats else None
             parts.append(form.chunk(delta, usage))
         if not generation.is_done:
@@ -230,4 +238,6 @@ async def _whole(exchange: Exchange, generation: Generation, form: Format) -> No
     while not generation.is_done:
         for delta in await generation.next():
             results[delta.index].add(delta)
+    for index, result in enumerate(results):
+        result.prompt_logprobs = generation.prompt_logprobs(index)
     await exchange.respond_json(form.body(results, generation.usage()))

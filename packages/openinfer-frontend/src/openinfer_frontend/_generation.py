@@ -60,6 +60,7 @@ class _Choice:
     output: OutputText
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    prompt_logprobs: TokenLogprobs | None = None
     is_done: bool = False
     is_released: bool = False
     """Whether the engine is through with it, or was told to be."""
@@ -79,6 +80,7 @@ class Generation:
         num_samples: int,
         eos_token_ids: Collection[int],
         prompt_param: str,
+        is_prompt_only: bool = False,
     ) -> None:
         """Prepares; nothing is submitted before the block is entered.
 
@@ -88,12 +90,14 @@ class Generation:
             num_samples: choices per prompt.
             eos_token_ids: ids whose stop has no `stop_reason`.
             prompt_param: what the route calls the prompt, for errors.
+            is_prompt_only: a choice ends before its first token, whatever that is.
         """
         self._engine = engine
         self._choices = [_Choice(request, output) for request, output in requests]
         self._num_samples = num_samples
         self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
+        self._is_prompt_only = is_prompt_only
         self._num_open = len(self._choices)
         self._fan_in = EventFanIn(asyncio.get_running_loop())
 
@@ -167,13 +171,23 @@ class Generation:
             sum(choice.num_output_tokens for choice in self._choices),
         )
 
+    def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
+        """Of choice `index`'s prompt from its second token on; whole once it has a delta."""
+        return self._choices[index].prompt_logprobs
+
     def _take(self, index: int, choice: _Choice, event: TokenEvent) -> Delta | None:
         if event.scheduled is not None:
             choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
+        if event.prompt_logprobs is not None:
+            earlier, later = choice.prompt_logprobs, event.prompt_logprobs.logprobs
+            choice.prompt_logprobs = earlier.merged(later) if earlier else later
         end = event.end
         choice.is_released |= end is not None
         if choice.is_done or not (event.token_ids or end):
             return None
+        if self._is_prompt_only:
+            self._close(choice)
+            return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
         assert end is None or isinstance(end, Finished)
         token_ids: Sequence[int] = unpack_ids(event.token_ids)
         text, stopped_by, num_used = choice.output.push(token_ids)

@@ -1,6 +1,7 @@
 """OpenAI's two spellings of logprobs, from the contract's columns."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from openinfer_contract import TokenLogprobs, unpack_floats, unpack_ids
 from openinfer_text import Tokenizer
@@ -9,15 +10,42 @@ LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 Alternatives = Sequence[tuple[int, float]]
+Columns = dict[str, list[Any]]
+"""`choices[].logprobs` of completions."""
+PromptEntry = dict[int, dict[str, object]]
+"""The scores of one prompt token and of what could have stood there, by id."""
 
 
 class TokenNames:
-    """How tokens are spelled in logprobs."""
+    """How tokens are spelled in logprobs, and which ones are always among them."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
-        """Spells tokens by their text, or as `token_id:N`."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, as_ids: bool, scored_ids: Sequence[int] = ()
+    ) -> None:
+        """Spells tokens by their text, or as `token_id:N`.
+
+        Args:
+            tokenizer: shared, not owned.
+            as_ids: whether to spell them as ids.
+            scored_ids: ids whose logprobs output tokens carry, `LogprobOptions.token_ids`.
+        """
         self._tokenizer = tokenizer
+        self._scored_ids = scored_ids
         self.name: Callable[[int], str] = _id_name if as_ids else tokenizer.token_text
+
+    def positions(
+        self, token_ids: Sequence[int], logprobs: TokenLogprobs
+    ) -> list[tuple[int, float, Alternatives]]:
+        """Per output token: its id, its logprob, the most likely ones and those asked for by id."""
+        rows = _positions(token_ids, logprobs)
+        if not self._scored_ids:
+            return rows
+        values, width = unpack_floats(logprobs.by_id), len(self._scored_ids)
+        found: list[tuple[int, float, Alternatives]] = []
+        for row, (token_id, logprob, top) in enumerate(rows):
+            asked = zip(self._scored_ids, values[row * width : (row + 1) * width], strict=True)
+            found.append((token_id, logprob, list((dict(top) | dict(asked)).items())))
+        return found
 
     def chat_entry(self, token_id: int, logprob: float) -> dict[str, object]:
         """One token as chat completions spell it."""
@@ -27,26 +55,55 @@ class TokenNames:
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
 
+    def prompt_entry(self, token_id: int, logprob: float, rank: int) -> dict[str, object]:
+        """One token as `prompt_logprobs` spells it."""
+        value = max(logprob, LOWEST_LOGPROB)
+        return {"logprob": value, "rank": rank, "decoded_token": self.name(token_id)}
+
 
 def _id_name(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
 def _positions(
-    token_ids: Sequence[int], logprobs: TokenLogprobs
+    token_ids: Sequence[int], logprobs: TokenLogprobs, max_top: int | None = None
 ) -> list[tuple[int, float, Alternatives]]:
-    """Per token: its id, its logprob, and the most likely ones."""
+    """Per token: its id, its logprob, and the most likely ones, `max_top` at most."""
     sampled = unpack_floats(logprobs.sampled)
     ids, values = unpack_ids(logprobs.top_ids), unpack_floats(logprobs.top)
     k = logprobs.num_top
+    shown = k if max_top is None else min(k, max_top)
     return [
         (
             token_id,
             sampled[i],
-            list(zip(ids[i * k : (i + 1) * k], values[i * k : (i + 1) * k], strict=True)),
+            list(zip(ids[i * k : i * k + shown], values[i * k : i * k + shown], strict=True)),
         )
         for i, token_id in enumerate(token_ids)
     ]
+
+
+def prompt_entries(
+    names: TokenNames, prompt_ids: Sequence[int], logprobs: TokenLogprobs | None, num_top: int
+) -> list[PromptEntry | None]:
+    """`prompt_logprobs` as vLLM spells it: null for the first token, then scores by token id.
+
+    Args:
+        names: how tokens are spelled.
+        prompt_ids: the prompt.
+        logprobs: from the second token on; None for a prompt of one token.
+        num_top: alternatives shown at most.
+    """
+    entries: list[PromptEntry | None] = [None]
+    if logprobs is None:
+        return entries
+    ranks = unpack_ids(logprobs.ranks)
+    for row, (token_id, logprob, top) in enumerate(_positions(prompt_ids[1:], logprobs, num_top)):
+        entry = {token_id: names.prompt_entry(token_id, logprob, ranks[row])}
+        for rank, (other, value) in enumerate(top, 1):
+            entry.setdefault(other, names.prompt_entry(other, value, rank))
+        entries.append(entry)
+    return entries
 
 
 def chat_logprobs(
@@ -54,7 +111,7 @@ def chat_logprobs(
 ) -> dict[str, object]:
     """`choices[].logprobs` of chat completions."""
     content = []
-    for token_id, logprob, top in _positions(token_ids, logprobs):
+    for token_id, logprob, top in names.positions(token_ids, logprobs):
         entry = names.chat_entry(token_id, logprob)
         entry["top_logprobs"] = [names.chat_entry(*alternative) for alternative in top]
         content.append(entry)
@@ -67,26 +124,53 @@ class CompletionLogprobs:
     def __init__(self, names: TokenNames, *, first_offset: int) -> None:
         """Starts at a character offset: the length of an echoed prompt, else 0."""
         self._names = names
-        self._offset = first_offset
+        self._first_offset = self._offset = first_offset
 
-    def take(self, token_ids: Sequence[int], logprobs: TokenLogprobs) -> dict[str, object]:
+    def take_prompt(
+        self, prompt_ids: Sequence[int], logprobs: TokenLogprobs | None, num_top: int
+    ) -> Columns:
+        """The object for an echoed prompt, whose first token has no logprob.
+
+        Args:
+            prompt_ids: the prompt.
+            logprobs: from its second token on; None for a prompt of one token.
+            num_top: alternatives shown at most.
+        """
+        self._offset = 0
+        columns = _columns()
+        self._add(columns, prompt_ids[0], None, None)
+        if logprobs is not None:
+            for token_id, logprob, top in _positions(prompt_ids[1:], logprobs, num_top):
+                self._add(columns, token_id, logprob, top)
+        # Special tokens have names, but may have no text.
+        self._offset = self._first_offset
+        return columns
+
+    def take(self, token_ids: Sequence[int], logprobs: TokenLogprobs) -> Columns:
         """The object for the next tokens."""
-        offsets, values, tokens, tops = [], [], [], []
-        for token_id, logprob, top in _positions(token_ids, logprobs):
-            name = self._names.name(token_id)
+        columns = _columns()
+        for token_id, logprob, top in self._names.positions(token_ids, logprobs):
+            self._add(columns, token_id, logprob, top)
+        return columns
+
+    def _add(
+        self, columns: Columns, token_id: int, logprob: float | None, top: Alternatives | None
+    ) -> None:
+        name = self._names.name(token_id)
+        named: dict[str, float] | None = None
+        value = logprob
+        if logprob is not None:
             value = max(logprob, LOWEST_LOGPROB)
-            named: dict[str, float] = {}
-            for other, other_value in [*top, (token_id, logprob)]:
+            named = {}
+            for other, other_value in [*(top or ()), (token_id, logprob)]:
                 # Two tokens may share a spelling; the likelier one stands.
                 named.setdefault(self._names.name(other), max(other_value, LOWEST_LOGPROB))
-            offsets.append(self._offset)
-            values.append(value)
-            tokens.append(name)
-            tops.append(named)
-            self._offset += len(name)
-        return {
-            "text_offset": offsets,
-            "token_logprobs": values,
-            "tokens": tokens,
-            "top_logprobs": tops,
-        }
+        columns["text_offset"].append(self._offset)
+        columns["token_logprobs"].append(value)
+        columns["tokens"].append(name)
+        columns["top_logprobs"].append(named)
+        self._offset += len(name)
+
+
+def _columns() -> Columns:
+    return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}

@@ -9,6 +9,7 @@ from openinfer_contract import (
     EngineInfo,
     GenerateRequest,
     LogprobOptions,
+    PromptLogprobOptions,
     Rejected,
     Sampling,
     StopRules,
@@ -76,12 +77,15 @@ class Lowering:
         self.stop_token_ids = self.eos_token_ids.union(explicit)
         extra = [] if request.ignore_eos else sorted(every_eos - known_to_engine)
         self._stop_ids = tuple(dict.fromkeys([*explicit, *extra]))
-        num_top = request.num_top_logprobs
-        most = info.limits.max_logprobs
-        if num_top is not None and num_top > most:
-            param = request.TOP_LOGPROBS_PARAM
-            raise ApiError(400, f"{param} must be at most {most}", param=param)
-        self._logprobs = None if num_top is None else LogprobOptions(num_top=num_top)
+        self._check_counts()
+        num_top, num_prompt_top = request.num_top_logprobs, request.num_top_prompt_logprobs
+        scored_ids = pack_ids(request.logprob_token_ids or ())
+        self._logprobs = (
+            None if num_top is None else LogprobOptions(num_top=num_top, token_ids=scored_ids)
+        )
+        self._prompt_logprobs = (
+            None if num_prompt_top is None else PromptLogprobOptions(num_top=num_prompt_top)
+        )
         self._salt = (request.cache_salt or "").encode()
         self._check_ids()
         self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
@@ -102,18 +106,22 @@ class Lowering:
 
     def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
         room = max(1, self._info.limits.max_model_len - num_ids(prompt.token_ids))
-        wanted = self._request.wanted_max_tokens or self._context.default_max_tokens or room
+        wanted = self._request.wanted_max_tokens
+        if wanted is None:
+            wanted = self._context.default_max_tokens or room
         return GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             stop=StopRules(
-                max_tokens=min(wanted, room),
+                # Scoring a prompt ends with logits, so the engine draws a token in any case.
+                max_tokens=max(1, min(wanted, room)),
                 min_tokens=self._request.min_tokens,
                 stop_token_ids=self._stop_ids,
                 ignore_eos=self._request.ignore_eos,
             ),
             sampling=self._sampling(sample),
             logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
             priority=self._request.priority,
             session_id=self._context.session_id,
@@ -146,12 +154,22 @@ class Lowering:
         if rejected is not None:
             raise ApiError.from_rejection(rejected, prompt_param=self._context.prompt_param)
 
+    def _check_counts(self) -> None:
+        most, request = self._info.limits.max_logprobs, self._request
+        for param, count in (
+            (request.TOP_LOGPROBS_PARAM, request.num_top_logprobs),
+            ("prompt_logprobs", request.prompt_logprobs),
+        ):
+            if count is not None and count > most:
+                raise ApiError(400, f"{param} must be at most {most}", param=param)
+
     def _check_ids(self) -> None:
         size = self._info.vocab_size
         request = self._request
         for param, ids in (
             ("logit_bias", request.logit_bias or ()),
             ("allowed_token_ids", request.allowed_token_ids or ()),
+            ("logprob_token_ids", request.logprob_token_ids or ()),
         ):
             if any(not 0 <= token_id < size for token_id in ids):
                 raise ApiError(400, f"{param}: token ids must be below {size}", param=param)

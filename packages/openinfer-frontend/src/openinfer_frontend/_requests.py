@@ -27,6 +27,7 @@ Texts = Annotated[list[Annotated[str, Field(strict=True)]], Field(fail_fast=True
 _NUMBERS = (
     *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
+    "prompt_logprobs",
 )
 _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
 
@@ -70,8 +71,6 @@ class GenerationRequest(RequestModel):
         "length_penalty": (1, 1.0),
         "early_stopping": (False,),
         "truncate_prompt_tokens": (),
-        "prompt_logprobs": (),
-        "logprob_token_ids": ([],),
         "response_format": ({"type": "text"},),
         "structured_outputs": (),
         "guided_json": (),
@@ -118,6 +117,8 @@ class GenerationRequest(RequestModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
@@ -138,6 +139,20 @@ class GenerationRequest(RequestModel):
             raise ApiError(400, message, param="stream_options")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_are_whole(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs is only allowed when stream is false"
+            raise ApiError(400, message, param="prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _token_ids_need_logprobs(self) -> Self:
+        if self.logprob_token_ids and self.num_top_logprobs is None:
+            message = "logprob_token_ids is only allowed together with logprobs"
+            raise ApiError(400, message, param="logprob_token_ids")
+        return self
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
@@ -155,6 +170,11 @@ class GenerationRequest(RequestModel):
         """Logprobs of how many alternatives, None for no logprobs at all."""
         raise NotImplementedError
 
+    @property
+    def num_top_prompt_logprobs(self) -> int | None:
+        """Of how many alternatives beside the prompt's tokens, None to leave these unscored."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
@@ -165,6 +185,8 @@ class CompletionRequest(GenerationRequest):
     }
 
     prompt: Annotated[str | TokenIds | Texts | TokenIdLists, Field(union_mode="left_to_right")]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 asks for the prompt alone: echoed, scored, or both."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0)] | None = None
     best_of: int | None = None
@@ -186,9 +208,10 @@ class CompletionRequest(GenerationRequest):
             raise ValueError(_PROMPT_FORMS) from None
 
     @model_validator(mode="after")
-    def _echo_without_logprobs(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ApiError(400, "echo is not supported together with logprobs", param="echo")
+    def _no_tokens_of_nothing(self) -> Self:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "max_tokens must be at least 1, unless echo or prompt_logprobs is asked for"
+            raise ApiError(400, message, param="max_tokens")
         return self
 
     @model_validator(mode="after")
@@ -211,6 +234,13 @@ class CompletionRequest(GenerationRequest):
     def num_top_logprobs(self) -> int | None:
         """Logprobs of how many alternatives, None for no logprobs at all."""
         return self.logprobs
+
+    @property
+    def num_top_prompt_logprobs(self) -> int | None:
+        """Of how many alternatives beside the prompt's tokens, None to leave these unscored."""
+        echoed = self.logprobs if self.echo else None
+        wishes = [wish for wish in (echoed, self.prompt_logprobs) if wish is not None]
+        return max(wishes, default=None)
 
 
 class ChatRequest(GenerationRequest):
