@@ -23,7 +23,7 @@ SHAPES = StepShapes(max_num_seqs=200, max_num_tokens=8192)
         ((1,) * 193, StepShape(200, 200, True)),
         ((32,), StepShape(32, 1, False)),
         ((33,), StepShape(64, 1, False)),
-        ((1024, *(1,) * 7), StepShape(1152, 8, False)),
+        ((1024, *(1,) * 7), StepShape(1152, 32, False)),
         ((2, *(1,) * 140), StepShape(256, 200, False)),
         ((MAX_TOKENS + 1,), None),
     ],
@@ -33,7 +33,7 @@ def test_the_smallest_that_holds_a_plan(counts, shape):
 
 
 def test_every_shape_is_listed_once():
-    shapes = [*SHAPES.decode(), *SHAPES.prefill()]
+    shapes = SHAPES.all()
     assert len(shapes) == len(set(shapes)) == SHAPES.count
     for shape in shapes:
         counts = [1] * shape.num_seqs
@@ -41,9 +41,17 @@ def test_every_shape_is_listed_once():
         assert SHAPES.of(plan_of(*counts)) in shapes
 
 
+def test_urgent_shapes_come_first():
+    are_urgent = [SHAPES.is_urgent(shape) for shape in SHAPES.all()]
+    assert are_urgent == sorted(are_urgent, reverse=True)
+    assert 4 < sum(are_urgent) < 12
+
+
 def test_no_shape_is_larger_than_a_step():
     small = StepShapes(max_num_seqs=3, max_num_tokens=40)
-    assert [shape.num_seqs for shape in small.decode()] == [3, 2, 1]
-    assert {shape.num_tokens for shape in small.prefill()} == {16, 32, 40}
-    assert {shape.num_seqs for shape in small.prefill()} == {1, 3}
+    decode = [shape for shape in small.all() if shape.is_decode]
+    others = [shape for shape in small.all() if not shape.is_decode]
+    assert [shape.num_seqs for shape in decode] == [1, 2, 3]
+    assert {shape.num_tokens for shape in others} == {16, 32, 40}
+    assert {shape.num_seqs for shape in others} == {1, 3}
     assert (small.max_num_tokens, small.max_num_seqs) == (40, 3)

@@ -72,8 +72,8 @@ class EngineServer:
         """When the listeners are looked at again; None: they are."""
         self._closing: str | None = None
         self._is_busy = False
-        self._is_quiet = False
-        """Whether nobody has wanted anything for a while."""
+        self._wanted_at = time.monotonic()
+        """When something was last wanted of the engine."""
         self._may_prepare = True
         self._replay = loop.replay
         self._meter = LoadMeter(loop, time.monotonic())
@@ -108,7 +108,7 @@ class EngineServer:
     def _serve_once(self) -> None:
         has_question = False
         selected = self._selector.select(self._timeout())
-        self._prepare(is_quiet=not selected)
+        self._prepare(is_wanted=bool(selected) or self._loop.has_work)
         for key, events in selected:
             if isinstance(key.data, Connection):
                 if events & selectors.EVENT_READ:
@@ -132,20 +132,22 @@ class EngineServer:
         self._resume_accepting(now)
         self._collect_garbage()
 
-    def _prepare(self, *, is_quiet: bool) -> None:
-        """Work for later, once a whole wait has passed without anybody wanting anything."""
-        self._is_quiet = is_quiet and not self._loop.has_work
-        if self._is_quiet and self._may_prepare:
+    def _prepare(self, *, is_wanted: bool) -> None:
+        """Works for later, once nobody has wanted anything for a while."""
+        if is_wanted:
+            self._wanted_at = time.monotonic()
+        elif self._may_prepare and time.monotonic() >= self._wanted_at + _QUIET_S:
             self._may_prepare = self._loop.prepare()
 
     def _timeout(self) -> float | None:
         """How long `select` may block."""
         if self._is_busy:
             return 0.0
+        now = time.monotonic()
         waits = (
             _STALLED_WAIT_S if self._loop.has_work else None,
-            (0.0 if self._is_quiet else _QUIET_S) if self._may_prepare else None,
-            self._meter.wait_s(time.monotonic()),
+            max(0.0, self._wanted_at + _QUIET_S - now) if self._may_prepare else None,
+            self._meter.wait_s(now),
             None if self._replay is None else self._replay.wait_s,
             _BLOCKED_WAIT_S if self._writers else None,
             _ACCEPT_PAUSE_S if self._accepts_at is not None else None,

@@ -26,7 +26,7 @@ from openinfer_nn._safetensors import TensorEntry, read_checkpoint
 from openinfer_nn._weights import WeightMap
 from openinfer_nn.errors import CheckpointError
 
-_PIECE_BYTES = 16 * 1024 * 1024
+_PIECE_BYTES = 8 * 1024 * 1024
 _SLOTS_PER_THREAD = 2
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -82,6 +82,9 @@ def load_weights(
             readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
         for reader in readers:
             reader.result()
+    if torch.cuda.is_initialized():
+        # The readers' slots: torch would keep that much memory pinned for good.
+        torch._C._host_emptyCache()
     with torch.inference_mode():
         pack_weights(module)
     return total

@@ -96,7 +96,7 @@ class StepGraphs:
             slots=torch.full((num_rows,), rows.padding_slot, dtype=torch.int64, device=device),
             positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
         )
-        self._ahead = deque((*shapes.decode(), *shapes.prefill()))
+        self._ahead = deque(shapes.all())
         self._forwards: dict[StepShape, _Forward] = {}
         self._draws: dict[tuple[int, int], Callable[[], SampledTokens]] = {}
 

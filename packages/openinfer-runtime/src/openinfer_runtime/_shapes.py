@@ -6,7 +6,6 @@ close together; further sequences cost next to nothing, so theirs are far apart.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from openinfer_scheduler import StepPlan
@@ -15,8 +14,10 @@ MAX_TOKENS = 2048
 """Longer steps keep a device busy for longer than it takes to launch them one by one."""
 
 _DECODE = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
-_TOKENS = (16, 32, 64, *range(128, MAX_TOKENS + 1, 128))
-_SEQS = (1, 8, 32, 128, 512)
+_TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 1024, 1152, 1280, 1536, 1792, MAX_TOKENS)
+_SEQS = (1, 32, 512)
+_URGENT_SEQS = 8
+_URGENT_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,10 @@ class StepShapes:
         return None if seqs is None or tokens is None else StepShape(tokens, seqs, False)
 
     def is_urgent(self, shape: StepShape) -> bool:
-        """Whether every load needs it: decode, and a prompt that comes alone."""
-        return shape.is_decode or shape.num_seqs == self._seqs[0]
+        """Whether whoever comes first needs it: small steps, which recording speeds up most."""
+        if shape.is_decode:
+            return shape.num_seqs <= _URGENT_SEQS
+        return shape.num_seqs == self._seqs[0] and shape.num_tokens <= _URGENT_TOKENS
 
     @property
     def count(self) -> int:
@@ -76,17 +79,12 @@ class StepShapes:
         """Tokens of the largest shape."""
         return self._tokens[-1]
 
-    def decode(self) -> Iterator[StepShape]:
-        """Every decode shape, the largest first: what it takes from a pool serves the others."""
-        return (StepShape(size, size, True) for size in reversed(self._decode))
-
-    def prefill(self) -> Iterator[StepShape]:
-        """The other shapes, those of few sequences first, and of them the largest first."""
-        return (
-            StepShape(tokens, seqs, False)
-            for seqs in self._seqs
-            for tokens in reversed(self._tokens)
-        )
+    def all(self) -> list[StepShape]:
+        """Every shape: the urgent ones first, then prompts that come alone, then decode."""
+        decode = [StepShape(size, size, True) for size in self._decode]
+        others = [StepShape(t, s, False) for s in self._seqs for t in self._tokens]
+        alone, beside = others[: len(self._tokens)], others[len(self._tokens) :]
+        return sorted([*alone, *decode, *beside], key=lambda shape: not self.is_urgent(shape))
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
