@@ -52,7 +52,7 @@ class Worker:
         else:
             command = [sys.executable, str(HERE / "_cpu_workers.py"), system, str(folder)]
         # As the server starts its engine; the others as their users do.
-        env = {"OMP_WAIT_POLICY": "PASSIVE"} if system in OURS else {}
+        env = {"GOMP_SPINCOUNT": "10000"} if system in OURS else {}
         self._log = (folder / f"{system}.log").open("w")
         self._process = subprocess.Popen(
             command,
