@@ -67,6 +67,25 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "10000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)], ids=str
+)
+def test_threads_spin_briefly_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    async def main() -> None:
+        async with running() as engine:
+            environment = psutil.Process(engine.info.pid).environ()
+            assert environment.get("GOMP_SPINCOUNT") == expected
+
+    asyncio.run(main())
+
+
 def test_it_serves_and_drains(make_request: Request) -> None:
     async def main() -> None:
         progress: list[str] = []
