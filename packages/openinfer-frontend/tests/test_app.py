@@ -110,6 +110,7 @@ def test_load_is_exact(client, engine):
     body = client.get("/load").json()
     assert body["num_total_blocks"] == 4
     assert body["is_idle"] is True
+    assert (body["cache_groups"], body["num_dropped_kv_event_batches"]) == ([], 0)
     assert type(engine.commands[0]).__name__ == "GetLoad"
 
 

@@ -64,6 +64,34 @@ def test_the_rest_is_lowered(client, engine, fakes):
     assert request.request_id == "cmpl-r1"
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ({}, {}, ("", "")),
+        ({"user": "u", "session_id": "s"}, {}, ("u", "s")),
+        ({"user": None, "session_id": None}, {}, ("", "")),
+        ({}, {"X-Tenant-ID": "t", "X-Session-ID": "h"}, ("t", "h")),
+        (
+            {"user": "u", "session_id": "s"},
+            {"X-Tenant-ID": "t", "X-Session-ID": "h"},
+            ("t", "h"),
+        ),
+    ],
+)
+def test_whose_request_it_is(client, engine, body, headers, expected):
+    """Headers, which a gateway can set, come before what the client says of itself."""
+    client.request("POST", "/v1/completions", json={"prompt": "Hi", "n": 2} | body, headers=headers)
+    assert [(r.tenant, r.session_id) for r in engine.requests] == [expected] * 2
+
+
+@pytest.mark.parametrize("name", ["user", "session_id"])
+@pytest.mark.parametrize("value", [3, "x" * 513])
+def test_names_are_bounded_texts(client, engine, name, value):
+    response = client.post("/v1/completions", {"prompt": "Hi", name: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    assert not engine.requests
+
+
 def test_defaults_come_from_the_checkpoint_unless_switched_off(engine, make_app, client_of):
     client_of(make_app(engine)).complete("Hi")
     client_of(make_app(engine)).complete("Hi", temperature=0, top_k=0)

@@ -341,3 +341,28 @@ def test_idle_notices(new_cache, leftover):
         cache.open(keys)
     with pytest.raises(NotIdle):
         cache.assert_idle()
+
+
+def test_a_look_up_does_not_jump_over_what_a_reverted_step_took(new_cache):
+    cache = new_cache(num_blocks=8)
+    tokens = np.arange(1, 8, dtype=np.uint32)
+    cache.begin_step(1)
+    writer = cache.open(cache.keys(tokens[:1]))
+    writer.try_schedule(7)
+    cache.begin_step(2)
+    other = cache.open(cache.keys(tokens))
+    other.try_schedule(2)
+    cache.begin_step(3)  # now the first block is the other's
+    cache.complete_step(1)
+    writer.apply(6, tokens[1:])  # and those behind it are the writer's
+    keys = cache.keys(tokens)
+    assert cache.peek(keys) == 6
+    cache.revert_step(3)
+    other.close(in_flight_until=2)
+    cache.revert_step(2)
+    hit = cache.match(keys)
+    assert hit.num_tokens == cache.peek(keys) == 0
+    hit.close()
+    writer.close(in_flight_until=None)
+    cache.reset()
+    cache.assert_idle()

@@ -194,7 +194,7 @@ class GroupedWorld:
         row.tables = [ids.tolist() for ids in hit.block_ids]
         num_dropped = expected // 2 - len(row.tables[NEAR])
         row.tables[NEAR] = [None] * num_dropped + row.tables[NEAR]
-        beyond = self.cache.num_blocks_beyond(hit, len(row.tokens))
+        beyond = self.cache.num_blocks_beyond(expected, len(row.tokens))
         row.version = self.version
         row.opened_in = self.steps[-1].step_id
         row.steps, row.num_drafting = [], 0

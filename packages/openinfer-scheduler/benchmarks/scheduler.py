@@ -105,7 +105,7 @@ def steady_rounds(
     for _ in range(40):  # the prompts are in, and first blocks taken
         scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
     if has_free_slot:
-        scheduler._planner._admission._watermark = 200_000
+        scheduler._room._watermark = 200_000
     for number in range(num_waiting):
         scheduler.add(request(rng, NUM_ROWS + number, int(rng.integers(20, 276))), 0.0)
     in_flight = scheduler.plan(0.0)

@@ -159,14 +159,3 @@ def test_a_queue_without_room_is_left_alone_until_something_changes(loop):
     plan = subject.plan()
     assert [start.request.request_id for start in plan.starts] == ["r1"]
     subject.run()
-
-
-def test_a_look_up_that_promises_too_much_does_no_harm(loop, monkeypatch):
-    subject = loop(max_num_batched_tokens=40)
-    subject.add(range(17), max_tokens=2, ignore_eos=True)
-    subject.run()
-    cache = subject.cache
-    monkeypatch.setattr(type(cache), "peek", lambda *_, **__: 28)
-    subject.add([*range(17), *range(100, 115)], max_tokens=2, ignore_eos=True)
-    subject.run()
-    assert cached(subject, "r1") == 16

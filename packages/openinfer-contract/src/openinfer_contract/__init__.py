@@ -42,7 +42,14 @@ from openinfer_contract._events import (
     TokenLogprobs,
 )
 from openinfer_contract._handle import EngineHandle, EventBuffer, EventSink, Ticket, stream
-from openinfer_contract._info import CONTRACT_VERSION, CacheGroupInfo, EngineInfo, Limits, Load
+from openinfer_contract._info import (
+    CONTRACT_VERSION,
+    CacheGroupInfo,
+    CacheGroupLoad,
+    EngineInfo,
+    Limits,
+    Load,
+)
 from openinfer_contract._request import (
     GREEDY_TEMPERATURE,
     Adapter,
@@ -118,6 +125,7 @@ __all__ = [
     "stream",
     "EngineInfo",
     "CacheGroupInfo",
+    "CacheGroupLoad",
     "Limits",
     "Load",
     # commands

@@ -60,6 +60,30 @@ class EngineInfo(Struct, frozen=True, array_like=True, kw_only=True):
     pid: int = 0
 
 
+class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):
+    """One cache group in one tier. Counters only grow, so that rates are differences."""
+
+    name: str
+    tier: str
+    num_blocks: int
+    """Blocks it has at the moment; groups that share memory take them from each other."""
+    num_cached_blocks: int
+    """Of these, the ones that a prefix can hit."""
+    num_evictable_blocks: int
+    """Of the cached ones, those that nobody holds."""
+    num_queries: int
+    """Counters from here on: sequences that looked for a prefix."""
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_evictions: int
+    residency_s: float
+    """Seconds between storing and giving up, summed over `num_evictions`."""
+    num_reused_blocks: int
+    """Cached blocks that a sequence found held by nobody."""
+    reuse_gap_s: float
+    """Seconds since somebody had last used them, summed over `num_reused_blocks`."""
+
+
 class Load(Struct, frozen=True, array_like=True, kw_only=True):
     """A snapshot of what an engine holds. Blocks are summed over the cache groups."""
 
@@ -84,6 +108,12 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     num_failed: int = 0
     is_paused: bool = False
     is_draining: bool = False
+    cache_groups: tuple[CacheGroupLoad, ...] = ()
+    """By group and tier."""
+    num_kv_event_batches: int = 0
+    """Batches of KV events published."""
+    num_dropped_kv_event_batches: int = 0
+    """Of those, the ones that at least one subscriber was too slow for."""
 
     @property
     def is_idle(self) -> bool:

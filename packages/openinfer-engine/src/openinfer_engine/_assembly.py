@@ -11,8 +11,8 @@ from openinfer_engine._executor import Executor, ExecutorInfo
 from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine._model_line import EngineOptions
-from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache
-from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy
+from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_slabs
+from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy, max_unsettled_tokens
 
 LOOP_FEATURES = frozenset({"deadline"})
 """Request features that loop and scheduler honour over any executor."""
@@ -38,22 +38,28 @@ def build_engine_info(
             max_logprobs=executor.max_logprobs,
             max_stop_token_ids=executor.max_stop_token_ids,
         ),
-        cache_groups=tuple(
-            CacheGroupInfo(
-                name=group.name,
-                kind=group.kind,
-                tokens_per_block=group.tokens_per_block,
-                num_blocks=executor.num_blocks,
-                bytes_per_block=group.bytes_per_block,
-            )
-            for group in executor.cache_groups
-        ),
+        cache_groups=_group_infos(executor),
         hash_recipe=HASH_RECIPE,
         honoured=executor.honoured | LOOP_FEATURES | _cache_features(options),
         commands=executor.commands | LOOP_COMMANDS,
         tp_size=tp_size,
         device=executor.device,
         pid=os.getpid(),
+    )
+
+
+def _group_infos(executor: ExecutorInfo) -> tuple[CacheGroupInfo, ...]:
+    groups = executor.cache_groups
+    per_unit = (1,) if len(groups) == 1 else plan_slabs(groups).blocks_per_slab
+    return tuple(
+        CacheGroupInfo(
+            name=group.name,
+            kind=group.kind,
+            tokens_per_block=group.tokens_per_block,
+            num_blocks=executor.num_blocks * num,
+            bytes_per_block=group.bytes_per_block,
+        )
+        for group, num in zip(groups, per_unit, strict=True)
     )
 
 
@@ -109,9 +115,12 @@ def _assembled(
         seed=options.seed,
     )
     make_policy = EVICTION_POLICIES[options.eviction_policy]
+    is_single = len(info.cache_groups) == 1
     cache = KVCache(
         info.cache_groups,
-        num_blocks=info.num_blocks,
+        num_blocks=info.num_blocks if is_single else None,
+        num_slabs=None if is_single else info.num_blocks,
+        max_unsettled_tokens=max_unsettled_tokens(config, info.cache_groups),
         has_prefix_cache=options.enable_prefix_caching,
         has_events=options.is_publishing_kv_events,
         eviction=None if make_policy is None else partial(make_policy, clock),

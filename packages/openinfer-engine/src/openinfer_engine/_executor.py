@@ -30,7 +30,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Plans that may be in flight: 1 where the step runs on the host, 2 on a device."""
     cache_groups: tuple[CacheGroup, ...]
     num_blocks: int
-    """Blocks of each cache group."""
+    """Blocks of the cache group; of several groups, slabs of `plan_slabs(cache_groups)`."""
     model_fingerprint: str
     max_logprobs: int
     max_stop_token_ids: int = 64

@@ -47,6 +47,16 @@ class KVEventOutlet:
         """For the host of the loop to serve; None if nobody can ask."""
         return self._publisher.replay
 
+    @property
+    def num_batches(self) -> int:
+        """Batches published so far."""
+        return self._publisher.num_batches
+
+    @property
+    def num_dropped(self) -> int:
+        """Of those, the ones that at least one subscriber was too slow for."""
+        return self._publisher.num_dropped
+
     def flush(self) -> None:
         """Publishes what has happened since the last call, if anything has."""
         events = self._cache.take_events()

@@ -157,7 +157,7 @@ class EngineLoop:
 
     def load(self) -> Load:
         """What is held right now."""
-        load = self._scheduler.load()
+        load, events = self._scheduler.load(), self._kv_events
         return replace(
             load,
             num_waiting=load.num_waiting + len(self._held),
@@ -165,6 +165,8 @@ class EngineLoop:
             num_rejected=self._num_refused,
             is_paused=self._is_paused,
             is_draining=self._is_draining,
+            num_kv_event_batches=0 if events is None else events.num_batches,
+            num_dropped_kv_event_batches=0 if events is None else events.num_dropped,
         )
 
     def step(self) -> bool:

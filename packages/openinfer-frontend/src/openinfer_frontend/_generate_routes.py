@@ -201,6 +201,7 @@ def _context(
         response_id=id_prefix + exchange.request_id,
         prompt_param=prompt_param,
         default_max_tokens=default_max_tokens,
+        tenant=exchange.header("x-tenant-id") or "",
         session_id=exchange.header("x-session-id") or "",
         trace_parent=exchange.header("traceparent") or "",
     )

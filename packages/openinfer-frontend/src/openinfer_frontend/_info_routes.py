@@ -2,6 +2,8 @@
 
 import time
 
+from msgspec.structs import asdict
+
 from openinfer_contract import CommandDone, GetLoad, ResetPrefixCache, command_name
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._exchange import Exchange
@@ -61,7 +63,7 @@ class InfoRoutes:
         if command_name(GetLoad()) in engine.info.commands:
             done: CommandDone = await self._backend.control(GetLoad())
             load = done.load or load
-        fields = {name: getattr(load, name) for name in load.__struct_fields__}
+        fields = asdict(load) | {"cache_groups": [asdict(group) for group in load.cache_groups]}
         num_requests = load.num_running + load.num_waiting
         await exchange.respond_json(fields | {"is_idle": load.is_idle, "server_load": num_requests})
 

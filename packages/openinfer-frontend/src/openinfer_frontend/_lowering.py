@@ -37,7 +37,10 @@ class RequestContext:
     """How the route calls its input: prompt or messages."""
     default_max_tokens: int | None
     """Output tokens when the body does not say; None: all there is room for."""
+    tenant: str = ""
+    """Whom a gateway in front says the request is from; comes before the body's `user`."""
     session_id: str = ""
+    """Comes before the body's."""
     trace_parent: str = ""
 
 
@@ -124,7 +127,8 @@ class Lowering:
             prompt_logprobs=self._prompt_logprobs,
             cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
             priority=self._request.priority,
-            session_id=self._context.session_id,
+            tenant=self._context.tenant or self._request.user or "",
+            session_id=self._context.session_id or self._request.session_id or "",
             trace_parent=self._context.trace_parent,
             arrival=self._arrival,
         )

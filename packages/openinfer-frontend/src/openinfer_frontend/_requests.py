@@ -115,6 +115,8 @@ class GenerationRequest(RequestModel):
     spaces_between_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    user: Annotated[str, Field(max_length=512)] | None = None
+    session_id: Annotated[str, Field(max_length=512)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None

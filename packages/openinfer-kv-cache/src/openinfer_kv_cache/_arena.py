@@ -53,6 +53,12 @@ class SlabPool(BlockPool):
                 return None
         return self.take_local(num)
 
+    def try_take_spare(self) -> BlockIds | None:
+        """One private block that is optional: slabs that are promised are left alone."""
+        if self._arena.num_available <= self._arena.num_promised:
+            return None
+        return self.try_take(1)
+
     def take_local(self, num: int) -> BlockIds:
         """Hand out private blocks, at most `num_available`."""
         ids = super().try_take(num)
@@ -118,13 +124,14 @@ class Arena:
         pools: one a group.
         num_slabs: in total.
         num_moves: slabs that went from one group to another so far.
+        num_promised: slabs that `SlabPool.try_take_spare` leaves alone.
     """
 
     def __init__(self, num_slabs: int, blocks_per_slab: Sequence[int]) -> None:
         if num_slabs < 1:
             raise ValueError(f"num_slabs must be at least 1, got {num_slabs}")
         self.num_slabs = num_slabs
-        self.num_moves = 0
+        self.num_moves = self.num_promised = 0
         self._free = list(range(num_slabs - 1, -1, -1))
         self._tick = 0
         self.pools = tuple(

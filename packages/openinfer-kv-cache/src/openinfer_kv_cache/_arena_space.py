@@ -13,6 +13,8 @@ from openinfer_kv_cache._resume import ResumePoints
 from openinfer_kv_cache._state import StateRow
 from openinfer_kv_cache._window import WindowBlocks
 
+_UNBOUNDED = 2**62
+
 
 class ArenaSpace:
     """Groups of any kinds; room is counted in slabs.
@@ -51,6 +53,15 @@ class ArenaSpace:
         return self._arena.num_available
 
     @property
+    def num_promised(self) -> int:
+        """Slabs that optional copies of states leave alone."""
+        return self._arena.num_promised
+
+    @num_promised.setter
+    def num_promised(self, num: int) -> None:
+        self._arena.num_promised = num
+
+    @property
     def num_free_beside(self) -> int:
         """Blocks of the first group that the free slabs would hold."""
         return self._arena.num_free * self.pools[0].blocks_per_slab
@@ -63,10 +74,7 @@ class ArenaSpace:
                 needs.append(1)
                 continue
             need = -(-end // group.tokens_per_block) - start // group.tokens_per_block
-            if group.window is not None and self._max_unsettled is not None:
-                kept = group.window + self._max_unsettled
-                need = min(need, kept // group.tokens_per_block + 2)
-            needs.append(max(0, need))
+            needs.append(max(0, min(need, self._max_held(group))))
         return self._arena.slabs_for(needs)
 
     def find(self, keys: BlockKeys, limit: int) -> int:
@@ -102,6 +110,7 @@ class ArenaSpace:
                         lease,
                         self._points(group, keys),
                         window=group.window,
+                        max_held=self._max_held(group),
                         tokens_per_block=group.tokens_per_block,
                         keys_per_block=per_key,
                         num_tokens=num_tokens,
@@ -143,6 +152,12 @@ class ArenaSpace:
             if all(each == found for each in nexts):
                 return found
             position = found - 1
+
+    def _max_held(self, group: CacheGroup) -> int:
+        """Blocks of a group that one sequence holds at the same time at most."""
+        if group.window is None or self._max_unsettled is None:
+            return _UNBOUNDED
+        return (group.window + self._max_unsettled) // group.tokens_per_block + 2
 
     def _points(self, group: CacheGroup, keys: BlockKeys) -> ResumePoints:
         return ResumePoints(group.resume, self._match.alignment, keys)

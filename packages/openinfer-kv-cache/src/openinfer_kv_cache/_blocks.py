@@ -115,6 +115,10 @@ class SequenceBlocks:
         """Blocks missing for the positions below `end`."""
         return max(0, -(-end // self.tokens_per_block) - self.num_blocks)
 
+    def num_to_come(self, end: int) -> int:
+        """Blocks beyond those held now that it takes until `end`, one step after another."""
+        return self.num_short(end)
+
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
         """Append blocks for the positions below `end`; None when there is no room."""
         num = -(-end // self.tokens_per_block) - self.num_blocks

@@ -26,6 +26,8 @@ class KVCache:
         groups: what the blocks hold; block ids come as tuples with one array a group.
         has_prefix_cache: whether blocks are shared and kept; off, `match` finds nothing and every
             block is free as soon as its sequence is over.
+        num_tier_blocks: blocks that copies from and to tiers hold; `TierLoads` and `TierSaves`
+            keep it. They return without a step.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class KVCache:
         self._computing: list[SequenceCache] = []
         """Sequences that may still compute known tokens which others can share."""
         self._clock = clock
+        self.num_tier_blocks = 0
         self._num_queries = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
@@ -116,9 +119,21 @@ class KVCache:
         """Blocks, or slabs, that so many positions need."""
         return self._space.num_needed(0, num_tokens)
 
-    def num_blocks_beyond(self, hit: PrefixHit, end: int) -> int:
+    def num_blocks_beyond(self, num_hit_tokens: int, end: int) -> int:
         """Blocks, or slabs, that the positions below `end` need besides those of a hit."""
-        return self._space.num_needed(hit.num_tokens, end)
+        return self._space.num_needed(num_hit_tokens, end)
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """Blocks, or slabs, that copies of states leave alone: running sequences may claim them.
+
+        Whoever admits sequences keeps it; 0 at first.
+        """
+        return self._space.num_promised
+
+    @num_promised_blocks.setter
+    def num_promised_blocks(self, num: int) -> None:
+        self._space.num_promised = num
 
     def keys(
         self,
@@ -172,19 +187,22 @@ class KVCache:
         """
         return self._space.find(keys, self._max_hit(keys, max_tokens))
 
-    def has_leader(self, keys: BlockKeys, hit: PrefixHit) -> bool:
+    def has_leader(self, keys: BlockKeys, num_hit_tokens: int) -> bool:
         """Whether a request should wait: an open sequence is about to compute what it lacks.
 
         True if some sequence, in steps begun or to come, computes known tokens up to a position
         beyond the hit at which this request could then begin. The step that computes them shares
         them with later steps only, so it counts until the next one has begun. Costs one comparison
         a sequence in prefill.
+
+        Args:
+            keys: the request's keys.
+            num_hit_tokens: what `match` or `peek` found for them.
         """
         if not self.has_prefix_cache:
             return False
-        start = hit.num_tokens
         for leader in self._computing:
-            position = leader.shared_after(start)
+            position = leader.shared_after(num_hit_tokens)
             if position is not None and position < keys.num_tokens:
                 block = position // self._space.tokens_per_key
                 if leader.keys.slice(block - 1, block) == keys.slice(block - 1, block):

@@ -73,6 +73,10 @@ class GroupedBlocks:
         """Slabs that the missing blocks for positions below `end` fill at most."""
         return self._arena.slabs_for([table.num_short(end) for table in self._tables])
 
+    def num_to_come(self, end: int) -> int:
+        """Slabs beyond those held now that it takes until `end`, one step after another."""
+        return self._arena.slabs_for([table.num_to_come(end) for table in self._tables])
+
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
         """Append what is missing for the positions below `end`; None when there is no room."""
         needs = [table.num_short(end) for table in self._tables]

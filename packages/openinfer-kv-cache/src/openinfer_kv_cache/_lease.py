@@ -198,7 +198,7 @@ class CachedLease(_Lease):
         """Make the last `num` blocks private again: their step is reverted."""
         keep = len(self.ids) - num
         own, anchors = self._ids[keep:], self._anchors[keep:]
-        self._pool.withdraw(own)
+        self._pool.retract(own)
         self._pool.release(anchors[anchors != own])
         ids = self._consume()
         kept = ids[:keep]

@@ -37,6 +37,7 @@ class BlockPool:
         num_open_leases: leases that were neither consumed nor closed.
         now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
+        has_gaps: whether an indexed block may lack its parent, see `retract`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -48,6 +49,7 @@ class BlockPool:
         self.residency_s = self.reuse_gap_s = self.now = 0.0
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
+        self.has_gaps = False
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
@@ -137,9 +139,11 @@ class BlockPool:
     def count_indexed(self, keys: Sequence[bytes]) -> int:
         """Length of the longest indexed prefix of a chain of keys; touches nothing.
 
-        Logarithmic, because the parent of an indexed block is indexed.
+        Logarithmic, because the parent of an indexed block is indexed, unless steps were reverted.
         """
         index = self._index
+        if self.has_gaps:
+            return next((i for i, key in enumerate(keys) if key not in index), len(keys))
         return bisect_left(keys, True, key=lambda key: key not in index)
 
     def has(self, key: bytes) -> bool:
@@ -234,6 +238,14 @@ class BlockPool:
         if self.events is not None:
             self.events.forget(keys)
 
+    def retract(self, ids: BlockIds) -> None:
+        """Withdraw held blocks that will not be written after all: their step is reverted.
+
+        What another sequence indexed behind one of them stays, though it is not found any more.
+        """
+        self.withdraw(ids)
+        self.has_gaps = bool(self._index)
+
     def _unindex(self, ids: BlockIds) -> list[bytes]:
         forgotten: list[bytes] = []
         for block in ids[self._is_indexed[ids]].tolist():
@@ -250,6 +262,7 @@ class BlockPool:
     def reset(self) -> None:
         """Forget everything cached: evictable blocks are free, held ones private from now on."""
         self.namespace += 1
+        self.has_gaps = False
         self._put_free(self._evictable.clear())
         self._index.clear()
         self._is_indexed[:] = False

@@ -171,7 +171,13 @@ class SequenceCache:
         """Blocks that `try_schedule(end)` would take; slabs at most, where groups share them."""
         return self._blocks.num_short(end)
 
-    def try_schedule(self, end: int, *, reach: int | None = None) -> Reservation | None:
+    def num_blocks_to_come(self, end: int) -> int:
+        """Blocks, or slabs, beyond those held now that it takes until `end`, step by step."""
+        return self._blocks.num_to_come(end)
+
+    def try_schedule(
+        self, end: int, *, reach: int | None = None, spare: int = 0
+    ) -> Reservation | None:
         """Reserve for the step being planned: room for every position below `end`.
 
         Every known token below `end` must be written by this step or one before it, so a chunk of
@@ -185,6 +191,7 @@ class SequenceCache:
             reach: positions below it, and no others, are planned once this step is. State groups
                 need it for copies in growing output; where `end` is not beyond the known tokens,
                 it is `end`. None: not known, because the device may accept fewer drafts.
+            spare: positions from `end` on that get room, too, so that fewer calls are needed.
 
         Returns:
             None when there is no room: nothing has changed then.
@@ -200,7 +207,7 @@ class SequenceCache:
         newest = self._newest_in_flight() if self._reservations else None
         if newest is not None and newest.step_id == step_id:
             raise StepOrderError(f"step {step_id} has a reservation for this sequence already")
-        new_block_ids = blocks.try_grow(end)
+        new_block_ids = blocks.try_grow(end + spare)
         if new_block_ids is None:
             return None
         keys, seals, copies = self.keys, None, NO_COPIES

@@ -35,6 +35,9 @@ class BlockSpace(Protocol):
         """Blocks or slabs that are free or can be had at once."""
         ...
 
+    num_promised: int
+    """Blocks or slabs that optional copies of states leave alone."""
+
     @property
     def num_free_beside(self) -> int:
         """Free blocks that no pool counts: those that free slabs would give the first group."""
@@ -80,6 +83,7 @@ class PoolSpace:
         self.pools = (self._pool,)
         self.tokens_per_key = group.tokens_per_block
         self.num_free_beside = 0
+        self.num_promised = 0
 
     @property
     def num_units(self) -> int:

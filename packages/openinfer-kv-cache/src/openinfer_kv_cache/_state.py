@@ -12,11 +12,11 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from openinfer_kv_cache._arena import SlabPool
 from openinfer_kv_cache._blocks import Seals
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._resume import ResumePoints
 
 _NO_BLOCKS = np.empty(0, np.int32)
@@ -94,7 +94,7 @@ class StateRow:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: SlabPool,
         source: CachedLease,
         points: ResumePoints | None,
         *,
@@ -140,6 +140,10 @@ class StateRow:
     def num_short(self, end: int) -> int:
         """1 until there is a row."""
         return int(self._row is None)
+
+    def num_to_come(self, end: int) -> int:
+        """See `SequenceBlocks.num_to_come`."""
+        return self.num_short(end)
 
     def grow(self, ids: BlockIds) -> None:
         """The row is this block."""
@@ -256,10 +260,10 @@ class StateRow:
         is_lasting = self._points.after(position - 1) == position
         if not is_lasting:
             self._drop_outdated()
-        lease = MutableLease.try_take(self._pool, 1)
-        if lease is None:
+        ids = self._pool.try_take_spare()
+        if ids is None:
             return None
-        block = int(lease.ids[0])
+        block, lease = int(ids[0]), MutableLease(self._pool, ids)
         checkpoint = _Checkpoint(position, step_id, lease, is_lasting=is_lasting)
         if is_known and is_lasting:
             checkpoint.lease, rest = lease.seal([self._key(keys, position)], self._namespace)

@@ -27,7 +27,7 @@ class WindowBlocks(SequenceBlocks):
 
     """
 
-    __slots__ = ("_num_dropped", "_points", "_window")
+    __slots__ = ("_max_held", "_num_dropped", "_points", "_window")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class WindowBlocks(SequenceBlocks):
         points: ResumePoints,
         *,
         window: int,
+        max_held: int,
         tokens_per_block: int,
         keys_per_block: int,
         num_tokens: int,
@@ -44,6 +45,7 @@ class WindowBlocks(SequenceBlocks):
             pool, cached, tokens_per_block=tokens_per_block, keys_per_block=keys_per_block
         )
         self._window = window
+        self._max_held = max_held
         self._points = points
         self._num_dropped = num_tokens // tokens_per_block - len(cached)
         self.num_blocks = self.num_sealed = self.num_landed = num_tokens // tokens_per_block
@@ -52,6 +54,11 @@ class WindowBlocks(SequenceBlocks):
     def num_dropped(self) -> tuple[int, ...]:
         """See `SequenceBlocks.num_dropped`."""
         return (self._num_dropped,)
+
+    def num_to_come(self, end: int) -> int:
+        """See `SequenceBlocks.num_to_come`; what leaves meanwhile makes room for the rest."""
+        num_held = self.num_blocks - self._num_dropped
+        return max(0, min(self.num_short(end), self._max_held - num_held))
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
         """See `SequenceBlocks.settle`; blocks behind the window leave."""

@@ -4,6 +4,7 @@ from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fair import Fair
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._longest_prefix_match import LongestPrefixMatch
+from openinfer_scheduler._lookahead import max_unsettled_tokens
 from openinfer_scheduler._pace import MIN_PREFILL_TOKENS, PrefillPace
 from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
 from openinfer_scheduler._policy import (
@@ -25,6 +26,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "Effects",
+    "max_unsettled_tokens",
     # plans
     "StepPlan",
     "PlannedRow",

@@ -1,13 +1,12 @@
 """Which waiting sequences start: prefix hit, leader, adapter, blocks, share of the pool."""
 
-from collections.abc import Iterable
-from itertools import chain
 from typing import Literal
 
-from openinfer_kv_cache import CacheUse, PrefixHit
+from openinfer_kv_cache import CacheUse
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
 from openinfer_scheduler._plan import RowStart
-from openinfer_scheduler._policy import Policy, checked_order
+from openinfer_scheduler._policy import CheckedOrder, Policy
+from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
 
@@ -29,13 +28,14 @@ class Admission:
     with an adapter starts, so that those at work do end.
     """
 
-    def __init__(self, state: SchedulerState, policy: Policy, sizes: ChunkSizes) -> None:
+    def __init__(
+        self, state: SchedulerState, policy: Policy, sizes: ChunkSizes, room: Room
+    ) -> None:
         self._state = state
-        self._policy = policy
+        self._room = room
+        self._order = CheckedOrder(policy)
         self._sizes = sizes
         self._decode_rows = DecodeRows(state)
-        num_blocks = state.cache.stats().num_blocks
-        self._watermark = int(state.config.watermark * num_blocks)
         self._refusal = (0, 0)
         """`num_moves` and available blocks when the first in the queue found no room."""
         self._asks_again_at = 0
@@ -52,9 +52,7 @@ class Admission:
             return
         if draft.is_full or state.settling or self._is_refused(draft):
             return
-        # Admission changes the queue, and with it an order that is the same list.
-        candidates = list(checked_order(self._policy, state.waiting.sequences, draft.now))
-        leaders = [s.stay for s in state.running if s.stay is not None and s.stay.is_prefill]
+        candidates = self._order.of(state.waiting.sequences, draft.now)
         num_followers = 0
         needs_adapter_slot = False
         for sequence in candidates:
@@ -67,7 +65,7 @@ class Admission:
                 needs_adapter_slot = True
                 continue
             num_hit = state.probe.hit_now(sequence)
-            if self._has_leader(sequence, num_hit, chain(draft.prefill_stays, leaders)):
+            if self._has_leader(sequence, num_hit):
                 num_followers += 1
                 if num_followers == _MAX_FOLLOWERS:
                     return
@@ -103,18 +101,18 @@ class Admission:
         if is_partial and most is not None and draft.num_partial >= most:
             return "too many prompts"
         # What a hit pins is not available any more, so this is necessary and saves the match.
-        if self._num_blocks_between(num_hit, end) > cache.num_available_blocks:
+        if cache.num_blocks_beyond(num_hit, end) > cache.num_available_blocks:
             return "no room"
         keys = state.probe.keys_of(sequence)
         hit = cache.match(keys, max_tokens=sequence.max_hit_tokens)
-        if hit.num_tokens < num_hit:
-            # A look-up bisects, and a step taken back may have left a block without its parent.
-            num_hit = hit.num_tokens
+        assert hit.num_tokens == num_hit, "the prefix was looked up a moment ago"
+        if not self._room.fits(sequence, num_hit, end):
             hit.close()
-            return self._start(draft, sequence, num_hit)
-        if not self._has_room(sequence, hit, end):
-            hit.close()
-            return "no room"
+            if not num_hit or not self._is_alone(draft):
+                return "no room"
+            # The hit lies in so many slabs that the rest finds none: by itself it fits.
+            sequence.is_by_itself = True
+            return self._start(draft, sequence, 0)
         block_ids = hit.block_ids
         request = sequence.request
         use = CacheUse(
@@ -126,6 +124,7 @@ class Admission:
         row = self._decode_rows.of(state.slots.take(), sequence)
         stay = Stay(sequence, row, opened, draft.step_id)
         state.start(sequence, stay, draft.now)
+        self._room.promise(sequence)
         uid = stay.adapter_uid
         draft.started.append(stay)
         draft.starts.append(
@@ -144,48 +143,19 @@ class Admission:
         draft.num_partial += is_partial
         return "started"
 
-    def _has_room(self, sequence: SequenceState, hit: PrefixHit, end: int) -> bool:
-        """Whether the pool has room for a sequence that begins with the positions below `end`."""
+    def _is_alone(self, draft: Draft) -> bool:
+        """Whether nobody holds a block that could return."""
         state = self._state
-        room = state.cache.num_available_blocks
-        if state.config.admission == "lifetime":
-            end = sequence.max_total - 1
-            room -= self._num_promised_blocks()
-        elif state.running:
-            room -= self._watermark
-        return self._num_blocks_between(hit.num_tokens, end) <= room
-
-    def _num_blocks_between(self, start: int, end: int) -> int:
-        """Blocks that the positions below `end` need besides those below `start`."""
-        cache = self._state.cache
-        return max(0, cache.num_blocks_for(end) - cache.num_blocks_for(start))
-
-    def _num_promised_blocks(self) -> int:
-        """Blocks that the running sequences may still take before they end."""
-        return sum(
-            s.stay.cache.num_blocks_short(s.max_total - 1)
-            for s in self._state.running
-            if s.stay is not None
+        return draft.is_empty and not (
+            state.running or state.settling or state.in_flight or state.cache.num_tier_blocks
         )
 
-    def _has_leader(self, sequence: SequenceState, num_hit: int, prefills: Iterable[Stay]) -> bool:
-        """Whether a running prefill is about to compute the first block that was not hit.
+    def _has_leader(self, sequence: SequenceState, num_hit: int) -> bool:
+        """Whether a running sequence is about to compute what the hit lacks.
 
         So many requests on one cold prefix cost one prefill: the followers wait for the leader,
         whose blocks they can share from the step after the one that computes them.
         """
-        keys = sequence.keys
-        if not self._state.cache.has_prefix_cache or sequence.max_hit_tokens is not None:
+        if sequence.max_hit_tokens is not None:
             return False
-        assert keys is not None, "its prefix was looked up"
-        end = num_hit + keys.tokens_per_block
-        if end >= sequence.num_known_tokens:
-            return False
-        block = num_hit // keys.tokens_per_block
-        wanted = keys.slice(block, block + 1)
-        return any(
-            stay.chunk_start < end <= stay.num_given
-            and stay.sequence.is_shareable
-            and stay.cache.keys.slice(block, block + 1) == wanted
-            for stay in prefills
-        )
+        return self._state.cache.has_leader(self._state.probe.keys_of(sequence), num_hit)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from openinfer_kv_cache import Reservation
+from openinfer_kv_cache import BlockCopy, Reservation
 from openinfer_scheduler._plan import PlannedRow, RowStart
 from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._sequence import SequenceState, Stay
@@ -27,6 +27,8 @@ class Draft:
     prefill_stays: list[Stay] = field(default_factory=list)
     starts: list[RowStart] = field(default_factory=list)
     started: list[Stay] = field(default_factory=list)
+    copies_before: list[BlockCopy] = field(default_factory=list)
+    copies_after: list[BlockCopy] = field(default_factory=list)
     has_plain_rows: bool = False
     """Whether decode rows that need no block are still to be added."""
     is_full: bool = False
@@ -56,9 +58,16 @@ class Draft:
             )
         )
         self.prefill_stays.append(stay)
+        self.add_copies(reservation)
         self.budget -= num_tokens
         stay.num_planned = end
         stay.update_plain_until()
+
+    def add_copies(self, reservation: Reservation) -> None:
+        """Adds the states that a row's reservation copies."""
+        before, after = reservation.copies
+        self.copies_before += before
+        self.copies_after += after
 
 
 class ChunkSizes:
@@ -66,6 +75,7 @@ class ChunkSizes:
 
     def __init__(self, state: SchedulerState, policy: Policy) -> None:
         self._cap = state.config.max_chunk_tokens
+        self._cache = state.cache
         self._policy = policy
 
     def of(self, sequence: SequenceState, budget: int, num_planned: int) -> int:
@@ -75,7 +85,10 @@ class ChunkSizes:
             limit = min(limit, self._cap)
         if limit < 1:
             return 0
-        return min(max(self._policy.chunk(sequence, limit), 1), limit)
+        num_tokens = min(max(self._policy.chunk(sequence, limit), 1), limit)
+        keys = sequence.keys
+        assert keys is not None, "its prefix was looked up"
+        return self._cache.chunk_end(keys, num_planned, num_planned + num_tokens) - num_planned
 
 
 class DecodeRows:

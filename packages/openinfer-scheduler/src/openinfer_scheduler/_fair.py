@@ -13,6 +13,9 @@ _NUM_RANKED = 64
 _MAX_IDLE_FLOWS = 4096
 """Tenants, and sessions of each, that are remembered though nothing of them waits."""
 
+_Flow = tuple[str, str]
+"""A tenant, and a session of it."""
+
 
 class _Shares:
     """What each flow was served, on a common scale.
@@ -62,25 +65,37 @@ class Fair:
     def __init__(self) -> None:
         self._tenants = _Shares()
         self._sessions: dict[str, _Shares] = {}
+        self._unbooked: dict[_Flow, int] = {}
+        """What was forwarded since the shares were looked at."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
         request = sequence.request
-        self._tenants.charge(request.tenant, num_tokens)
-        self._sessions_of(request.tenant).charge(request.session_id, num_tokens)
+        flow = request.tenant, request.session_id
+        unbooked = self._unbooked
+        unbooked[flow] = unbooked.get(flow, 0) + num_tokens
+        if len(unbooked) > _MAX_IDLE_FLOWS:
+            self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
         """The least served first, as if each were served when its turn comes."""
         if not sequences or sequences[0].is_running:
             return sequences
-        waiting: dict[str, dict[str, deque[SequenceState]]] = {}
+        self._book()
+        flows: dict[_Flow, deque[SequenceState]] = {}
         for sequence in sequences:
             request = sequence.request
-            sessions = waiting.setdefault(request.tenant, {})
-            sessions.setdefault(request.session_id, deque()).append(sequence)
+            flow = request.tenant, request.session_id
+            queue = flows.get(flow)
+            if queue is None:
+                queue = flows[flow] = deque()
+            queue.append(sequence)
+        waiting: dict[str, dict[str, deque[SequenceState]]] = {}
+        for (tenant, session_id), queue in flows.items():
+            waiting.setdefault(tenant, {})[session_id] = queue
         ranked = self._rank(waiting)
-        first = set(map(id, ranked))
-        return ranked + [sequence for sequence in sequences if id(sequence) not in first]
+        first = set(ranked)
+        return ranked + [sequence for sequence in sequences if sequence not in first]
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""
@@ -121,6 +136,13 @@ class Fair:
         if len(self._sessions) > _MAX_IDLE_FLOWS + len(waiting):
             self._sessions = {t: s for t, s in self._sessions.items() if t in waiting}
         return ranked
+
+    def _book(self) -> None:
+        """Adds what was forwarded to the shares."""
+        unbooked, self._unbooked = self._unbooked, {}
+        for (tenant, session_id), num_tokens in unbooked.items():
+            self._tenants.charge(tenant, num_tokens)
+            self._sessions_of(tenant).charge(session_id, num_tokens)
 
     def _sessions_of(self, tenant: str) -> _Shares:
         return self._sessions.setdefault(tenant, _Shares())

@@ -13,7 +13,7 @@ class Intake:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._config = state.config
-        self._num_blocks = state.cache.stats().num_blocks
+        self._num_blocks = state.cache.num_blocks
         self._max_extend = max(group.tokens_per_block for group in state.cache.groups)
 
     def rejection(self, request: GenerateRequest) -> Rejected | None:

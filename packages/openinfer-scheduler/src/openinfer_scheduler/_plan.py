@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
+from openinfer_kv_cache import BlockCopy
 
 TokenIds = npt.NDArray[np.uint32]
 BlockIds = npt.NDArray[np.int32]
@@ -30,7 +31,9 @@ class RowStart:
     num_cached_tokens: int
     """Leading tokens whose cache entries exist already; the first forward starts there."""
     block_ids: tuple[BlockIds, ...]
-    """Per cache group: the blocks of those tokens, in order."""
+    """Per cache group: the blocks of those tokens, in order, the last one ending at
+    `num_cached_tokens`. A window group lacks the leading ones, which no later token sees; a state
+    group has none: its row is the first of `PlannedRow.new_block_ids`."""
     seed: int
     """The request's seed, or the one the engine drew for it; the same after a preemption."""
     adapter_slot: int | None = None
@@ -77,6 +80,11 @@ class StepPlan:
     starts: tuple[RowStart, ...]
     rows: tuple[PlannedRow, ...]
     """Decode rows first. May be empty: the plan then only ends rows."""
+    copies_before: tuple[BlockCopy, ...] = ()
+    """Of state groups: blocks to copy before the forward, into rows that begin behind a hit. A row
+    that begins at position 0 begins with a zero state."""
+    copies_after: tuple[BlockCopy, ...] = ()
+    """The same after the forward, from rows to where later requests find their state."""
 
     @property
     def num_tokens(self) -> int:

@@ -3,15 +3,14 @@
 from openinfer_kv_cache import Reservation
 from openinfer_scheduler._admission import Admission
 from openinfer_scheduler._draft import ChunkSizes, Draft
+from openinfer_scheduler._lookahead import num_lookahead_tokens
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import PlannedRow, StepPlan
-from openinfer_scheduler._policy import Policy, checked_order
+from openinfer_scheduler._policy import CheckedOrder, Policy
+from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
 from openinfer_scheduler.errors import PolicyError
-
-_LOOKAHEAD = 7
-"""Blocks that a decoding sequence takes beyond the one it needs, while the pool has plenty."""
 
 
 class Planner:
@@ -23,16 +22,21 @@ class Planner:
     before the decode rows behind it in the next plan, so that they cannot starve it.
     """
 
-    def __init__(self, state: SchedulerState, policy: Policy, pace: PrefillPace | None) -> None:
+    def __init__(
+        self, state: SchedulerState, policy: Policy, pace: PrefillPace | None, room: Room
+    ) -> None:
         self._state = state
         self._policy = policy
+        self._order = CheckedOrder(policy)
         self._pace = pace
         self._sizes = ChunkSizes(state, policy)
-        self._admission = Admission(state, policy, self._sizes)
+        self._room = room
+        self._admission = Admission(state, policy, self._sizes, room)
         self._starved: Stay | None = None
         """A prefill that found no blocks in the last plan."""
-        self._lookahead = _LOOKAHEAD * max(group.tokens_per_block for group in state.cache.groups)
-        self._roomy = 2 * _LOOKAHEAD * state.config.max_num_seqs
+        self._lookahead = num_lookahead_tokens(state.cache.groups)
+        num_ahead = state.cache.num_blocks_for(self._lookahead)
+        self._roomy = 2 * num_ahead * state.config.max_num_seqs
         self._max_stride = 1 + state.config.num_draft_tokens
 
     def plan(self, now: float) -> StepInFlight | None:
@@ -44,10 +48,10 @@ class Planner:
             step_id=step_id,
             now=now,
             budget=state.config.max_num_batched_tokens,
-            # A copy, because preemption changes `running`, which a policy may return as it is.
-            order=list(checked_order(self._policy, state.running, now)),
+            order=self._order.of(state.running, now),
         )
         state.cache.begin_step(step_id)
+        self._room.begin_plan(step_id)
         try:
             self._plan_running(draft)
             self._admission.admit(draft)
@@ -133,12 +137,15 @@ class Planner:
         start = stay.num_planned
         num_tokens = min(stay.stride, stay.max_planned - start)
         end = start + num_tokens
+        spare = 0
         if self._state.cache.num_available_blocks > self._roomy:
-            end = min(end + self._lookahead, stay.max_planned)
-        reservation = stay.cache.try_schedule(end)
+            spare = min(self._lookahead, stay.max_planned - end)
+        # How far a row with drafts gets is not known before the step is done.
+        reach = end if stay.stride == 1 else None
+        reservation = stay.cache.try_schedule(end, reach=reach, spare=spare)
         if reservation is None:  # drafts are worth nobody's blocks
             num_tokens = 1
-            reservation = self._reserve(draft, rank, stay, start + 1)
+            reservation = self._reserve(draft, rank, stay, start + 1, reach=reach)
         if reservation is None:
             return
         stay.num_planned += num_tokens
@@ -155,6 +162,7 @@ class Planner:
             )
         )
         draft.decode_stays.append(stay)
+        draft.add_copies(reservation)
 
     def _plan_chunk(self, draft: Draft, rank: int, stay: Stay, *, spare: int) -> None:
         """Adds a running prefill's next chunk, leaving `spare` tokens of the budget."""
@@ -165,11 +173,13 @@ class Planner:
         if reservation is not None:
             draft.add_chunk(stay, num_tokens, reservation)
 
-    def _reserve(self, draft: Draft, rank: int, stay: Stay, end: int) -> Reservation | None:
+    def _reserve(
+        self, draft: Draft, rank: int, stay: Stay, end: int, *, reach: int | None = None
+    ) -> Reservation | None:
         """Room for the positions below `end`, at the cost of sequences after `rank`; or None."""
         state = self._state
         while True:
-            reservation = stay.cache.try_schedule(end)
+            reservation = stay.cache.try_schedule(end, reach=reach)
             if reservation is not None:
                 return reservation
             draft.is_full = True
@@ -182,10 +192,11 @@ class Planner:
             ]
             if candidates:
                 self._preempt_one_of(candidates)
-            elif draft.is_empty and not state.in_flight:
+            elif draft.is_empty and not state.in_flight and not state.cache.num_tier_blocks:
                 # Alone and still short: it holds duplicates of blocks whose other holders are gone,
-                # and those blocks too. Started again it takes the place of blocks nobody holds, and
-                # then its lifetime is known to fit.
+                # and those blocks too; or copies of its state; or single blocks of many slabs. By
+                # itself, started again from nothing, its lifetime is known to fit.
+                stay.sequence.is_by_itself = True
                 state.preempt(stay)
                 return None
             else:
@@ -218,6 +229,8 @@ class Planner:
             ends=state.slots.announce(),
             starts=tuple(draft.starts),
             rows=tuple(rows),
+            copies_before=tuple(draft.copies_before),
+            copies_after=tuple(draft.copies_after),
         )
         return StepInFlight(
             plan=plan,

@@ -101,18 +101,30 @@ def load_policy(name: str) -> Policy:
     return found
 
 
-def checked_order(
-    policy: Policy, sequences: Sequence[SequenceState], now: float
-) -> Sequence[SequenceState]:
-    """The policy's order of `sequences`, proven to be one.
+class CheckedOrder:
+    """A policy's order of sequences, proven to be one; cheap where nothing has changed.
 
-    Raises:
-        PolicyError: it is no permutation of what the policy was given.
+    Args:
+        policy: whose order it is.
     """
-    ordered = policy.order(sequences, now)
-    if ordered is sequences:
-        return ordered
-    # As many as there are, and none is missing: then none is there twice or made up.
-    if len(ordered) != len(sequences) or set(sequences).difference(ordered):
-        raise PolicyError("order() must return each of the sequences it was given once")
-    return ordered
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._proven: tuple[list[SequenceState], list[SequenceState]] = [], []
+        """What was ordered last, and how."""
+
+    def of(self, sequences: Sequence[SequenceState], now: float) -> list[SequenceState]:
+        """The order, as a list of its own.
+
+        Raises:
+            PolicyError: it is no permutation of what the policy was given.
+        """
+        ordered = self._policy.order(sequences, now)
+        as_list = list(ordered)
+        if ordered is sequences or (as_list, sequences) == self._proven:
+            return as_list
+        # As many as there are, and none is missing: then none is there twice or made up.
+        if len(as_list) != len(sequences) or set(sequences).difference(as_list):
+            raise PolicyError("order() must return each of the sequences it was given once")
+        self._proven = list(as_list), list(sequences)
+        return as_list

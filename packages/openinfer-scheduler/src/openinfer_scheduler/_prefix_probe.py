@@ -46,6 +46,7 @@ class PrefixProbe:
                 bytes(sequence.tokens),
                 adapter_uid=request.adapter.uid if request.adapter else b"",
                 salt=request.cache.salt,
+                boundaries=request.cache.boundaries,
             )
         elif keys.num_tokens < sequence.num_known_tokens:
             keys.extend(bytes(sequence.tokens[BYTES_PER_ID * keys.num_tokens :]))

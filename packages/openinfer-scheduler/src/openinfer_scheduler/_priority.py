@@ -1,13 +1,12 @@
 """Lowest `GenerateRequest.priority` first."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
-
-def _rank(sequence: SequenceState) -> int:
-    return sequence.request.priority
+_rank = attrgetter("request.priority")
 
 
 class Priority:

@@ -2,11 +2,11 @@
 
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from openinfer_contract import GenerateRequest, Load, Rejected
-from openinfer_kv_cache import KVCache
+from openinfer_contract import CacheGroupLoad, GenerateRequest, Load, Rejected
+from openinfer_kv_cache import GroupStats, KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
@@ -16,6 +16,7 @@ from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
 from openinfer_scheduler._policy import Policy, charge_of
 from openinfer_scheduler._prefix_probe import PrefixProbe
+from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects, settle
 from openinfer_scheduler._slots import Slots
@@ -46,10 +47,17 @@ class Scheduler:
         config: limits and switches.
         cache: this scheduler is its only user.
         policy: order, chunk sizes and victims; `FCFS()` if None.
+        closing: called with the blocks of a sequence that ends or is preempted before they are let
+            go of; a tier saves them then.
     """
 
     def __init__(
-        self, config: SchedulerConfig, cache: KVCache, policy: Policy | None = None
+        self,
+        config: SchedulerConfig,
+        cache: KVCache,
+        policy: Policy | None = None,
+        *,
+        closing: Callable[[SequenceCache], None] | None = None,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -59,13 +67,15 @@ class Scheduler:
             slots=Slots(config.max_num_seqs),
             adapters=AdapterSlots(config.max_adapters),
             probe=PrefixProbe(cache),
+            closing=closing,
         )
         self._intake = Intake(self._state)
         target_s = config.target_itl_s
         self._pace = None if target_s is None else PrefillPace(target_s)
         policy = policy if policy is not None else FCFS()
         self._charge = charge_of(policy)
-        self._planner = Planner(self._state, policy, self._pace)
+        self._room = Room(self._state)
+        self._planner = Planner(self._state, policy, self._pace, self._room)
         self._last_completed_at = -math.inf
         self._deadlines: list[tuple[float, int, SequenceState]] = []
         self._num_added = 0
@@ -181,8 +191,8 @@ class Scheduler:
         """The next step, or None: nothing can run now, or `depth` plans are in flight.
 
         None with a step in flight means: apply it, then ask again. None with no step in flight
-        means that nothing is live, or that whatever is waits for a tier. A plan may have no rows;
-        it is run like any other.
+        means that nothing is live, or that whatever is waits for a tier: for a load, or for blocks
+        that copies hold. A plan may have no rows; it is run like any other.
 
         Raises:
             PolicyError: the policy broke its contract; nothing has been planned then.
@@ -292,6 +302,15 @@ class Scheduler:
         return len(self._state.in_flight)
 
     @property
+    def num_entitled_blocks(self) -> int:
+        """Blocks, or slabs, that running sequences may still claim: loads from tiers leave so many.
+
+        All that they may ever need with admission for the lifetime, else the rest of their prompts,
+        their next tokens and the watermark.
+        """
+        return self._room.num_entitled
+
+    @property
     def is_idle(self) -> bool:
         """No request, no step in flight, no slot in use, and every block free or evictable."""
         return not self.has_work and self.load().is_idle
@@ -318,6 +337,7 @@ class Scheduler:
             num_preemptions=counters.num_preemptions,
             num_rejected=counters.num_rejected,
             num_failed=counters.num_failed,
+            cache_groups=tuple(map(_group_load, stats.groups)),
         )
 
     def _complete(self, step_id: int) -> StepInFlight:
@@ -336,3 +356,20 @@ class Scheduler:
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _SEED_MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _SEED_MASK
         return bits ^ (bits >> 31)
+
+
+def _group_load(stats: GroupStats) -> CacheGroupLoad:
+    return CacheGroupLoad(
+        name=stats.name,
+        tier=stats.tier,
+        num_blocks=stats.num_blocks,
+        num_cached_blocks=stats.num_cached,
+        num_evictable_blocks=stats.num_evictable,
+        num_queries=stats.num_queries,
+        num_queried_tokens=stats.num_queried_tokens,
+        num_hit_tokens=stats.num_hit_tokens,
+        num_evictions=stats.num_evictions,
+        residency_s=stats.residency_s,
+        num_reused_blocks=stats.num_reused,
+        reuse_gap_s=stats.reuse_gap_s,
+    )

@@ -14,7 +14,7 @@ from openinfer_kv_cache import BlockKeys, SequenceCache
 from openinfer_scheduler._plan import PlannedRow, TokenIds
 from openinfer_scheduler._prefix_probe import BYTES_PER_ID, PrefixProbe
 
-_SEAL_STRIDE = 32
+SEAL_STRIDE = 32
 """Blocks of output tokens that are sealed together."""
 
 
@@ -38,9 +38,9 @@ class SequenceState:
         "hit_estimate",
         "hit_stands_until",
         "is_announced",
+        "is_by_itself",
         "is_ended",
         "is_loading",
-        "is_shareable",
         "keys",
         "max_total",
         "num_before_output",
@@ -89,8 +89,8 @@ class SequenceState:
         self.is_loading = False
         self.stay: Stay | None = None
         self.is_ended = False
-        self.is_shareable = request.cache.write
-        """Whether its blocks may enter the prefix index."""
+        self.is_by_itself = False
+        """Whether it shares nothing any more, because it ran short of blocks all alone."""
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.scheduled_at: float | None = None
@@ -137,12 +137,18 @@ class SequenceState:
         stay = self.stay
         if stay is None:
             return self.num_known_tokens - self.num_hit_tokens
-        return max(0, stay.num_given - stay.num_planned)
+        num_left = stay.num_given - stay.num_planned
+        return num_left if num_left > 0 else 0
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether its blocks may enter the prefix index."""
+        return self.request.cache.write and not self.is_by_itself
 
     @property
     def max_hit_tokens(self) -> int | None:
         """Leading tokens that may come from the cache; None: all of them."""
-        if not self.request.cache.read:
+        if not self.request.cache.read or self.is_by_itself:
             return 0
         owed = self.prompt_logprobs_from
         return None if owed is None else owed - 1
@@ -275,6 +281,6 @@ class Stay:
         computed = sequence.num_known_tokens - 1
         if computed > self.num_given:
             self.cache.apply(computed, bytes(sequence.tokens[BYTES_PER_ID * keys.num_tokens :]))
-        stride = _SEAL_STRIDE * keys.tokens_per_block
+        stride = SEAL_STRIDE * keys.tokens_per_block
         num_known = min((computed // stride + 1) * stride + 1, sequence.max_total)
         self.next_check = BYTES_PER_ID * (num_known - 1)

@@ -4,10 +4,11 @@ Blocks are the cache's to count, slots `Slots`'; here lives which sequence has w
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
-from openinfer_kv_cache import KVCache
+from openinfer_kv_cache import KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._plan import StepPlan
@@ -70,6 +71,8 @@ class SchedulerState:
     """The newest step that holds blocks of closed stays."""
     settling: list[Stay] = field(default_factory=list)
     """Preempted stays with rows in flight."""
+    closing: Callable[[SequenceCache], None] | None = None
+    """Told of a stay's blocks before they are let go of."""
 
     @property
     def has_blocks_coming(self) -> bool:
@@ -97,6 +100,8 @@ class SchedulerState:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""
         self.num_moves += 1
         stay.settle_blocks()
+        if self.closing is not None:
+            self.closing(stay.cache)
         stay.is_open = False
         stay.plain_until = stay.next_check = 0
         self.running.remove(stay.sequence)

@@ -28,6 +28,7 @@ class TierLoad:
         state: see the module; a request waits only while it is "loading".
         tier: name of the tier.
         num_tokens: positions that are loaded.
+        num_blocks: blocks it holds, those of the prefix before the load included.
         error: why it failed, or None.
     """
 
@@ -39,6 +40,7 @@ class TierLoad:
         "_namespace",
         "_transfer",
         "error",
+        "num_blocks",
         "num_tokens",
         "state",
         "tier",
@@ -65,6 +67,7 @@ class TierLoad:
         self.state: LoadState = "loading"
         self.tier = tier
         self.num_tokens = num_tokens
+        self.num_blocks = len(lease) + len(hit.block_ids[0])
         self.error: str | None = None
 
     def poll(self, now: float) -> bool:
@@ -151,6 +154,7 @@ class TierLoads:
             hit.close()
         else:
             self._pending.append(load)
+            self._cache.num_tier_blocks += load.num_blocks
         return load
 
     def poll(self, now: float) -> list[TierLoad]:
@@ -165,7 +169,9 @@ class TierLoads:
             if was_waiting and load.state != "loading":
                 self.num_late += load.state == "late"
                 released.append(load)
-            if not is_over:
+            if is_over:
+                self._cache.num_tier_blocks -= load.num_blocks
+            else:
                 pending.append(load)
         self._pending = pending
         return released

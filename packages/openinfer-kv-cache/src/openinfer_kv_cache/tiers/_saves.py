@@ -27,6 +27,7 @@ class TierSaves:
     def __init__(
         self, cache: KVCache, tiers: Sequence[CacheTier], *, max_pinned_blocks: int | None = None
     ) -> None:
+        self._cache = cache
         self._pool = cache.pool
         self._tiers = tuple(tiers)
         self._max_pinned = max_pinned_blocks
@@ -60,6 +61,7 @@ class TierSaves:
         span = BlockSpan(
             keys=tuple(keys.slice(start, end)), token_ids=keys.token_column(start, end)
         )
+        self._cache.num_tier_blocks += len(lease)
         self._pending.append((lease, [tier.seal(span, lease.ids) for tier in self._tiers]))
         return stop
 
@@ -76,5 +78,6 @@ class TierSaves:
             if waiting:
                 pending.append((lease, waiting))
             else:
+                self._cache.num_tier_blocks -= len(lease)
                 lease.close()
         self._pending = pending

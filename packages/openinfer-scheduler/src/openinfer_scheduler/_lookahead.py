@@ -1,0 +1,29 @@
+"""How far ahead of what is settled a sequence takes blocks."""
+
+from collections.abc import Sequence
+
+from openinfer_kv_cache import CacheGroup
+from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._sequence import SEAL_STRIDE
+
+LOOKAHEAD = 7
+"""Blocks that a decoding sequence takes beyond the one it needs, while the pool has plenty."""
+
+
+def num_lookahead_tokens(groups: Sequence[CacheGroup]) -> int:
+    """Positions that such a sequence takes room for beyond those it needs."""
+    return LOOKAHEAD * min(group.tokens_per_block for group in groups)
+
+
+def max_unsettled_tokens(config: SchedulerConfig, groups: Sequence[CacheGroup]) -> int:
+    """Positions of one sequence that are planned or have room, and are not settled, at most.
+
+    For `KVCache(max_unsettled_tokens=)`, which derives from it how many blocks a window group
+    holds at the same time.
+    """
+    chunk = config.max_num_batched_tokens
+    if config.max_chunk_tokens is not None:
+        chunk = min(chunk, config.max_chunk_tokens)
+    output = SEAL_STRIDE * min(group.tokens_per_block for group in groups)
+    drafts = config.depth * (1 + config.num_draft_tokens)
+    return config.depth * chunk + output + drafts + num_lookahead_tokens(groups)

@@ -1,0 +1,219 @@
+"""Models that cache more than one kind of thing: every stream is that of the request alone.
+
+Four groups share an arena: everything, one entry for several tokens, a window, a state.
+"""
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from openinfer_contract import CacheOptions, pack_ids
+from openinfer_kv_cache import CacheGroup, Plane, Resume, plan_slabs
+from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst
+
+FULL = CacheGroup(name="full", tokens_per_block=2, planes=(Plane(name="kv", bytes_per_token=32),))
+COMPRESSED = CacheGroup(
+    name="compressed",
+    tokens_per_block=4,
+    entries_per_token=Fraction(1, 4),
+    planes=(Plane(name="latent", bytes_per_token=64),),
+)
+WINDOW = CacheGroup(
+    name="near",
+    kind="window",
+    window=5,
+    tokens_per_block=2,
+    planes=(Plane(name="kv", bytes_per_token=64),),
+)
+STATE = CacheGroup(
+    name="state",
+    kind="state",
+    tokens_per_block=4,
+    planes=(Plane(name="s", bytes_per_token=256),),
+    resume=Resume(every_tokens=8, output_tokens=4),
+)
+MODELS = {
+    "all": (FULL, COMPRESSED, WINDOW, STATE),
+    "states": (FULL, STATE),
+    "windows": (FULL, WINDOW),
+}
+
+
+class Hostile:
+    """Any order, any chunk, any victim, another one every time."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def order(self, sequences, now, /):
+        return self.rng.sample(list(sequences), len(sequences))
+
+    def chunk(self, sequence, max_tokens, /):
+        return self.rng.choice((-3, 0, 1, 2, max_tokens, 10**9))
+
+    def victim(self, candidates, /):
+        return self.rng.choice(candidates)
+
+
+POLICIES = {
+    "fcfs": lambda _: FCFS(),
+    "priority": lambda _: Priority(),
+    "longest-prefix-match": lambda _: LongestPrefixMatch(),
+    "shortest-prefill-first": lambda _: ShortestPrefillFirst(),
+    "fair": lambda _: Fair(),
+    "hostile": Hostile,
+}
+
+
+def fitting_slabs(groups, max_model_len):
+    """The fewest slabs that one request of full length is sure to fit."""
+    layout = plan_slabs(groups)
+    num_blocks = [
+        1 if group.kind == "state" else -(-max_model_len // group.tokens_per_block)
+        for group in groups
+    ]
+    return sum(-(-n // per) for n, per in zip(num_blocks, layout.blocks_per_slab, strict=True))
+
+
+def crowd(loop, rng, policy, model, **options):
+    groups = MODELS[model]
+    most = 28
+    settings = {
+        "max_model_len": most,
+        "max_num_seqs": rng.choice((2, 4, 6)),
+        "max_num_batched_tokens": rng.choice((18, 19, 40)),
+        "depth": rng.choice((1, 2, 3)),
+        "num_draft_tokens": rng.choice((0, 0, 1, 2)),
+        "max_chunk_tokens": rng.choice((None, 3)),
+        "watermark": rng.choice((0.0, 0.3)),
+        "num_slabs": fitting_slabs(groups, most) + rng.choice((0, 0, 2, 5, 40)),
+        "has_prefix_cache": rng.random() < 0.9,
+    }
+    return loop(policy=policy, rng=rng, groups=groups, **(settings | options))
+
+
+def act(subject, rng):
+    """One thing that may happen."""
+    what = rng.random()
+    if what < 0.25:
+        prompt = [7 + n for n in range(rng.randrange(0, 16))]
+        prompt += [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
+        hints = sorted(rng.randrange(1, 20) for _ in range(rng.randrange(3)))
+        subject.add(
+            prompt,
+            max_tokens=rng.randrange(1, 12),
+            ignore_eos=rng.random() < 0.7,
+            priority=rng.randrange(3),
+            tenant=rng.choice("ab"),
+            speculate=rng.choice((None, False)),
+            cache=CacheOptions(
+                read=rng.random() < 0.9,
+                write=rng.random() < 0.9,
+                boundaries=pack_ids(hints),
+            ),
+        )
+    elif what < 0.7:
+        subject.step()
+    elif what < 0.8:
+        subject.plan()
+    elif what < 0.88 and subject.in_flight:
+        subject.complete()
+    elif what < 0.93:
+        subject.plan(launch=False)
+    elif what < 0.95:
+        subject.abort(f"r{rng.randrange(30)}")
+    elif what < 0.96:
+        subject.scheduler.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_stream_is_that_of_the_request_alone(loop, policy, model):
+    counts = np.zeros(4, int)
+    for luck in range(10):
+        rng = random.Random(luck)
+        failing = 0.05 if luck % 5 == 4 else 0.0
+        admission = "lifetime" if luck % 4 == 3 else "optimistic"
+        subject = crowd(
+            loop, rng, POLICIES[policy](rng), model, fail_step=failing, admission=admission
+        )
+        for _ in range(100):
+            act(subject, rng)
+        subject.run()
+        load, others = subject.scheduler.load(), subject.executor.others
+        assert admission == "optimistic" or not load.num_preemptions
+        counts += (
+            load.num_cached_tokens,
+            load.num_preemptions,
+            others.num_restores,
+            others.num_checkpoints,
+        )
+    has_state = model != "windows"
+    assert (counts[:2] > (40, 5)).all(), counts
+    assert (counts[2:] > (4, 20)).all() == has_state, counts
+
+
+def turns(loop, num_output, follow_up):
+    """A request, then one that continues its whole text: tokens of that, and those found cached."""
+    subject = loop(groups=MODELS["states"], num_slabs=60, max_num_batched_tokens=40)
+    subject.add(range(9), max_tokens=num_output, ignore_eos=True)
+    subject.run()
+    text = [*range(9), *subject.output["r0"]]
+    subject.add([*text, *follow_up], max_tokens=3)
+    subject.run()
+    return len(text), dict(subject.ends["r1"].cached).get("device", 0)
+
+
+@pytest.mark.parametrize("num_output", [5, 14, 15, 16])
+def test_the_next_turn_begins_where_the_output_ended(loop, num_output):
+    """The last token is never forwarded, and states are copied every four positions."""
+    num_tokens, num_cached = turns(loop, num_output, [30, 31])
+    assert num_cached == (num_tokens - 1) // 4 * 4
+
+
+def test_a_chunk_ends_where_a_message_does(loop):
+    subject = loop(groups=(FULL, STATE), num_slabs=60, max_num_batched_tokens=40)
+    subject.add(range(27), max_tokens=1, cache=CacheOptions(boundaries=pack_ids([13])))
+    sizes = []
+    while (plan := subject.plan()) is not None:
+        sizes += [row.num_tokens for row in plan.rows]
+        subject.complete()
+    assert sizes == [8, 4, 4, 8, 3], "multiples of eight, the message's end, the last boundary"
+    subject.run()
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
+def test_a_window_makes_room_behind_it(loop, admission):
+    """Ten times as long as the pool could hold, were it not for the window."""
+    groups = (
+        CacheGroup(
+            name="full",
+            tokens_per_block=64,
+            entries_per_token=Fraction(1, 64),
+            planes=(Plane(name="latent", bytes_per_token=64),),
+        ),
+        WINDOW,
+    )
+    subject = loop(
+        groups=groups,
+        num_slabs=160,
+        max_model_len=2000,
+        max_num_batched_tokens=16,
+        admission=admission,
+    )
+    for number in range(3):
+        subject.add([number] * 900, max_tokens=200, ignore_eos=True)
+    subject.run(max_steps=3000)
+    load = subject.scheduler.load()
+    assert (load.num_finished, load.num_preemptions) == (3, 0)
+
+
+def test_what_could_never_fit_is_refused(loop):
+    """Slabs are counted, not blocks: a slab holds four of the first group's, and one state."""
+    subject = loop(groups=MODELS["states"], num_slabs=3, max_model_len=64)
+    refused = subject.add(range(20), max_tokens=1)
+    assert (refused.kind, refused.field) == ("too_long", "prompt_token_ids")
+    subject.add(range(15), max_tokens=2, ignore_eos=True)
+    subject.run()

@@ -1,0 +1,115 @@
+"""Rows on the modelled device, and what they keep in cache groups beside the first."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from openinfer_contract import GenerateRequest
+from openinfer_kv_cache import BlockCopy, CacheGroup
+from openinfer_scheduler import BlockIds, RowStart
+from openinfer_testing.content._model import Entries
+
+
+@dataclass
+class Row:
+    """One slot's state on the device."""
+
+    request: GenerateRequest
+    given: list[int]
+    num_output: int
+    seed: int
+    tables: list[list[int | None]]
+    """Per group, the block table; None where a window has left a block behind."""
+    num_entries: int
+    last_token: int | None = None
+
+    def append(self, new_block_ids: Sequence[BlockIds]) -> None:
+        """The blocks that a plan adds."""
+        for table, ids in zip(self.tables, new_block_ids, strict=True):
+            table += ids.tolist()
+
+
+def row_of(start: RowStart, groups: Sequence[CacheGroup]) -> Row:
+    """The row that a sequence begins with."""
+    tables: list[list[int | None]] = []
+    for group, ids in zip(groups, start.block_ids, strict=True):
+        num = 0 if group.kind == "state" else start.num_cached_tokens // group.tokens_per_block
+        assert group.kind == "window" or len(ids) == num, "a hit ends with a block of every group"
+        tables.append([*([None] * (num - len(ids))), *ids.tolist()])
+    return Row(
+        start.request,
+        start.token_ids.tolist(),
+        start.num_output_tokens,
+        start.seed,
+        tables,
+        start.num_cached_tokens,
+    )
+
+
+class OtherGroups:
+    """What the groups behind the first hold, of which the entries of the first say what is right.
+
+    A position of another group holds its entry, too; a state holds the newest entry.
+
+    Attributes:
+        num_restores: states copied into rows so far.
+        num_checkpoints: states copied out of rows so far.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup]) -> None:
+        self._groups = [(i, group) for i, group in enumerate(groups) if i]
+        self._entries: dict[tuple[int, int, int], int] = {}
+        self.num_restores = self.num_checkpoints = 0
+
+    def restore(self, copies: Iterable[BlockCopy]) -> None:
+        """Copies before the forward."""
+        self.num_restores += self._copy(copies)
+
+    def checkpoint(self, copies: Iterable[BlockCopy]) -> None:
+        """Copies after the forward."""
+        self.num_checkpoints += self._copy(copies)
+
+    def is_right(self, row: Row, entries: Entries) -> bool:
+        """Whether a row's next forward finds what it reads."""
+        end = row.num_entries
+        for index, group in self._groups:
+            table = row.tables[index]
+            if group.kind == "state":
+                if end and self._read(index, table[0], 0) != int(entries[-1]):
+                    return False
+                continue
+            start = 0 if group.window is None else max(0, end - group.window + 1)
+            size = group.tokens_per_block
+            for position in range(start, end):
+                found = self._read(index, table[position // size], position % size)
+                if found != int(entries[position]):
+                    return False
+        return True
+
+    def write(self, row: Row, start: int, entries: Entries, num_right: int) -> None:
+        """The entries from `start` on; a state stands behind the first `num_right` of all."""
+        for index, group in self._groups:
+            table = row.tables[index]
+            if group.kind == "state":
+                assert len(table) == 1, "a state has one row"
+                self._write(index, table[0], 0, int(entries[num_right - 1]))
+                continue
+            size = group.tokens_per_block
+            for position in range(start, len(entries)):
+                block = table[position // size]
+                self._write(index, block, position % size, int(entries[position]))
+
+    def _copy(self, copies: Iterable[BlockCopy]) -> int:
+        num = 0
+        for copy in copies:
+            found = self._entries.get((copy.group, copy.source, 0), 0)
+            self._entries[copy.group, copy.target, 0] = found
+            num += 1
+        return num
+
+    def _read(self, group: int, block: int | None, offset: int) -> int:
+        assert block is not None, "a block behind the window is read"
+        return self._entries.get((group, block, offset), 0)
+
+    def _write(self, group: int, block: int | None, offset: int, entry: int) -> None:
+        assert block is not None, "a block behind the window is written"
+        self._entries[group, block, offset] = entry
