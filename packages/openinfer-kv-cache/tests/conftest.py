@@ -6,21 +6,13 @@ and a copy stream, which waits for no step, scribbles over blocks whenever they 
 into blocks that it leases: so a block freed, shared or sealed too early is read with wrong content.
 """
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from openinfer_kv_cache import (
-    BlockKeys,
-    CacheGroup,
-    KVCache,
-    MutableLease,
-    Plane,
-    Reservation,
-    SequenceCache,
-)
+from openinfer_kv_cache import CacheGroup, KVCache, MutableLease, Plane
+from openinfer_testing.programs import CacheWorld, ProgramRow, ProgramWork
 
 MAX_TOKENS = 26
 
@@ -31,59 +23,16 @@ def make_cache(num_blocks=16, tokens_per_block=2, **options):
     return KVCache((group,), num_blocks=num_blocks, **options)
 
 
-@dataclass(eq=False)
-class Row:
-    adapter: int
-    tokens: list[int]
-    keys: BlockKeys
-    sequence: SequenceCache | None = None
-    version: int = 0
-    opened_in: int = 0
-    position: int = 0  # computed, as the device knows
-    end: int = 0  # upper bound over steps in flight
-    table: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    unsettled: list[int] = field(default_factory=list)
-
-    def content(self, position):
-        return (self.version, self.adapter, tuple(self.tokens[: position + 1]))
-
-
-@dataclass(eq=False)
-class Work:
-    row: Row
-    kind: str
-    num_tokens: int
-    reservation: Reservation | None
-    num_accepted: int
-    is_lazy: bool
-
-
-@dataclass(eq=False)
-class Step:
-    step_id: int
-    works: list[Work] = field(default_factory=list)
-
-
-class World:
+class World(CacheWorld):
     """Runs programs: lists of (operation, a, b)."""
 
     def __init__(self, num_blocks=16, tokens_per_block=2, max_steps=3):
-        self.cache = make_cache(num_blocks, tokens_per_block)
+        super().__init__(make_cache(num_blocks, tokens_per_block), max_steps)
         self.size = tokens_per_block
-        self.max_steps = max_steps
         self.memory = [[None] * tokens_per_block for _ in range(num_blocks)]
-        self.rows: list[Row] = []
-        self.waiting: list[Row] = []
-        self.parked: list[tuple[int, list[int]]] = []
-        self.steps: list[Step] = []
-        self.copies: list[MutableLease] = []
-        self.chains: list[BlockKeys] = []
-        self.next_step = 1
-        self.version = 0
-        self.num_reverts = 0
+        self.copies = []
+        self.chains = []
         self.num_hits = 0
-        self.is_planning = False
         self.operations = (
             self.begin,
             self.admit,
@@ -105,13 +54,6 @@ class World:
             self.check()
         self.wind_down()
 
-    def begin(self, a, b):
-        if len(self.steps) < self.max_steps:
-            self.cache.begin_step(self.next_step)
-            self.steps.append(Step(self.next_step))
-            self.next_step += 1
-            self.is_planning = True
-
     def admit(self, a, b):
         if not self.is_planning:
             self.begin(a, b)
@@ -123,21 +65,16 @@ class World:
             tokens = [(a >> (i % 3)) & 1 for i in range(1 + b % 12)]
             uid = b"uid" if a & 8 else b""
             keys = self.cache.keys(np.array(tokens, np.uint32), adapter_uid=uid)
-            row = Row(adapter=a & 8, tokens=tokens, keys=keys)
+            row = ProgramRow(tokens, keys, a & 8)
             self.chains.append(keys)
         peeked = self.cache.peek(row.keys)
         hit = self.cache.match(row.keys)
         assert hit.num_tokens == peeked
         assert hit.num_tokens < len(row.tokens), "one token is recomputed"
-        row.position = row.end = hit.num_tokens
-        row.table = hit.block_ids[0].tolist()
-        row.version = self.version
-        row.opened_in = self.steps[-1].step_id
-        row.steps = []
-        row.sequence = self.cache.open(row.keys, hit)
-        assert row.sequence.num_cached_tokens == row.end
+        row.tables = [ids.tolist() for ids in hit.block_ids]
+        self.opened(row, self.cache.open(row.keys, hit))
+        assert row.end == peeked
         self.num_hits += bool(row.end)
-        self.rows.append(row)
         self.schedule(len(self.rows) - 1, b)
 
     def schedule(self, a, b):
@@ -166,15 +103,14 @@ class World:
             new = reservation.new_block_ids[0].tolist()
             assert len(new) == num_short
             self.grant(new)
-            row.table += new
-        work = Work(row, kind, num, reservation, b % num, bool(a & 4))
+            row.tables[0] += new
+        work = ProgramWork(row, kind, num, reservation, b % num, bool(a & 4))
         row.end = end
         row.steps.append(step.step_id)
         step.works.append(work)
 
     def grant(self, blocks):
-        held = {b for row in self.rows for b in row.table}
-        held |= {b for _, table in self.parked for b in table}
+        held = {block for (table,) in self.held_tables() for block in table}
         held |= {b for lease in self.copies for b in lease.ids.tolist()}
         assert not held & set(blocks), "a block has two owners"
         assert len(set(blocks)) == len(blocks)
@@ -184,17 +120,16 @@ class World:
     def complete(self, a, b):
         if not self.steps:
             return
-        step = self.steps.pop(0)
-        self.is_planning = self.is_planning and bool(self.steps)
+        step = self.pop_step()
         for work in step.works:
             row = work.row
             for position in range(row.position):
-                found = self.memory[row.table[position // self.size]][position % self.size]
+                found = self.memory[row.tables[0][position // self.size]][position % self.size]
                 assert found == row.content(position), "stale cache entry read"
         self.cache.complete_step(step.step_id)
         for work in step.works:
             self.execute(work, step.step_id)
-        self.parked = [(until, table) for until, table in self.parked if until != step.step_id]
+        self.unpark(step.step_id)
 
     def execute(self, work, step_id):
         row, start = work.row, work.row.position
@@ -210,75 +145,14 @@ class World:
         row.tokens += sampled
         for position in range(start, start + work.num_tokens):
             good = position < start + num_good
-            block = self.memory[row.table[position // self.size]]
+            block = self.memory[row.tables[0][position // self.size]]
             block[position % self.size] = row.content(position) if good else "draft"
         row.position = start + num_good
         row.end -= work.num_tokens - num_good
         row.steps.remove(step_id)
         row.unsettled += sampled
         if row.sequence is not None and not work.is_lazy:
-            ids = np.array(row.unsettled, np.uint32)
-            row.sequence.apply(row.position, ids)
-            row.unsettled = []
-
-    def close(self, row):
-        until = row.steps[-1] if row.steps else None
-        row.sequence.close(in_flight_until=until)
-        row.sequence = None
-        self.rows.remove(row)
-        if until is not None:
-            self.parked.append((until, row.table))
-
-    def finish(self, a, b):
-        if self.rows:
-            self.close(self.rows[a % len(self.rows)])
-
-    def preempt(self, a, b):
-        if not self.rows:
-            return
-        old = self.rows[a % len(self.rows)]
-        self.close(old)
-        old.keys.extend(np.array(old.unsettled, np.uint32))
-        self.waiting.append(Row(adapter=old.adapter, tokens=list(old.tokens), keys=old.keys))
-
-    def revert_row(self, a, b):
-        if not self.is_planning or not self.steps[-1].works:
-            return
-        works = self.steps[-1].works
-        work = works[a % len(works)]
-        if work.row.sequence is not None:
-            if work.reservation is not None:
-                work.row.sequence.revert(work.reservation)
-            self.forget(work)
-            works.remove(work)
-
-    def revert_step(self, a, b):
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        for row in [row for row in self.rows if row.opened_in == step.step_id]:
-            self.close(row)
-        self.cache.revert_step(step.step_id)
-        self.steps.pop()
-        self.is_planning = False
-        self.num_reverts += 1
-        for work in step.works:
-            self.forget(work)
-        last = self.steps[-1].step_id if self.steps else None
-        moved = [(last if until == step.step_id else until, t) for until, t in self.parked]
-        self.parked = [(until, table) for until, table in moved if until is not None]
-
-    def forget(self, work):
-        row = work.row
-        row.end -= work.num_tokens
-        row.steps.pop()
-        if work.reservation is not None and len(work.reservation.new_block_ids[0]):
-            del row.table[-len(work.reservation.new_block_ids[0]) :]
-
-    def reset(self, a, b):
-        if a % 4 == 0:
-            self.cache.reset()
-            self.version += 1
+            row.settle()
 
     def copy(self, a, b):
         """The copy stream ends a load or begins one."""
@@ -299,11 +173,10 @@ class World:
         self.scribble_free()
         stats = self.cache.stats()
         assert stats.num_free + stats.num_evictable + stats.num_used == stats.num_blocks
-        held = {b for row in self.rows for b in row.table}
-        held |= {b for _, table in self.parked for b in table}
+        held = {block for (table,) in self.held_tables() for block in table}
         assert stats.num_used >= len(held)
         for row in self.rows:
-            assert row.sequence.block_ids[0].tolist() == row.table
+            assert row.sequence.block_ids[0].tolist() == row.tables[0]
         if self.num_reverts == 0:
             index = self.cache._space.pools[0]._index
             for keys in self.chains:

@@ -7,7 +7,6 @@ rows. A copy stream scribbles over everything free at any time.
 
 import math
 import random
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openinfer_kv_cache import (
-    BlockKeys,
     BlockPool,
     CacheGroup,
     FrequencyEviction,
@@ -25,9 +23,7 @@ from openinfer_kv_cache import (
     MutableLease,
     NotIdle,
     Plane,
-    Reservation,
     Resume,
-    SequenceCache,
     Standing,
     plan_slabs,
 )
@@ -37,6 +33,7 @@ from openinfer_kv_cache._resume import ResumePoints
 from openinfer_kv_cache._state import StateRow
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache._window import WindowBlocks
+from openinfer_testing.programs import CacheWorld, ProgramRow, ProgramWork
 
 MAX_TOKENS = 36
 PIECE = 128
@@ -73,53 +70,14 @@ GROUPS = (
 )
 
 
-@dataclass(eq=False)
-class Row:
-    tokens: list[int]
-    keys: BlockKeys
-    sequence: SequenceCache | None = None
-    version: int = 0
-    opened_in: int = 0
-    position: int = 0
-    end: int = 0
-    tables: list[list[int | None]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    unsettled: list[int] = field(default_factory=list)
-    num_drafting: int = 0
-
-    def content(self, position):
-        return (self.version, tuple(self.tokens[: position + 1]))
-
-
-@dataclass(eq=False)
-class Work:
-    row: Row
-    kind: str
-    num_tokens: int
-    reservation: Reservation | None
-    num_accepted: int
-    is_lazy: bool
-
-
-@dataclass(eq=False)
-class Step:
-    step_id: int
-    works: list[Work] = field(default_factory=list)
-
-
-class GroupedWorld:
+class GroupedWorld(CacheWorld):
     def __init__(self, num_slabs=12, max_steps=3, eviction=None):
         self.layout = plan_slabs(GROUPS)
         assert self.layout.blocks_per_slab == (4, 4, 2, 1)
-        self.cache = KVCache(GROUPS, num_slabs=num_slabs, eviction=eviction)
+        super().__init__(KVCache(GROUPS, num_slabs=num_slabs, eviction=eviction), max_steps)
         self.arena = self.cache._space._arena
-        self.max_steps = max_steps
         self.memory = [None] * (num_slabs * 4)
-        self.rows, self.waiting, self.steps, self.parked = [], [], [], []
         self.copies = []
-        self.next_step = 1
-        self.version = 0
-        self.is_planning = False
         self.num_hits = self.num_restores = self.num_checkpoints = 0
         self.operations = (
             self.begin,
@@ -168,13 +126,6 @@ class GroupedWorld:
 
     # operations
 
-    def begin(self, a, b):
-        if len(self.steps) < self.max_steps:
-            self.cache.begin_step(self.next_step)
-            self.steps.append(Step(self.next_step))
-            self.next_step += 1
-            self.is_planning = True
-
     def admit(self, a, b):
         if not self.is_planning:
             self.begin(a, b)
@@ -185,23 +136,18 @@ class GroupedWorld:
         else:
             tokens = [(a >> (i % 3)) & 1 for i in range(1 + b % 9 * (1 + b // 32))]
             hints = np.array([a % 21, b % 7], np.uint32)
-            row = Row(tokens, self.cache.keys(np.array(tokens, np.uint32), boundaries=hints))
+            row = ProgramRow(tokens, self.cache.keys(np.array(tokens, np.uint32), boundaries=hints))
         expected = self.longest_resume(row.keys)
         assert self.cache.peek(row.keys) == expected
         hit = self.cache.match(row.keys)
         assert hit.num_tokens == expected < len(row.tokens)
-        row.position = row.end = expected
         row.tables = [ids.tolist() for ids in hit.block_ids]
         num_dropped = expected // 2 - len(row.tables[NEAR])
         row.tables[NEAR] = [None] * num_dropped + row.tables[NEAR]
         beyond = self.cache.num_blocks_beyond(expected, len(row.tokens))
-        row.version = self.version
-        row.opened_in = self.steps[-1].step_id
-        row.steps, row.num_drafting = [], 0
-        row.sequence = self.cache.open(row.keys, hit)
+        self.opened(row, self.cache.open(row.keys, hit))
         assert beyond >= row.sequence.num_blocks_short(len(row.tokens))
         self.num_hits += bool(expected)
-        self.rows.append(row)
         self.schedule(len(self.rows) - 1, b)
 
     def longest_resume(self, keys):
@@ -251,7 +197,7 @@ class GroupedWorld:
         row.num_drafting += num > 1 and kind == "decode"
         row.end = end
         row.steps.append(step.step_id)
-        step.works.append(Work(row, kind, num, reservation, b % num, bool(a & 4)))
+        step.works.append(ProgramWork(row, kind, num, reservation, b % num, bool(a & 4)))
 
     def drive(self, a, b):
         """One step with every row, and the step before it completes."""
@@ -306,8 +252,7 @@ class GroupedWorld:
     def complete(self, a, b):
         if not self.steps:
             return
-        step = self.steps.pop(0)
-        self.is_planning = self.is_planning and bool(self.steps)
+        step = self.pop_step()
         for work in step.works:
             for copy in work.reservation.copies.before if work.reservation else ():
                 found = self.read(STATE, copy.source)
@@ -329,9 +274,8 @@ class GroupedWorld:
             row = work.row
             row.unsettled += sampled[work]
             if row.sequence is not None and not work.is_lazy:
-                row.sequence.apply(row.position, np.array(row.unsettled, np.uint32))
-                row.unsettled = []
-        self.parked = [(until, t) for until, t in self.parked if until != step.step_id]
+                row.settle()
+        self.unpark(step.step_id)
 
     def check_reads(self, row):
         for position in range(row.position):
@@ -371,65 +315,11 @@ class GroupedWorld:
         row.steps.remove(step_id)
         return sampled
 
-    def close(self, row):
-        until = row.steps[-1] if row.steps else None
-        if until is None and row.unsettled:
-            row.sequence.apply(row.position, np.array(row.unsettled, np.uint32))
-            row.unsettled = []
-        row.sequence.close(in_flight_until=until)
-        row.sequence = None
-        self.rows.remove(row)
-        if until is not None:
-            self.parked.append((until, row.tables))
-
-    def finish(self, a, b):
-        if self.rows:
-            self.close(self.rows[a % len(self.rows)])
-
-    def preempt(self, a, b):
-        if not self.rows:
-            return
-        old = self.rows[a % len(self.rows)]
-        self.close(old)
-        old.keys.extend(np.array(old.unsettled, np.uint32))
-        self.waiting.append(Row(list(old.tokens), old.keys))
-
     def revert(self, a, b):
-        if b % 2 and self.is_planning and self.steps[-1].works:
-            works = self.steps[-1].works
-            work = works[a % len(works)]
-            if work.row.sequence is not None:
-                if work.reservation is not None:
-                    work.row.sequence.revert(work.reservation)
-                self.forget(work)
-                works.remove(work)
-        elif self.steps and a % 2:
-            step = self.steps[-1]
-            for row in [row for row in self.rows if row.opened_in == step.step_id]:
-                self.close(row)
-            self.cache.revert_step(step.step_id)
-            self.steps.pop()
-            self.is_planning = False
-            for work in step.works:
-                self.forget(work)
-            last = self.steps[-1].step_id if self.steps else None
-            moved = [(last if until == step.step_id else until, t) for until, t in self.parked]
-            self.parked = [(until, t) for until, t in moved if until is not None]
-
-    def forget(self, work):
-        row = work.row
-        row.end -= work.num_tokens
-        row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
-        row.steps.pop()
-        if work.reservation is not None:
-            for group, ids in enumerate(work.reservation.new_block_ids):
-                if len(ids):
-                    del row.tables[group][-len(ids) :]
-
-    def reset(self, a, b):
-        if a % 4 == 0:
-            self.cache.reset()
-            self.version += 1
+        if b % 2:
+            self.revert_row(a, b)
+        elif a % 2:
+            self.revert_step(a, b)
 
     def copy(self, a, b):
         if self.copies and a % 2:

@@ -141,14 +141,14 @@ class Asked(FCFS):
 def test_a_queue_without_room_is_left_alone_until_something_changes(loop):
     policy = Asked()
     subject = loop(
-        policy=policy, num_blocks=9, max_num_batched_tokens=40, max_model_len=64, depth=1
+        policy=policy, num_blocks=11, max_num_batched_tokens=40, max_model_len=44, depth=1
     )
-    subject.add([1] * 12, max_tokens=18, ignore_eos=True)
+    subject.add([1] * 12, max_tokens=30, ignore_eos=True)
     subject.step()
     subject.add([2] * 30, max_tokens=2, ignore_eos=True)
-    for _ in range(11):
+    for _ in range(19):
         subject.step()
-    assert policy.num_waiting == [1, 1, 1], "the first; then once, and again eight plans later"
+    assert policy.num_waiting == [1, 1, 1], "the first; then once, and again 16 plans later"
     subject.add([3] * 31, max_tokens=2, ignore_eos=True)
     subject.step()
     assert policy.num_waiting[3:] == [2]

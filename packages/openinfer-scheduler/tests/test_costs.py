@@ -32,12 +32,22 @@ def least(seconds, bound_s):
 
 
 @pytest.mark.parametrize(
-    ("goal", "num_waiting", "has_free_slot"),
-    [("steady", 0, False), ("waiting", 1024, False), ("waiting", 1024, True)],
+    ("policy", "goal", "num_waiting", "has_free_slot"),
+    [
+        ("fcfs", "steady", 0, False),
+        ("fcfs", "waiting", 1024, False),
+        ("fcfs", "waiting", 1024, True),
+        ("priority", "waiting", 1024, True),
+        ("longest-prefix-match", "waiting", 1024, True),
+        ("shortest-prefill-first", "waiting", 1024, True),
+        ("fair", "waiting", 1024, True),
+    ],
 )
-def test_a_steady_step(benchmark, goal, num_waiting, has_free_slot):
+def test_a_steady_step(benchmark, policy, goal, num_waiting, has_free_slot):
     bound_s = 2 * benchmark.GOALS_S[goal]
-    rounds = benchmark.steady_rounds(benchmark.FCFS(), num_waiting, has_free_slot=has_free_slot)
+    rounds = benchmark.steady_rounds(
+        benchmark.POLICIES[policy](), num_waiting, has_free_slot=has_free_slot
+    )
     assert least((plan_s + apply_s for plan_s, apply_s in rounds), bound_s) <= bound_s
 
 

@@ -29,6 +29,7 @@ _NUMBERS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
     "prompt_logprobs",
 )
+_MAX_USER_CHARS = 512
 _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
@@ -115,7 +116,8 @@ class GenerationRequest(RequestModel):
     spaces_between_special_tokens: bool = True
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    user: Annotated[str, Field(max_length=512)] | None = None
+    user: str | None = None
+    """A hint for sharing between tenants; what is no short text is passed over, never refused."""
     session_id: Annotated[str, Field(max_length=512)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -126,6 +128,11 @@ class GenerationRequest(RequestModel):
     @classmethod
     def _no_boolean(cls, value: Any) -> Any:
         return _refuse_boolean(value)
+
+    @field_validator("user", mode="before")
+    @classmethod
+    def _short_text_or_none(cls, value: Any) -> str | None:
+        return value if isinstance(value, str) and len(value) <= _MAX_USER_CHARS else None
 
     @field_validator("stop")
     @classmethod

@@ -133,7 +133,7 @@ class SequenceBlocks:
     def grow(self, ids: BlockIds) -> None:
         """Append blocks that were just taken from the pool."""
         if len(ids):
-            self._mutable = self._mutable.join(MutableLease(self._pool, ids))
+            self._mutable.extend(ids)
             self.num_blocks += len(ids)
 
     def seal_known(self, keys: BlockKeys, num_known: int) -> Seals | None:

@@ -71,6 +71,10 @@ class MutableLease(_Lease):
         """Both spans as one, `other` behind; consumes both."""
         return MutableLease(self._pool, np.concatenate((self._consume(), other._consume())))
 
+    def extend(self, ids: BlockIds) -> None:
+        """Add blocks behind, which were just taken from the pool."""
+        self._ids = np.concatenate((self.ids, ids))
+
     def give_back(self, num: int) -> "MutableLease":
         """Free the last `num` blocks at once; they must not have been launched."""
         ids = self._consume()

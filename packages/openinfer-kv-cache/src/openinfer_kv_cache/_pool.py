@@ -114,9 +114,9 @@ class BlockPool:
 
     def try_take(self, num: int) -> BlockIds | None:
         """Hand out `num` private blocks with one reference each, or None when there is no room."""
-        if num > self.num_available:
-            return None
         if num > self._num_free:
+            if num > self.num_available:
+                return None
             self._evict(num - self._num_free)
         self._num_free -= num
         ids = self._free[self._num_free : self._num_free + num].copy()
@@ -200,8 +200,11 @@ class BlockPool:
         if namespace != self.namespace:
             return ids
         own = ids.tolist()
-        self._free_idle(keys)
-        indexed = [self._index.setdefault(key, block) for block, key in zip(own, keys, strict=True)]
+        if self._index.keys().isdisjoint(keys):
+            indexed = own
+            self._index.update(zip(keys, own, strict=True))
+        else:
+            indexed = self._index_beside_twins(own, keys)
         for block, anchor, key in zip(own, indexed, keys, strict=True):
             if block == anchor:
                 self._keys[block] = key
@@ -215,6 +218,11 @@ class BlockPool:
         self._mark_indexed(ids[anchors == ids])
         self.retain(anchors[anchors != ids])
         return anchors
+
+    def _index_beside_twins(self, own: list[int], keys: Sequence[bytes]) -> list[int]:
+        """Index blocks of which some key is indexed already; per block, the one that is."""
+        self._free_idle(keys)
+        return [self._index.setdefault(key, block) for block, key in zip(own, keys, strict=True)]
 
     def _mark_indexed(self, ids: BlockIds) -> None:
         self._is_indexed[ids] = True

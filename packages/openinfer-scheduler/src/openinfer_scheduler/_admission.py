@@ -13,7 +13,7 @@ from openinfer_scheduler._state import SchedulerState
 _MAX_FOLLOWERS = 16
 """Waiting sequences looked past in one plan because a running one computes their prefix."""
 
-_PATIENCE = 8
+_PATIENCE = 16
 """Plans for which a queue whose first found no room is left alone, while nothing changes."""
 
 Answer = Literal["started", "no room", "too many prompts"]

@@ -3,14 +3,19 @@
     python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE [--resume]] [--page FILE]
 
 The load a replica gets stays the same: so many sessions each, all started within a few minutes.
-Figures are written after each cell; `--resume` goes on where a run was cut off.
+Cells run side by side, one a core. Figures are written after each; `--resume` goes on where a run
+was cut off.
 """
 
 import argparse
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,6 +48,7 @@ def run_study(
     seed: int = 0,
     done: Sequence[Cell] = (),
     on_cell: Callable[[list[Cell]], None] | None = None,
+    num_jobs: int = 1,
 ) -> list[Cell]:
     """Runs every number of replicas behind every router.
 
@@ -54,27 +60,51 @@ def run_study(
         setup: of each replica.
         mix: what agents do.
         seed: of everything.
-        done: cells that are known already; they come first and are not run again.
-        on_cell: called with what there is after each cell.
+        done: cells that are known already; they are not run again.
+        on_cell: called with what there is after each cell, in order of size and router.
+        num_jobs: processes; their figures are those of one.
     """
     # Large blocks: prompts of 142,000 tokens are matched and held in fewer pieces.
     setup = setup or Setup(block_size=128)
-    cells = list(done)
     known = {(cell.report.num_replicas, cell.report.router) for cell in done}
-    for size in num_replicas:
-        num_sessions = max(1, round(size * sessions_per_replica))
-        trace = agent_trace(sessions=num_sessions, ramp=ramp_s, mix=mix or AgentMix(), seed=seed)
-        for router in routers:
-            if (size, router) in known:
-                continue
-            begun = time.process_time()
-            run = simulate(trace, setup=setup, num_replicas=size, router=router, seed=seed)
-            cpu_s = round(time.process_time() - begun, 1)
-            report = msgspec.structs.replace(run.report, tenants=())
-            cells.append(Cell(num_sessions=num_sessions, cpu_s=cpu_s, report=report))
+    tasks = [
+        _Task(size, router, max(1, round(size * sessions_per_replica)), ramp_s, seed)
+        for size in num_replicas
+        for router in routers
+        if (size, router) not in known
+    ]
+    ranks = {router: rank for rank, router in enumerate(ROUTERS)}
+    cells = list(done)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, mp_context=context) as pool:
+        # The longest first, so that no core waits for the last.
+        futures = [
+            pool.submit(_run_cell, task, setup, mix or AgentMix()) for task in reversed(tasks)
+        ]
+        for future in as_completed(futures):
+            cells.append(future.result())
+            cells.sort(key=lambda c: (c.report.num_replicas, ranks.get(c.report.router, -1)))
             if on_cell is not None:
                 on_cell(cells)
     return cells
+
+
+class _Task(NamedTuple):
+    num_replicas: int
+    router: str
+    num_sessions: int
+    ramp_s: float
+    seed: int
+
+
+def _run_cell(task: _Task, setup: Setup, mix: AgentMix) -> Cell:
+    size, router, num_sessions, ramp_s, seed = task
+    trace = agent_trace(sessions=num_sessions, ramp=ramp_s, mix=mix, seed=seed)
+    begun = time.process_time()
+    run = simulate(trace, setup=setup, num_replicas=size, router=router, seed=seed)
+    cpu_s = round(time.process_time() - begun, 1)
+    report = msgspec.structs.replace(run.report, tenants=())
+    return Cell(num_sessions=num_sessions, cpu_s=cpu_s, report=report)
 
 
 def format_cells(cells: Sequence[Cell]) -> str:
@@ -125,13 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="qwen3-4b")
     parser.add_argument("--device", default="h200")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--resume", action="store_true", help="keep the cells that are there")
     parser.add_argument("--page", type=Path, help="replace the table of this page")
     options = parser.parse_args(arguments)
 
     def note(cells: list[Cell]) -> None:
-        print(format_cells(cells).splitlines()[-1], file=sys.stderr, flush=True)
+        print(format_cells(cells), file=sys.stderr, flush=True)
         if options.json:
             text = msgspec.json.format(msgspec.json.encode(cells), indent=2)
             options.json.write_bytes(text + b"\n")
@@ -148,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=options.seed,
         done=done,
         on_cell=note,
+        num_jobs=options.jobs,
     )
     print(format_cells(cells))
     if options.page:

@@ -1,0 +1,195 @@
+"""What random programs over a cache have in common: rows, steps in flight, and how they end.
+
+A world subclasses `CacheWorld` with what its memory is like: how rows are admitted, scheduled and
+executed. Everything here only moves rows about, and calls the cache as a scheduler would.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from openinfer_kv_cache import BlockKeys, KVCache, Reservation, SequenceCache
+
+
+@dataclass(eq=False)
+class ProgramRow:
+    """One sequence, as the device knows it."""
+
+    tokens: list[int]
+    keys: BlockKeys
+    adapter: int = 0
+    sequence: SequenceCache | None = None
+    version: int = 0
+    """Resets of the cache before it was opened."""
+    opened_in: int = 0
+    position: int = 0
+    """Positions computed."""
+    end: int = 0
+    """Upper bound of the positions over steps in flight."""
+    tables: list[list[int | None]] = field(default_factory=list)
+    """Per group, the block table; None where a window has left a block behind."""
+    steps: list[int] = field(default_factory=list)
+    unsettled: list[int] = field(default_factory=list)
+    """Sampled ids that the cache was not told of."""
+    num_drafting: int = 0
+    """Steps in flight with drafts."""
+
+    def content(self, position: int) -> tuple[int, int, tuple[int, ...]]:
+        """What the entry of a position stands for."""
+        return (self.version, self.adapter, tuple(self.tokens[: position + 1]))
+
+    def settle(self) -> None:
+        """Tells the cache what was computed and sampled."""
+        assert self.sequence is not None
+        self.sequence.apply(self.position, np.array(self.unsettled, np.uint32))
+        self.unsettled = []
+
+
+@dataclass(eq=False)
+class ProgramWork:
+    """A row's share of a step."""
+
+    row: ProgramRow
+    kind: str
+    """chunk or decode."""
+    num_tokens: int
+    reservation: Reservation | None
+    num_accepted: int
+    """Drafts that the device will accept."""
+    is_lazy: bool
+    """Whether the cache is told of the step's tokens some time later."""
+
+
+@dataclass(eq=False)
+class ProgramStep:
+    """A step in flight."""
+
+    step_id: int
+    works: list[ProgramWork] = field(default_factory=list)
+
+
+class CacheWorld:
+    """Rows and steps over one cache; operations take two numbers that say which and how.
+
+    Args:
+        cache: driven by this world alone.
+        max_steps: steps in flight at most.
+    """
+
+    def __init__(self, cache: KVCache, max_steps: int) -> None:
+        self.cache = cache
+        self.max_steps = max_steps
+        self.rows: list[ProgramRow] = []
+        self.waiting: list[ProgramRow] = []
+        self.parked: list[tuple[int, list[list[int | None]]]] = []
+        """Tables of closed rows by the step that they wait for."""
+        self.steps: list[ProgramStep] = []
+        self.next_step = 1
+        self.version = 0
+        self.num_reverts = 0
+        self.is_planning = False
+
+    def begin(self, a: int, b: int) -> None:
+        """Begins a step, unless enough are in flight."""
+        if len(self.steps) < self.max_steps:
+            self.cache.begin_step(self.next_step)
+            self.steps.append(ProgramStep(self.next_step))
+            self.next_step += 1
+            self.is_planning = True
+
+    def pop_step(self) -> ProgramStep:
+        """The oldest step, which is about to complete."""
+        step = self.steps.pop(0)
+        self.is_planning = self.is_planning and bool(self.steps)
+        return step
+
+    def unpark(self, step_id: int) -> None:
+        """A step has completed: what waited for it is free."""
+        self.parked = [(until, tables) for until, tables in self.parked if until != step_id]
+
+    def opened(self, row: ProgramRow, sequence: SequenceCache) -> None:
+        """A row starts where its prefix hit ends."""
+        row.position = row.end = sequence.num_cached_tokens
+        row.sequence = sequence
+        row.version = self.version
+        row.opened_in = self.steps[-1].step_id
+        row.steps, row.num_drafting = [], 0
+        self.rows.append(row)
+
+    def held_tables(self) -> Iterator[list[list[int | None]]]:
+        """Tables of rows, and of closed ones that a step still holds."""
+        yield from (row.tables for row in self.rows)
+        yield from (tables for _, tables in self.parked)
+
+    def close(self, row: ProgramRow) -> None:
+        """Ends a row, whose blocks stay for its steps in flight."""
+        assert row.sequence is not None
+        until = row.steps[-1] if row.steps else None
+        if until is None and row.unsettled:
+            row.settle()
+        row.sequence.close(in_flight_until=until)
+        row.sequence = None
+        self.rows.remove(row)
+        if until is not None:
+            self.parked.append((until, row.tables))
+
+    def finish(self, a: int, b: int) -> None:
+        """Ends some row."""
+        if self.rows:
+            self.close(self.rows[a % len(self.rows)])
+
+    def preempt(self, a: int, b: int) -> None:
+        """Ends some row, which waits again with all it knows."""
+        if not self.rows:
+            return
+        old = self.rows[a % len(self.rows)]
+        self.close(old)
+        old.keys.extend(np.array(old.unsettled, np.uint32))
+        self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter))
+
+    def revert_row(self, a: int, b: int) -> None:
+        """Takes a row out of the step being planned."""
+        if not self.is_planning or not self.steps[-1].works:
+            return
+        works = self.steps[-1].works
+        work = works[a % len(works)]
+        if work.row.sequence is not None:
+            if work.reservation is not None:
+                work.row.sequence.revert(work.reservation)
+            self.forget(work)
+            works.remove(work)
+
+    def revert_step(self, a: int, b: int) -> None:
+        """Takes the newest step back."""
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        for row in [row for row in self.rows if row.opened_in == step.step_id]:
+            self.close(row)
+        self.cache.revert_step(step.step_id)
+        self.steps.pop()
+        self.is_planning = False
+        self.num_reverts += 1
+        for work in step.works:
+            self.forget(work)
+        last = self.steps[-1].step_id if self.steps else None
+        moved = [(last if until == step.step_id else until, t) for until, t in self.parked]
+        self.parked = [(until, tables) for until, tables in moved if until is not None]
+
+    def forget(self, work: ProgramWork) -> None:
+        """A work that will not run after all."""
+        row = work.row
+        row.end -= work.num_tokens
+        row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
+        row.steps.pop()
+        if work.reservation is not None:
+            for table, ids in zip(row.tables, work.reservation.new_block_ids, strict=True):
+                if len(ids):
+                    del table[-len(ids) :]
+
+    def reset(self, a: int, b: int) -> None:
+        """Forgets the cache, now and then."""
+        if a % 4 == 0:
+            self.cache.reset()
+            self.version += 1
