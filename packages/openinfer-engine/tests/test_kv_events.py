@@ -117,6 +117,9 @@ def test_live_batches_are_out_before_the_step_returns(
     batch = KVEventBatch.decode(payload)
     assert abs(batch.ts - time.time()) < 60
     assert batch.data_parallel_rank == 0
+    load = loop.load()
+    assert load.num_kv_event_batches == number + 1
+    assert load.num_dropped_kv_event_batches == 0
     loop.close()
 
 

@@ -184,6 +184,22 @@ def test_a_chunk_ends_where_a_message_does(loop):
     subject.run()
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_eight_of_a_cold_prompt_cost_one_prefill(loop, model):
+    """All but the tail behind the last place where every group can be taken up again."""
+    subject = loop(groups=MODELS[model], num_slabs=200, max_num_seqs=8, max_num_batched_tokens=16)
+    for seed in range(8):
+        subject.add(range(23), max_tokens=2, seed=seed)
+    num_forwarded = 0
+    while subject.scheduler.has_work:
+        while (plan := subject.plan()) is not None:
+            num_forwarded += sum(r.num_tokens for r in plan.rows if r.token_ids is not None)
+        subject.complete()
+    last = 22 if model == "windows" else 20
+    assert num_forwarded == 23 + 7 * (23 - last)
+    subject.run()
+
+
 @pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
 def test_a_window_makes_room_behind_it(loop, admission):
     """Ten times as long as the pool could hold, were it not for the window."""

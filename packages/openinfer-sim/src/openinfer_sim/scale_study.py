@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def run_study(
     mix: AgentMix | None = None,
     seed: int = 0,
     done: Sequence[Cell] = (),
-    on_cell: Callable[[list[Cell]], None] | None = None,
+    on_cell: Callable[[Cell, list[Cell]], None] | None = None,
     num_jobs: int = 1,
 ) -> list[Cell]:
     """Runs every number of replicas behind every router.
@@ -61,7 +61,7 @@ def run_study(
         mix: what agents do.
         seed: of everything.
         done: cells that are known already; they are not run again.
-        on_cell: called with what there is after each cell, in order of size and router.
+        on_cell: called with each cell, and all there are, in order of size and router.
         num_jobs: processes; their figures are those of one.
     """
     # Large blocks: prompts of 142,000 tokens are matched and held in fewer pieces.
@@ -73,20 +73,17 @@ def run_study(
         for router in routers
         if (size, router) not in known
     ]
-    ranks = {router: rank for rank, router in enumerate(ROUTERS)}
     cells = list(done)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, mp_context=context) as pool:
-        # The longest first, so that no core waits for the last.
-        futures = [
-            pool.submit(_run_cell, task, setup, mix or AgentMix()) for task in reversed(tasks)
-        ]
-        for future in as_completed(futures):
-            cells.append(future.result())
-            cells.sort(key=lambda c: (c.report.num_replicas, ranks.get(c.report.router, -1)))
-            if on_cell is not None:
-                on_cell(cells)
+    for cell in _run(tasks, setup, mix or AgentMix(), num_jobs):
+        cells.append(cell)
+        cells.sort(key=lambda c: (c.report.num_replicas, _rank(c.report.router, routers)))
+        if on_cell is not None:
+            on_cell(cell, cells)
     return cells
+
+
+def _rank(router: str, routers: Sequence[str]) -> int:
+    return routers.index(router) if router in routers else -1
 
 
 class _Task(NamedTuple):
@@ -95,6 +92,19 @@ class _Task(NamedTuple):
     num_sessions: int
     ramp_s: float
     seed: int
+
+
+def _run(tasks: Sequence[_Task], setup: Setup, mix: AgentMix, num_jobs: int) -> Iterator[Cell]:
+    """The cells as they come; the largest first, so that no core waits for the last."""
+    if num_jobs == 1:
+        for task in tasks:
+            yield _run_cell(task, setup, mix)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, mp_context=context) as pool:
+        futures = [pool.submit(_run_cell, task, setup, mix) for task in reversed(tasks)]
+        for future in as_completed(futures):
+            yield future.result()
 
 
 def _run_cell(task: _Task, setup: Setup, mix: AgentMix) -> Cell:
@@ -161,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="replace the table of this page")
     options = parser.parse_args(arguments)
 
-    def note(cells: list[Cell]) -> None:
-        print(format_cells(cells), file=sys.stderr, flush=True)
+    def note(cell: Cell, cells: list[Cell]) -> None:
+        print(format_cells([cell]).splitlines()[-1], file=sys.stderr, flush=True)
         if options.json:
             text = msgspec.json.format(msgspec.json.encode(cells), indent=2)
             options.json.write_bytes(text + b"\n")
