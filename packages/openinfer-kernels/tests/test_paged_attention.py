@@ -104,6 +104,30 @@ def test_triton_decode_of_long_sequences_splits_them(length, random, assert_clos
     assert_close(got, expected)
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        [(5, 600), (1, 3), (2, 1030)],
+        [(0, 0), (16, 900), (0, 0)],
+        [(1, 40), (150, 170), (1, 1), (33, 64), (0, 0)],
+    ],
+    ids=["split", "split-and-padded", "tiles"],
+)
+def test_triton_tiles_find_their_sequences(step, random, assert_close, triton_device):
+    spec, inputs = _problem((4, 2, 32), step, torch.float32, random)
+    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+    # More sequences and tokens than there are: bounds are all that the host knows.
+    q, k, v, begins, lengths, table, max_q, max_k = inputs
+    total = q.shape[0]
+    q = torch.cat((q, random(7, *q.shape[1:], dtype=q.dtype)))
+    begins = torch.cat((begins, torch.full((3,), total, dtype=torch.int32)))
+    lengths = torch.cat((lengths, torch.zeros(3, dtype=torch.int32)))
+    table = torch.cat((table, torch.zeros(3, table.shape[1], dtype=torch.int32)))
+    padded = (q, k, v, begins, lengths, table, max_q + 9, max_k + 4000)
+    got = plan_paged_attention(spec, triton_device, "triton")(*_to(triton_device, padded))
+    assert_close(got[:total], expected)
+
+
 @pytest.mark.parametrize("backend", ["native", "cpu"])
 @pytest.mark.parametrize("length", [511, 513, 1100, 2600])
 def test_a_long_decode_is_attended_in_stretches(backend, length, random, assert_close):

@@ -82,7 +82,7 @@ def load_weights(
             readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
         for reader in readers:
             reader.result()
-    if torch.cuda.is_initialized():
+    if any(parameter.is_cuda for parameter in module.parameters()):
         # The readers' slots: torch would keep that much memory pinned for good.
         torch._C._host_emptyCache()
     with torch.inference_mode():

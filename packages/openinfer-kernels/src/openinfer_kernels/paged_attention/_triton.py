@@ -2,8 +2,8 @@
 
 Decode (flash-decoding): program (sequence, key head, split) attends the group's query heads to its
 share of the keys, and a second kernel merges the splits. The shares follow from seq_lens on the
-device; the host decides only how many splits there are. Prefill: program (query tile, head,
-sequence) walks the keys it may see. Both keep scores, maxima and sums in float32 (Dao, 2023).
+device; the host decides only how many splits there are. Prefill: see `_triton_prefill`. Both keep
+scores, maxima and sums in float32 (Dao, 2023).
 """
 
 # Kernel arguments are Triton's values, which have no Python types.
@@ -18,9 +18,15 @@ import triton.language as tl
 
 from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_triton
 from openinfer_kernels.paged_attention import PagedAttention, PagedAttentionSpec
+from openinfer_kernels.paged_attention._triton_prefill import (
+    attend_tile,
+    load_tile,
+    merge_splits_kernel,
+    prefill_kernel,
+)
 
 _TILE_KEYS = 64
-_TILE_QUERIES = 64
+_TILE_ROWS = 64
 _MAX_SPLITS = 32
 _MIN_KEYS_PER_SPLIT = 256
 # Programs that fill a large GPU about twice; more splits than that only cost merging.
@@ -32,32 +38,6 @@ def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
     if spec.head_dim not in (32, 64, 128, 256):
         return f"head_dim must be 32, 64, 128 or 256, got {spec.head_dim}"
     return why_not_triton(spec.dtype, device)
-
-
-@triton.jit
-def _load_tile(
-    cache_ptr, slots_ptr, keys, is_key, block_stride, kv_head, dims, LAYOUT: tl.constexpr
-):
-    # LAYOUT is (block_size, num_kv_heads, head_dim). Returns [keys, head_dim].
-    BLOCK_SIZE: tl.constexpr = LAYOUT[0]
-    WIDTH: tl.constexpr = LAYOUT[1] * LAYOUT[2]
-    block = tl.load(slots_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * LAYOUT[2]
-    return tl.load(cache_ptr + offset[:, None] + dims[None, :], mask=is_key[:, None], other=0.0)
-
-
-@triton.jit
-def _attend_tile(q, k, v, sees, maximum, total, acc, scale, PRECISION: tl.constexpr):
-    # One step of the online softmax, in base 2. Rows that see no key so far stay empty.
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * 1.4426950408889634)
-    scores = tl.where(sees, scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores - shift[:, None])
-    decay = tl.exp2(maximum - shift)
-    total = total * decay + tl.sum(weights, axis=1)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return new_maximum, total, acc
 
 
 @triton.jit
@@ -112,10 +92,10 @@ def _decode_kernel(
     for start in range(first, last, TILE):
         keys = start + tl.arange(0, TILE)
         is_key = keys < last
-        k = _load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-        v = _load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-        maximum, total, acc = _attend_tile(
-            q, k, v, is_key[None, :], maximum, total, acc, scale, PRECISION
+        k = load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
+        v = load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
+        maximum, total, acc = attend_tile(
+            q, k, v, is_key[None, :], maximum, total, acc, scale, True, PRECISION
         )
 
     out_row = (seq * NUM_HEADS + heads) * num_splits + split
@@ -163,70 +143,6 @@ def _merge_kernel(
     tl.store(target + dims, out.to(out_ptr.dtype.element_ty), mask=(dims < HEAD_DIM) & owns_row)
 
 
-@triton.jit
-def _prefill_kernel(
-    q_ptr,
-    k_cache_ptr,
-    v_cache_ptr,
-    cu_seqlens_q_ptr,
-    seq_lens_ptr,
-    block_table_ptr,
-    out_ptr,
-    q_stride,
-    block_stride,
-    table_stride,
-    scale,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    LAYOUT: tl.constexpr = (BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    head = tl.program_id(1)
-    seq = tl.program_id(2).to(tl.int64)
-    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
-    begin = tl.load(cu_seqlens_q_ptr + seq)
-    num_queries = tl.load(cu_seqlens_q_ptr + seq + 1) - begin
-    seq_len = tl.load(seq_lens_ptr + seq)
-
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    dims = tl.arange(0, HEAD_DIM)
-    is_row = rows < num_queries
-    tokens = (begin + rows).to(tl.int64)
-    q = tl.load(
-        q_ptr + tokens[:, None] * q_stride + head * HEAD_DIM + dims[None, :],
-        mask=is_row[:, None],
-        other=0.0,
-    )
-    positions = seq_len - num_queries + rows
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-
-    # The tile's last query is the one that sees furthest; a tile past the queries sees nothing.
-    last_row = tl.minimum((tl.program_id(0) + 1) * ROWS, num_queries)
-    visible = seq_len - num_queries + last_row
-    visible = tl.where(tl.program_id(0) * ROWS < num_queries, visible, 0)
-    table = block_table_ptr + seq * table_stride
-    for start in range(0, visible, TILE):
-        keys = start + tl.arange(0, TILE)
-        is_key = keys < visible
-        k = _load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-        v = _load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-        sees = is_key[None, :] & (keys[None, :] <= positions[:, None])
-        maximum, total, acc = _attend_tile(q, k, v, sees, maximum, total, acc, scale, PRECISION)
-
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(
-        out_ptr + (tokens[:, None] * NUM_HEADS + head) * HEAD_DIM + dims[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=is_row[:, None],
-    )
-
-
 def _tile_keys(spec: PagedAttentionSpec) -> int:
     # Keys and values of a tile are in flight twice; wide heads of wide numbers take smaller tiles
     # so that they fit the smallest shared memory (99 KiB).
@@ -250,8 +166,12 @@ def _decode_rows(spec: PagedAttentionSpec) -> int:
     return max(16, int(triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)))
 
 
-def _prefill_rows(spec: PagedAttentionSpec) -> int:
-    return _TILE_QUERIES // max(1, spec.head_dim * spec.dtype.itemsize // 256)
+def _prefill_rows(spec: PagedAttentionSpec, max_seqlen_q: int) -> int:
+    """Queries times heads of a tile: few for few queries, fewer for wide heads of wide numbers."""
+    group = spec.num_heads // spec.num_kv_heads
+    most = _TILE_ROWS // max(1, spec.head_dim * spec.dtype.itemsize // 256)
+    wanted = int(triton.next_power_of_2(group * max_seqlen_q))
+    return max(16, int(triton.next_power_of_2(group)), min(most, wanted))
 
 
 def _num_splits(num_programs: int, max_seqlen_k: int) -> int:
@@ -259,15 +179,72 @@ def _num_splits(num_programs: int, max_seqlen_k: int) -> int:
     return max(1, min(_MAX_SPLITS, by_length, _TARGET_PROGRAMS // num_programs))
 
 
+class _Prefill:
+    """The launches of a step in which a sequence has more than one query."""
+
+    def __init__(self, spec: PagedAttentionSpec) -> None:
+        self._spec = spec
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        strides: tuple[int, ...],
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> None:
+        spec, num_tokens = self._spec, q.shape[0]
+        num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+        _, _, cu_seqlens_q, seq_lens, _ = cache
+        num_seqs = seq_lens.shape[0]
+        rows = _prefill_rows(spec, max_seqlen_q)
+        num_tiles = num_tokens // (rows // (num_heads // num_kv_heads)) + num_seqs
+        num_splits = _num_splits(num_tiles * num_kv_heads, max_seqlen_k)
+        acc = lse = out  # not written
+        if num_splits > 1:
+            size = (num_tokens, num_heads, num_splits, spec.head_dim)
+            acc = torch.empty(size, dtype=torch.float32, device=q.device)
+            lse = torch.empty(size[:3], dtype=torch.float32, device=q.device)
+        kernel: Any = prefill_kernel
+        kernel[(num_tiles, num_kv_heads, num_splits)](
+            q,
+            *cache,
+            out,
+            acc,
+            lse,
+            *strides,
+            num_seqs,
+            num_splits,
+            spec.scale,
+            **_constexprs(spec, rows),
+            IS_SPLIT=num_splits > 1,
+            num_warps=4,
+            num_stages=2,
+        )
+        if num_splits > 1:
+            merge: Any = merge_splits_kernel
+            merge[(num_tokens, num_heads)](
+                acc,
+                lse,
+                cu_seqlens_q,
+                out,
+                num_seqs,
+                num_splits,
+                NUM_HEADS=num_heads,
+                HEAD_DIM=spec.head_dim,
+                MAX_SPLITS=_MAX_SPLITS,
+                num_warps=1,
+            )
+
+
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention."""
     num_heads, head_dim, scale = spec.num_heads, spec.head_dim, spec.scale
     decode_kernel: Any = _decode_kernel
     merge_kernel: Any = _merge_kernel
-    prefill_kernel: Any = _prefill_kernel
     decode_constexprs = _constexprs(spec, _decode_rows(spec))
-    prefill_rows = _prefill_rows(spec)
-    prefill_constexprs = _constexprs(spec, prefill_rows)
+    prefill = _Prefill(spec)
 
     def attend(
         q: torch.Tensor,
@@ -286,10 +263,7 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         cache = (k_cache, v_cache, cu_seqlens_q, seq_lens, block_table)
         strides = (q.stride(0), k_cache.stride(0), block_table.stride(0))
         if max_seqlen_q > 1:
-            grid = (triton.cdiv(max_seqlen_q, prefill_rows), num_heads, num_seqs)
-            prefill_kernel[grid](
-                q, *cache, out, *strides, scale, **prefill_constexprs, num_warps=4, num_stages=2
-            )
+            prefill(q, cache, out, strides, max_seqlen_q, max_seqlen_k)
             return out
         num_splits = _num_splits(num_seqs * spec.num_kv_heads, max_seqlen_k)
         acc = torch.empty(
@@ -357,6 +331,7 @@ def _compile_cases_of(spec: PagedAttentionSpec, dtype: str) -> list[CompileCase]
     inputs |= {"cu_seqlens_q_ptr": "*i32", "seq_lens_ptr": "*i32", "block_table_ptr": "*i32"}
     strides = {"q_stride": "i64", "block_stride": "i64", "table_stride": "i64"}
     partials = {"acc_ptr": "*fp32", "lse_ptr": "*fp32"}
+    counts = {"num_seqs": "i32", "num_splits": "i32"}
     merge_inputs = {"cu_seqlens_q_ptr": "*i32", "out_ptr": pointer, "num_splits": "i32"}
     return [
         CompileCase(
@@ -377,11 +352,40 @@ def _compile_cases_of(spec: PagedAttentionSpec, dtype: str) -> list[CompileCase]
             },
             num_warps=1,
         ),
+        *(_prefill_case(spec, shape, inputs, pointer, is_split) for is_split in (False, True)),
         CompileCase(
-            name=f"paged_attention.prefill-{shape}",
-            kernel=_prefill_kernel,
-            signature={**inputs, "out_ptr": pointer, **strides, "scale": "fp32"},
-            constexprs=_constexprs(spec, _prefill_rows(spec)),
-            num_stages=2,
+            name=f"paged_attention.merge-splits-{shape}",
+            kernel=merge_splits_kernel,
+            signature={**partials, "cu_seqlens_q_ptr": "*i32", "out_ptr": pointer, **counts},
+            constexprs={
+                "NUM_HEADS": spec.num_heads,
+                "HEAD_DIM": spec.head_dim,
+                "MAX_SPLITS": _MAX_SPLITS,
+            },
+            num_warps=1,
         ),
     ]
+
+
+def _prefill_case(
+    spec: PagedAttentionSpec, shape: str, inputs: dict[str, str], pointer: str, is_split: bool
+) -> CompileCase:
+    rows = _prefill_rows(spec, 16 if is_split else 1024)
+    strides = {"q_stride": "i64", "block_stride": "i64", "table_stride": "i64"}
+    return CompileCase(
+        name=f"paged_attention.{'extend' if is_split else 'prefill'}-{shape}",
+        kernel=prefill_kernel,
+        signature={
+            **inputs,
+            "out_ptr": pointer,
+            "acc_ptr": "*fp32",
+            "lse_ptr": "*fp32",
+            **strides,
+            "num_seqs": "i32",
+            "num_splits": "i32",
+            "scale": "fp32",
+        },
+        constexprs={**_constexprs(spec, rows), "IS_SPLIT": is_split},
+        num_warps=4,
+        num_stages=2,
+    )
