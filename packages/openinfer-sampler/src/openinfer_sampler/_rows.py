@@ -103,6 +103,14 @@ class SamplingRows:
         if needs & Needs.BAD_WORDS:
             self._set_bad_words(slot, words, output, len(prompt))
 
+    def repeat_first(self, num_slots: int) -> None:
+        """Gives the first slots what slot 0 needs; of its tables of numbers they get nothing."""
+        self._host[:num_slots] = self._host[0]
+        self._needs[:num_slots] = self._needs[0]
+        self._num_top[:num_slots] = self._num_top[0]
+        self._by_id[:num_slots] = [self._by_id[0]] * num_slots
+        self._stale.update(range(num_slots))
+
     def rows(
         self,
         slots: Indices,

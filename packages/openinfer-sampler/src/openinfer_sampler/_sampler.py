@@ -223,8 +223,8 @@ class Sampler:
             ),
             logprobs=LogprobOptions(num_top=1, mode="processed"),
         )
-        for slot in range(len(logits)):
-            self.set(slot, costly, seed=slot)
+        self.set(0, costly, seed=0)
+        self._rows.repeat_first(len(logits))
         positions = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
         self.sample(logits, np.arange(len(logits)), positions)
 
