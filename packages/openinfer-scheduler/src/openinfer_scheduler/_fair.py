@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from openinfer_contract import GenerateRequest
 from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
@@ -15,6 +17,12 @@ _MAX_IDLE_FLOWS = 4096
 
 _Flow = tuple[str, str]
 """A tenant, and a session of it."""
+
+
+@dataclass(slots=True)
+class _Served:
+    request: GenerateRequest
+    num_tokens: int
 
 
 class _Shares:
@@ -65,16 +73,17 @@ class Fair:
     def __init__(self) -> None:
         self._tenants = _Shares()
         self._sessions: dict[str, _Shares] = {}
-        self._unbooked: dict[_Flow, int] = {}
-        """What was forwarded since the shares were looked at."""
+        self._unbooked: dict[str, _Served] = {}
+        """By request id, what was forwarded since the shares were looked at."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
-        request = sequence.request
-        flow = request.tenant, request.session_id
-        unbooked = self._unbooked
-        unbooked[flow] = unbooked.get(flow, 0) + num_tokens
-        if len(unbooked) > _MAX_IDLE_FLOWS:
+        served = self._unbooked.get(sequence.request_id)
+        if served is not None:
+            served.num_tokens += num_tokens
+            return
+        self._unbooked[sequence.request_id] = _Served(sequence.request, num_tokens)
+        if len(self._unbooked) > _MAX_IDLE_FLOWS:
             self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
@@ -140,9 +149,10 @@ class Fair:
     def _book(self) -> None:
         """Adds what was forwarded to the shares."""
         unbooked, self._unbooked = self._unbooked, {}
-        for (tenant, session_id), num_tokens in unbooked.items():
-            self._tenants.charge(tenant, num_tokens)
-            self._sessions_of(tenant).charge(session_id, num_tokens)
+        for served in unbooked.values():
+            request, num_tokens = served.request, served.num_tokens
+            self._tenants.charge(request.tenant, num_tokens)
+            self._sessions_of(request.tenant).charge(request.session_id, num_tokens)
 
     def _sessions_of(self, tenant: str) -> _Shares:
         return self._sessions.setdefault(tenant, _Shares())
