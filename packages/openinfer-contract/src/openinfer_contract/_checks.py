@@ -135,6 +135,8 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
         yield _invalid("stop.max_tokens", "must be at least 1")
     if len(stop.stop_token_ids) > most:
         yield _invalid("stop.stop_token_ids", f"at most {most} ids")
+    if stop.ignore_eos and request.grammar is not None:
+        yield _invalid("stop.ignore_eos", "cannot be combined with a grammar, which has an end")
     if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
         yield _invalid("stop.stop_token_ids", f"ids must be below {info.vocab_size}")
 

@@ -93,6 +93,9 @@ class Grammar(Struct, frozen=True, array_like=True, kw_only=True):
     text: str = ""
     start_after: bytes = b""
     """u32 column; the constraint starts once these ids were generated (end of reasoning)."""
+    may_open_with: bytes = b""
+    """u32 column; where `start_after` is given: the output may begin with one of these ids (start
+    of reasoning), and only then is `start_after` waited for."""
 
 
 class Adapter(Struct, frozen=True, array_like=True):

@@ -1,0 +1,42 @@
+"""Grammars over token ids: compile, fill the mask of the next token, accept, roll back."""
+
+from openinfer_grammar._backend import (
+    Accepted,
+    GrammarBackend,
+    MaskRows,
+    Matcher,
+    num_mask_words,
+)
+from openinfer_grammar._backends import BackendName, check_backend, load_backend
+from openinfer_grammar._compiler import GrammarCompiler
+from openinfer_grammar._constraint import Constraint
+from openinfer_grammar._validation import validate
+from openinfer_grammar.errors import (
+    BackendUnavailable,
+    GrammarError,
+    GrammarFailed,
+    GrammarRefused,
+)
+
+__all__ = [
+    # what a backend is
+    "GrammarBackend",
+    "Matcher",
+    "Accepted",
+    "MaskRows",
+    "num_mask_words",
+    # the installed ones
+    "load_backend",
+    "check_backend",
+    "BackendName",
+    # whether a grammar can be honoured
+    "validate",
+    # one output
+    "GrammarCompiler",
+    "Constraint",
+    # errors
+    "GrammarError",
+    "GrammarRefused",
+    "GrammarFailed",
+    "BackendUnavailable",
+]

@@ -1,0 +1,114 @@
+"""One output being held to a grammar: from the end of its reasoning, and along what is forced."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from openinfer_contract import Grammar, unpack_ids
+from openinfer_grammar._backend import MaskRows, Matcher
+from openinfer_grammar.errors import GrammarFailed
+
+_BITS = 32
+
+
+class Constraint:
+    r"""The grammar of one request. One thread at a time.
+
+        waiting --start_after was generated--> active
+        undecided --may_open_with--> waiting
+                  \--any other id--> active
+
+    A request without `start_after` is active at once, one with `may_open_with` is undecided, any
+    other one waits; nothing is masked while it does.
+
+    Where the grammar leaves no choice, the tokens to come are `forced` and the mask allows the
+    first of them alone. They depend on the tokens before them and nothing else, so that an output
+    is the same whether they are sampled one by one, given at once, or replayed.
+
+    Args:
+        matcher: at its start, owned from now on.
+        grammar: what it was compiled from.
+    """
+
+    def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
+        self._matcher = matcher
+        self._start_after = list(unpack_ids(grammar.start_after))
+        self._openers = frozenset(unpack_ids(grammar.may_open_with))
+        self._recent: list[int] = []
+        self._is_undecided = bool(self._start_after and self._openers)
+        self._is_waiting = bool(self._start_after) and not self._is_undecided
+        self._forced: list[int] = []
+        if not self._start_after:
+            self._forced = list(matcher.accept(()).forced)
+
+    @property
+    def is_masking(self) -> bool:
+        """Whether the next token needs a mask."""
+        return not self._is_waiting
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Ids that can only come next."""
+        return self._forced
+
+    def fill_mask(self, row: MaskRows) -> None:
+        """Writes which ids may come next into a row [num_words]; only while `is_masking`.
+
+        Raises:
+            GrammarFailed: the grammar has run into a limit.
+        """
+        assert not self._is_waiting, "nothing is masked yet"
+        if self._forced:
+            row[:] = 0
+            _allow(row, self._forced[0])
+            return
+        self._matcher.fill_mask(row[None])
+        if self._is_undecided:
+            for token_id in self._openers:
+                _allow(row, token_id)
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Goes on by the ids that were generated.
+
+        Raises:
+            GrammarFailed: one of them is not allowed, or the grammar has run into a limit.
+        """
+        rest = list(token_ids)
+        while rest:
+            rest = rest[self._accept_some(rest) :]
+
+    def _accept_some(self, token_ids: list[int]) -> int:
+        """Goes on by the first of these; how many they were."""
+        if self._is_undecided:
+            self._is_undecided = False
+            self._is_waiting = token_ids[0] in self._openers
+            if self._is_waiting:
+                return 1
+        if self._is_waiting:
+            self._wait_for(token_ids[0])
+            return 1
+        num_forced = len(self._forced)
+        if num_forced:
+            ids = token_ids[:num_forced]
+            if ids != self._forced[: len(ids)]:
+                raise GrammarFailed(f"the output goes on with {ids[0]}, which it may not")
+            self._forced = self._forced[len(ids) :]
+        else:
+            ids = token_ids[:1]
+        accepted = self._matcher.accept(ids)
+        if accepted.num_tokens < len(ids):
+            bad = ids[accepted.num_tokens]
+            raise GrammarFailed(f"the grammar does not allow token {bad} here")
+        if not self._forced:
+            self._forced = list(accepted.forced)
+        return len(ids)
+
+    def _wait_for(self, token_id: int) -> None:
+        self._recent = [*self._recent, token_id][-len(self._start_after) :]
+        if self._recent == self._start_after:
+            self._is_waiting = False
+            self._forced = list(self._matcher.accept(()).forced)
+
+
+def _allow(row: MaskRows, token_id: int) -> None:
+    row[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)

@@ -1,0 +1,97 @@
+"""The contract's grammars as llguidance spells them: a JSON schema, a regex or a Lark grammar."""
+
+import json
+from typing import Any
+
+from openinfer_contract import Grammar
+from openinfer_grammar._structural_tag import lower_structural_tag
+from openinfer_grammar.errors import GrammarRefused
+
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is spelled: as `json.dumps` and chat templates do. No white space that a model could
+go on with for ever, and long runs of tokens that are forced."""
+
+ANY_OBJECT = {"type": "object"}
+
+
+def lower(grammar: Grammar) -> tuple[str, str]:
+    """(kind, text) in llguidance's terms.
+
+    Raises:
+        GrammarRefused: the text is not of its kind.
+    """
+    if grammar.kind == "json_object":
+        return "json_schema", json.dumps(with_form(ANY_OBJECT))
+    if grammar.kind == "json_schema":
+        return "json_schema", json.dumps(with_form(parse_schema(grammar.text)))
+    if grammar.kind == "regex":
+        return "regex", grammar.text
+    if grammar.kind == "choice":
+        return "lark", "start: " + " | ".join(map(lark_string, parse_choices(grammar.text)))
+    if grammar.kind == "structural_tag":
+        return "lark", lower_structural_tag(parse_json(grammar.text), with_form)
+    return "lark", _as_lark(grammar.text)
+
+
+def with_form(schema: Any) -> dict[str, Any]:
+    """The schema with the spelling of `JSON_FORM`, where it does not ask for its own."""
+    if schema is False:
+        raise GrammarRefused("nothing is valid against false")
+    schema = {} if schema is True else schema
+    assert isinstance(schema, dict), "it was parsed as a schema"
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": JSON_FORM | (own if isinstance(own, dict) else {})}
+
+
+def parse_json(text: str) -> Any:
+    """The text as JSON.
+
+    Raises:
+        GrammarRefused: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarRefused(f"is not JSON: {error}") from error
+
+
+def parse_schema(text: str) -> Any:
+    """The text as a JSON schema.
+
+    Raises:
+        GrammarRefused: it is neither an object nor a boolean.
+    """
+    schema = parse_json(text)
+    if not isinstance(schema, dict | bool):
+        raise GrammarRefused("a JSON schema is an object or a boolean")
+    return schema
+
+
+def parse_choices(text: str) -> list[str]:
+    """The text as a list of choices.
+
+    Raises:
+        GrammarRefused: it is no list of strings, or an empty one.
+    """
+    choices = parse_json(text)
+    if not (isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices)):
+        raise GrammarRefused("choices are a list of at least one string")
+    return choices
+
+
+def lark_string(text: str) -> str:
+    """A string literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_lark(text: str) -> str:
+    """A Lark grammar, out of GBNF if it is one."""
+    if "::=" not in text:
+        return text
+    # Loaded where it is needed: most grammars are JSON schemas.
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:
+        raise GrammarRefused(f"is no GBNF grammar: {error}") from error

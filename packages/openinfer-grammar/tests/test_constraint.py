@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+from openinfer_contract import Grammar, pack_ids
+from openinfer_grammar import Constraint, GrammarFailed, num_mask_words
+from openinfer_testing.grammar import EOS_TOKEN_IDS, VOCAB_SIZE, encode
+
+CLOSE, OPEN = encode("z"), encode("q")
+
+
+def constraint(backend, text="abx(c|d)", **options):
+    grammar = Grammar(kind="regex", text=text, **options)
+    return Constraint(backend.compile(grammar), grammar)
+
+
+def allowed(subject):
+    row = np.full(num_mask_words(VOCAB_SIZE), 5, np.uint32)
+    subject.fill_mask(row)
+    return np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+def test_forced_tokens_are_all_that_the_mask_allows(backend):
+    subject = constraint(backend)
+    first, *others = subject.forced
+    assert allowed(subject) == [first]
+    subject.accept([first])
+    assert list(subject.forced) == others
+
+
+def test_tokens_given_at_once_one_by_one_or_replayed_come_to_the_same(backend):
+    at_once = constraint(backend, "abx(c|d)abx(ab|c)d")
+    output = [*at_once.forced]
+    at_once.accept(output)
+    output += encode("c")
+    at_once.accept(output[-1:])
+    forced = [*at_once.forced]
+    at_once.accept(forced)
+    one_by_one, replayed = (constraint(backend, "abx(c|d)abx(ab|c)d") for _ in range(2))
+    for token_id in output:
+        one_by_one.accept([token_id])
+    assert list(one_by_one.forced) == forced
+    replayed.accept([*output, *forced])
+    one_by_one.accept(forced)
+    assert allowed(at_once) == allowed(one_by_one) == allowed(replayed)
+
+
+def test_another_spelling_of_what_is_forced_is_not_allowed(backend):
+    subject = constraint(backend, "abcd")
+    assert list(subject.forced) != encode("abcd"), "longer tokens spell it"
+    with pytest.raises(GrammarFailed, match="may not"):
+        subject.accept(encode("abcd"))
+
+
+def test_a_token_that_the_grammar_does_not_allow_fails(backend):
+    subject = constraint(backend, "(a|b)+")
+    with pytest.raises(GrammarFailed, match="token 120"):
+        subject.accept(encode("ax"))
+
+
+def test_nothing_is_masked_before_the_reasoning_has_ended(backend):
+    subject = constraint(backend, start_after=pack_ids([*encode("yy"), *CLOSE]))
+    for token_id in encode("abyyyxyyz"):
+        assert not subject.is_masking
+        assert not subject.forced
+        subject.accept([token_id])
+    assert subject.is_masking
+    assert allowed(subject) == list(subject.forced[:1])
+
+
+def test_the_rest_of_a_replay_goes_to_the_grammar(backend):
+    subject = constraint(backend, "(c|d)+", start_after=pack_ids(CLOSE))
+    subject.accept(encode("xyzcd"))
+    assert set(allowed(subject)) >= {*encode("cd"), *EOS_TOKEN_IDS}
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_an_output_may_begin_with_reasoning(backend, opens):
+    options = {"start_after": pack_ids(CLOSE), "may_open_with": pack_ids(OPEN)}
+    subject = constraint(backend, "(c|d)c", **options)
+    assert set(allowed(subject)) >= {*encode("cd"), *OPEN}
+    assert not subject.forced
+    subject.accept(OPEN if opens else encode("d"))
+    assert subject.is_masking is not opens
+    if opens:
+        subject.accept(encode("anything") + CLOSE)
+        assert set(allowed(subject)) >= {*encode("cd")}
+        assert OPEN[0] not in allowed(subject)
+    else:
+        assert allowed(subject) == encode("c")

@@ -1,0 +1,91 @@
+import json
+
+import pytest
+
+from openinfer_contract import Grammar
+from openinfer_grammar import GrammarRefused, validate
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"a": {"not": {"type": "string"}}}}, "properties.a.not"),
+        ({"anyOf": [{"type": "null"}, {"format": "no-such"}]}, "anyOf.1.format"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"if": {}, "then": {}}}}, "$defs.a.if"),
+        ({"$ref": "#/$defs/b"}, "$ref"),
+        ({"oneOf": [{"minLength": 1}, {"maxLength": 4}]}, "oneOf"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength"),
+        ({"type": "no-such"}, "type"),
+        (
+            {"additionalProperties": {"dependentRequired": {"a": ["b"]}}},
+            "additionalProperties.dependentRequired",
+        ),
+        ({"properties": {"a": False}, "required": ["a"]}, "properties.a"),
+    ],
+)
+def test_the_keyword_at_fault_is_named_with_its_place(schema, where):
+    with pytest.raises(GrammarRefused) as caught:
+        validate(Grammar(kind="json_schema", text=json.dumps({"type": "object"} | schema)))
+    assert caught.value.where == where
+    assert str(caught.value).startswith(f"{where}: ")
+    assert caught.value.keyword in where.split(".")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="json_object"),
+        Grammar(kind="json_schema", text='{"type": "string", "format": "date"}'),
+        Grammar(kind="json_schema", text="true"),
+        Grammar(kind="regex", text=r"\d{3}/[a-z]+"),
+        Grammar(kind="choice", text='["yes", "n\\"o\\n", "\U0001f600"]'),
+        Grammar(kind="grammar", text='start: "a" | /b+/'),
+        Grammar(kind="grammar", text='root ::= "a" | [b-d]+'),
+        Grammar(
+            kind="structural_tag",
+            text='{"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],'
+            ' "triggers": ["<a"]}',
+        ),
+    ],
+    ids=lambda grammar: f"{grammar.kind} {grammar.text[:12]}",
+)
+def test_what_can_be_honoured_passes(grammar):
+    validate(grammar)
+
+
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        ({"type": "no_such"}, "format.type"),
+        ({"type": "tag", "begin": 3, "end": ""}, "format.begin"),
+        ({"type": "sequence", "elements": []}, "format.elements"),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<b"],
+                "tags": [{"type": "tag", "begin": "<a>", "end": "", "content": {}}],
+            },
+            "format.triggers",
+        ),
+        (
+            {
+                "type": "tag",
+                "begin": "a",
+                "end": "b",
+                "content": {"type": "json_schema", "json_schema": {"contains": {}}},
+            },
+            "format.content.json_schema.contains",
+        ),
+    ],
+)
+def test_the_part_of_a_structural_tag_at_fault_is_named(form, where):
+    with pytest.raises(GrammarRefused) as caught:
+        validate(Grammar(kind="structural_tag", text=json.dumps({"format": form})))
+    assert caught.value.where == where
+
+
+def test_a_text_without_bounds_is_refused():
+    with pytest.raises(GrammarRefused, match="at most"):
+        validate(Grammar(kind="regex", text="a" * 2_000_000))

@@ -1,0 +1,29 @@
+"""The conformance suite of `GrammarBackend`, and the broken backends that prove it."""
+
+from openinfer_testing.grammar._broken import BROKEN_BACKENDS, BrokenBackend
+from openinfer_testing.grammar._rules import GRAMMAR_RULES, BackendFactory, GrammarRule
+from openinfer_testing.grammar._suite import GrammarConformance
+from openinfer_testing.grammar._vocabulary import (
+    EOS_TOKEN_IDS,
+    VOCAB_SIZE,
+    decode,
+    encode,
+    tokenizer_json,
+)
+
+__all__ = [
+    # the suite
+    "GrammarConformance",
+    "GrammarRule",
+    "GRAMMAR_RULES",
+    "BackendFactory",
+    # its proof
+    "BrokenBackend",
+    "BROKEN_BACKENDS",
+    # a vocabulary to test with
+    "tokenizer_json",
+    "encode",
+    "decode",
+    "VOCAB_SIZE",
+    "EOS_TOKEN_IDS",
+]

@@ -1,0 +1,67 @@
+"""A small byte-level vocabulary with some words, for suites over grammars."""
+
+import json
+from collections.abc import Sequence
+
+_WORDS = (*("true", "false", "name", "null", "tr", "ab", "abc", "cd"), *('":', '", ', '{"'))
+
+
+def _byte_characters() -> list[str]:
+    """How byte-level tokenizers spell each byte: as itself where it prints, else from 256 on."""
+    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printing]
+    spelled = {byte: chr(byte) for byte in printing}
+    spelled |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    return [spelled[byte] for byte in range(256)]
+
+
+_BYTES = _byte_characters()
+_TOKENS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in _WORDS]
+
+EOS_TOKEN_IDS = (len(_TOKENS), len(_TOKENS) + 1)
+"""Two ids that end an output."""
+
+VOCAB_SIZE = 300
+"""Of the model: beyond the tokenizer, and no multiple of 32."""
+
+
+def tokenizer_json() -> bytes:
+    """The vocabulary as a tokenizer.json."""
+    vocab = {
+        "".join(_BYTES[byte] for byte in token): token_id for token_id, token in enumerate(_TOKENS)
+    }
+    added = [
+        {
+            "id": token_id,
+            "content": f"<|end{index}|>",
+            "special": True,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for index, token_id in enumerate(EOS_TOKEN_IDS)
+    ]
+    byte_level = {
+        "type": "ByteLevel",
+        **dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), False),
+    }
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    return json.dumps(content).encode()
+
+
+def encode(text: str) -> list[int]:
+    """One id a byte."""
+    return list(text.encode())
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """The text of ids; ids that end an output have none."""
+    return b"".join(_TOKENS[i] for i in token_ids if i < len(_TOKENS)).decode(errors="replace")
