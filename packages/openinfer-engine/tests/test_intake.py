@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from openinfer_contract import FEATURES, EngineInfo, Grammar, Sampling, pack_ids
+from openinfer_contract import FEATURES, EngineInfo, Grammar, Sampling, StopRules, pack_ids
 from openinfer_engine import EngineOptions, build_engine_info
 from openinfer_engine._intake import check_intake
 from openinfer_testing import ZeroCostExecutor
@@ -25,7 +25,13 @@ def info() -> EngineInfo:
         ("prompt_token_ids", {"prompt_token_ids": WRONG}),
         ("sampling.allowed_token_ids", {"sampling": Sampling(allowed_token_ids=WRONG)}),
         ("sampling.bad_words", {"sampling": Sampling(bad_words=(pack_ids([1]), WRONG))}),
-        ("grammar.start_after", {"grammar": Grammar(kind="json_object", start_after=WRONG)}),
+        (
+            "grammar.start_after",
+            {
+                "grammar": Grammar(kind="json_object", start_after=WRONG),
+                "stop": StopRules(max_tokens=8),
+            },
+        ),
     ],
 )
 def test_ids_outside_the_vocabulary(

@@ -1,5 +1,6 @@
 """Scheduler and modelled executor in a loop that is stepped by hand."""
 
+import random
 from collections import deque
 
 import pytest
@@ -31,6 +32,7 @@ class Loop:
         rng=None,
         fail_step=0.0,
         fail_row=0.0,
+        force=0.0,
         has_prefix_cache=True,
         groups=None,
         num_slabs=None,
@@ -71,6 +73,9 @@ class Loop:
             fail_row=fail_row,
         )
         self.now = 100.0
+        self.rng = rng or random.Random(0)
+        self.force_chance = force
+        self.num_forced = 0
         self.num_added = 0
         self.in_flight = deque()
         self.requests = {}
@@ -140,7 +145,24 @@ class Loop:
         result = self.executor.wait(step_id)
         if result is None:
             return self.take(self.scheduler.fail(step_id, "the step failed", self.now))
-        return self.take(self.scheduler.apply(result, self.now))
+        effects = self.take(self.scheduler.apply(result, self.now))
+        for request_id, event in effects:
+            if event.token_ids and event.end is None and self.rng.random() < self.force_chance:
+                self.force(request_id, self.rng.randrange(1, 6))
+        return effects
+
+    def force(self, request_id, num_tokens):
+        """Forces the tokens that a request without drafts comes to next anyway."""
+        request = self.requests[request_id]
+        if request.grammar is None:
+            return []
+        seed = self.executor.seeds[request_id]
+        tokens, _ = alone(request, seed, self.config.max_model_len)
+        begin = len(self.output[request_id])
+        forced = tokens[begin : begin + num_tokens]
+        effects = self.scheduler.force(request_id, pack_ids(forced), self.now)
+        self.num_forced += sum(event.num_tokens for _, event in effects)
+        return self.take(effects)
 
     def loaded(self, *request_ids):
         return self.take(self.scheduler.loaded(request_ids, self.now))

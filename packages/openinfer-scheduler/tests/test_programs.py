@@ -59,6 +59,7 @@ SETTINGS = st.fixed_dictionaries(
         "has_prefix_cache": st.sampled_from((True, True, False)),
         "fail_step": st.sampled_from((0.0, 0.0, 0.1)),
         "fail_row": st.sampled_from((0.0, 0.0, 0.03)),
+        "force": st.sampled_from((0.0, 0.5)),
     }
 )
 REQUEST = st.fixed_dictionaries(

@@ -5,12 +5,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits
 from openinfer_engine._executor import Executor, ExecutorInfo
+from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine._model_line import EngineOptions
+from openinfer_grammar import GrammarCompiler, check_backend, load_backend
 from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_slabs
 from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy, max_unsettled_tokens
 
@@ -19,9 +22,15 @@ LOOP_FEATURES = frozenset({"deadline"})
 
 
 def build_engine_info(
-    executor: ExecutorInfo, options: EngineOptions, *, model_line: str = "", tp_size: int = 1
+    executor: ExecutorInfo,
+    options: EngineOptions,
+    *,
+    model_line: str = "",
+    tp_size: int = 1,
+    has_grammars: bool = False,
 ) -> EngineInfo:
     """What an engine over this executor says of itself."""
+    honoured = executor.honoured | LOOP_FEATURES | _cache_features(options)
     return EngineInfo(
         engine=f"openinfer-engine {version('openinfer-engine')}",
         model_line=model_line,
@@ -40,7 +49,7 @@ def build_engine_info(
         ),
         cache_groups=_group_infos(executor),
         hash_recipe=HASH_RECIPE,
-        honoured=executor.honoured | LOOP_FEATURES | _cache_features(options),
+        honoured=honoured if has_grammars else honoured - {"grammar"},
         commands=executor.commands | LOOP_COMMANDS,
         tp_size=tp_size,
         device=executor.device,
@@ -73,6 +82,7 @@ def assemble(
     options: EngineOptions,
     *,
     model_line: str = "",
+    tokenizer: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineLoop:
     """An engine's loop over an executor, which it owns from now on; closed if this fails.
@@ -81,22 +91,29 @@ def assemble(
         executor: ready to step.
         options: limits of the intake, policy, caching, events, seed.
         model_line: what `EngineInfo.model_line` says.
+        tokenizer: the checkpoint's tokenizer.json, the vocabulary of grammars; it is read in the
+            background. None, or where there is no such file: grammars are not honoured.
         clock: monotonic seconds; a simulator brings its own.
 
     Raises:
+        BackendUnavailable: the backend of grammars is not installed.
         PublisherError: KV events cannot be published as configured.
         UnknownPolicy: no installed scheduling policy of that name.
         ValueError: limits that make no sense together.
     """
     try:
-        return _assembled(executor, options, model_line, clock)
+        return _assembled(executor, options, model_line, tokenizer, clock)
     except BaseException:
         executor.close()
         raise
 
 
 def _assembled(
-    executor: Executor, options: EngineOptions, model_line: str, clock: Callable[[], float]
+    executor: Executor,
+    options: EngineOptions,
+    model_line: str,
+    tokenizer: Path | None,
+    clock: Callable[[], float],
 ) -> EngineLoop:
     info = executor.info
     target_ms = options.target_itl_ms
@@ -127,9 +144,33 @@ def _assembled(
         clock=clock,
     )
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
+    grammars = _grammar_desk(info, options, tokenizer)
     engine_info = build_engine_info(
-        info, options, model_line=model_line, tp_size=options.tensor_parallel_size
+        info,
+        options,
+        model_line=model_line,
+        tp_size=options.tensor_parallel_size,
+        has_grammars=grammars is not None,
     )
     events = options.kv_events_config
     outlet = None if events is None or not events.is_publishing else KVEventOutlet(cache, events)
-    return EngineLoop(executor, scheduler, engine_info, clock, outlet)
+    return EngineLoop(executor, scheduler, engine_info, clock, outlet, grammars)
+
+
+def _grammar_desk(
+    info: ExecutorInfo, options: EngineOptions, tokenizer: Path | None
+) -> GrammarDesk | None:
+    """What honours grammars, where the executor takes masks and there is a vocabulary."""
+    check_backend(options.structured_outputs_backend)
+    if "grammar" not in info.honoured or tokenizer is None or not tokenizer.is_file():
+        return None
+    compiler = GrammarCompiler(
+        partial(
+            load_backend,
+            options.structured_outputs_backend,
+            tokenizer,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+        )
+    )
+    return GrammarDesk(compiler, vocab_size=info.vocab_size, num_slots=info.max_num_seqs)

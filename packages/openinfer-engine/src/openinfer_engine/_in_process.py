@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from openinfer_contract import (
@@ -28,7 +29,6 @@ from openinfer_engine._load_meter import LoadMeter
 from openinfer_engine._loop import EngineLoop
 from openinfer_engine._model_line import EngineOptions
 
-_STALLED_WAIT_S = 0.05
 _QUIET_S = 0.1
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class InProcessEngine:
         factory: makes the executor, on the step thread.
         options: limits of the intake, policy, seed.
         model_line: what `EngineInfo.model_line` says.
+        tokenizer: the checkpoint's tokenizer.json; None: grammars are not honoured.
 
     Raises:
         Exception: whatever `factory` raises.
@@ -80,9 +81,11 @@ class InProcessEngine:
         options: EngineOptions | None = None,
         *,
         model_line: str = "",
+        tokenizer: Path | None = None,
     ) -> None:
         self._options = options or EngineOptions()
         self._model_line = model_line
+        self._tokenizer = tokenizer
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._death: str | None = None
@@ -176,7 +179,12 @@ class InProcessEngine:
     ) -> None:
         """The step thread."""
         try:
-            loop = assemble(factory(), self._options, model_line=self._model_line)
+            loop = assemble(
+                factory(),
+                self._options,
+                model_line=self._model_line,
+                tokenizer=self._tokenizer,
+            )
             meter = LoadMeter(loop, time.monotonic())
         except BaseException as error:
             started.set_exception(error)
@@ -232,7 +240,7 @@ class InProcessEngine:
 def _wait_s(loop: EngineLoop, meter: LoadMeter, may_prepare: bool) -> float | None:
     has_to_look = loop.has_work or loop.replay is not None
     waits = (
-        _STALLED_WAIT_S if has_to_look else None,
+        loop.stalled_wait_s if has_to_look else None,
         _QUIET_S if may_prepare else None,
         meter.wait_s(time.monotonic()),
     )

@@ -29,6 +29,7 @@ def _columns(request: GenerateRequest) -> Iterator[tuple[str, bytes]]:
         yield "sampling.bad_words", words
     if request.grammar is not None:
         yield "grammar.start_after", request.grammar.start_after
+        yield "grammar.may_open_with", request.grammar.may_open_with
 
 
 def _check_column(field: str, column: bytes, vocab_size: int) -> Rejected | None:

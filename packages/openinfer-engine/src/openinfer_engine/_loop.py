@@ -5,15 +5,17 @@ process (`_server`) or a thread (`_in_process`). With depth 2 the iterations int
 
     launch n+1 -> wait n -> apply n, deliver n -> (host: intake) -> plan n+2, launch n+2 -> ...
 
-so that the device always has a step to run while the host settles the one before. No step of this
-version needs a mask from the host, so each is sampled as soon as it is launched.
+so that the device always has a step to run while the host settles the one before. A step is sampled
+as soon as it is launched, but for one with a grammar's rows: their masks hang on the tokens of the
+step before, so it is settled first, and they are filled while the forward pass runs:
+
+    launch n+1 -> wait n -> apply n, deliver n -> masks n+1, sample n+1 -> (host) -> plan n+2 -> ...
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -36,27 +38,23 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_engine._executor import Executor
+from openinfer_engine._grammars import GrammarDesk
+from openinfer_engine._held import HeldRequests
 from openinfer_engine._intake import check_intake
 from openinfer_engine._kv_events import KVEventOutlet, Replay
 from openinfer_engine.errors import ExecutorDead, StepFailed
-from openinfer_scheduler import Effects, Scheduler
+from openinfer_scheduler import Effects, Scheduler, StepPlan
 
 LOOP_COMMANDS = frozenset({"get_load", "reset_prefix_cache", "pause", "resume"})
 """Commands that the loop itself honours, over any executor."""
 
 DRAIN_RETRY_AFTER_S = 5.0
+STALLED_WAIT_S = 0.05
+_COMPILING_WAIT_S = 0.001
 
 Reply = Callable[[CommandResult], None]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A request that arrived while a pause waits for the live ones."""
-
-    request: GenerateRequest
-    arrival: float
 
 
 class EngineLoop:
@@ -71,6 +69,7 @@ class EngineLoop:
         info: what requests are checked against.
         clock: monotonic seconds.
         kv_events: flushed after each step, and closed by `close`; None: nobody is told.
+        grammars: closed by `close`; None where no request may have one.
 
     Attributes:
         info: what the engine says of itself.
@@ -84,6 +83,7 @@ class EngineLoop:
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         kv_events: KVEventOutlet | None = None,
+        grammars: GrammarDesk | None = None,
     ) -> None:
         self.info = info
         self.step_id = 0
@@ -91,11 +91,11 @@ class EngineLoop:
         self._scheduler = scheduler
         self._clock = clock
         self._kv_events = kv_events
+        self._grammars = grammars
         self._depth = executor.info.depth
         self._in_flight: deque[int] = deque()
         self._sinks: dict[str, EventSink] = {}
-        self._held: dict[str, _Held] = {}
-        self._num_held_tokens = 0
+        self._held = HeldRequests(info.limits)
         self._commands: deque[tuple[Command, Reply]] = deque()
         self._drain_replies: list[Callable[[], None]] = []
         self._num_refused = 0
@@ -110,6 +110,12 @@ class EngineLoop:
         return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
             self._scheduler.has_work and not self._is_paused
         )
+
+    @property
+    def stalled_wait_s(self) -> float:
+        """How long the host may wait for input where `step` found nothing to do."""
+        is_compiling = self._grammars is not None and self._grammars.is_compiling
+        return _COMPILING_WAIT_S if is_compiling else STALLED_WAIT_S
 
     @property
     def replay(self) -> Replay | None:
@@ -161,7 +167,7 @@ class EngineLoop:
         return replace(
             load,
             num_waiting=load.num_waiting + len(self._held),
-            num_waiting_tokens=load.num_waiting_tokens + self._num_held_tokens,
+            num_waiting_tokens=load.num_waiting_tokens + self._held.num_tokens,
             num_rejected=self._num_refused,
             is_paused=self._is_paused,
             is_draining=self._is_draining,
@@ -180,6 +186,8 @@ class EngineLoop:
         """
         now = self._clock()
         self._expire(now)
+        if self._grammars is not None and self._grammars.is_compiling:
+            self._take_compiled(self._grammars)
         has_obeyed = bool(self._commands) and not self._in_flight and self._run_commands(now)
         is_launched = self._may_plan() and self._launch(now)
         has_waited = bool(self._in_flight) and (
@@ -226,6 +234,8 @@ class EngineLoop:
         """Frees the executor and ends the events. Idempotent."""
         if self._kv_events is not None:
             self._kv_events.close()
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.close()
 
     @property
@@ -244,8 +254,29 @@ class EngineLoop:
             return False
         ticket = self._executor.launch(plan)
         self._in_flight.append(ticket)
-        self._executor.sample(ticket, {})
+        grammars = self._grammars
+        if grammars is not None and grammars.has_constraints and grammars.note(plan):
+            self._sample_masked(plan, grammars)
+        else:
+            self._executor.sample(ticket, {})
         return True
+
+    def _sample_masked(self, plan: StepPlan, grammars: GrammarDesk) -> None:
+        """Samples the newest step by masks, once the tokens before it are known."""
+        while self._in_flight[0] != plan.step_id:
+            self._complete()
+        masks, failures = grammars.masks(plan)
+        self._executor.sample(plan.step_id, masks)
+        self._deliver(self._scheduler.fail_some(failures, self._clock()))
+
+    def _constrain(self, effects: Effects, grammars: GrammarDesk) -> None:
+        """Tells the grammars what was sampled, and gives what they leave no choice about."""
+        now = self._clock()
+        self._deliver(self._scheduler.fail_some(grammars.follow(effects), now))
+        for request_id, token_ids in grammars.forced(effects):
+            given = self._scheduler.force(request_id, token_ids, now)
+            grammars.follow(given)
+            self._deliver(given)
 
     def _complete(self) -> None:
         ticket = self._in_flight[0]
@@ -258,7 +289,10 @@ class EngineLoop:
             self._deliver(self._scheduler.fail(ticket, str(error), self._clock()))
             return
         self._in_flight.popleft()
-        self._deliver(self._scheduler.apply(result, self._clock()))
+        effects = self._scheduler.apply(result, self._clock())
+        self._deliver(effects)
+        if self._grammars is not None and self._grammars.has_constraints:
+            self._constrain(effects, self._grammars)
 
     def _deliver(self, effects: Effects) -> None:
         sinks = self._sinks
@@ -266,7 +300,12 @@ class EngineLoop:
             if event.end is None:
                 sinks[request_id](event)
             else:
-                sinks.pop(request_id)(event)
+                self._finish(request_id, event)
+
+    def _finish(self, request_id: str, event: TokenEvent) -> None:
+        if self._grammars is not None:
+            self._grammars.forget(request_id)
+        self._sinks.pop(request_id)(event)
 
     def _refusal(self, request: GenerateRequest) -> Rejected | None:
         if self._is_draining:
@@ -278,41 +317,40 @@ class EngineLoop:
         return check_intake(request, self.info)
 
     def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
-        if not self._is_holding:
+        if not self._is_holding and request.grammar is None:
             return self._scheduler.add(request, now)
         if request.request_id in self._sinks:
             return Rejected(
                 kind="duplicate", field="request_id", message="this request id is live already"
             )
-        limits = self.info.limits
-        if (
-            len(self._held) >= limits.max_queued_requests
-            or self._num_held_tokens + request.num_prompt_tokens > limits.max_queued_tokens
-        ):
-            return Rejected(kind="overloaded", message="the engine is pausing", retry_after_s=1.0)
-        self._held[request.request_id] = _Held(request, now)
-        self._num_held_tokens += request.num_prompt_tokens
-        return None
+        rejected = self._held.hold(request, now)
+        if rejected is None and request.grammar is not None and self._grammars is not None:
+            self._grammars.compile(request)
+        return rejected
+
+    def _take_compiled(self, grammars: GrammarDesk) -> None:
+        """Hands over requests whose grammar is ready, and refuses those whose never will be."""
+        for request_id, rejected in grammars.compiled():
+            if rejected is not None:
+                self._held.take(request_id)
+                self._num_refused += 1
+                self._finish(request_id, TokenEvent(end=rejected))
+            elif not self._is_holding:
+                self._release(request_id)
 
     def _release(self, request_id: str) -> None:
         """Hands a held request to the scheduler, which may refuse it after all."""
-        held = self._held.pop(request_id, None)
+        held = self._held.take(request_id)
         if held is None:
             return
-        self._num_held_tokens -= held.request.num_prompt_tokens
         rejected = self._scheduler.add(held.request, held.arrival)
         if rejected is not None:
             self._num_refused += 1
-            self._sinks.pop(request_id)(TokenEvent(end=rejected))
+            self._finish(request_id, TokenEvent(end=rejected))
 
     def _expire(self, now: float) -> None:
         """Fails what is past its deadline, held requests too: the scheduler says it."""
-        late = [
-            request_id
-            for request_id, held in self._held.items()
-            if held.request.deadline is not None and held.request.deadline <= now
-        ]
-        for request_id in late:
+        for request_id in self._held.late(now):
             self._release(request_id)
         self._deliver(self._scheduler.expire(now))
 
@@ -357,5 +395,6 @@ class EngineLoop:
 
     def _end_settling(self) -> None:
         self._is_settling = False
-        for request_id in tuple(self._held):
-            self._release(request_id)
+        for request_id in self._held:
+            if self._grammars is None or not self._grammars.waits_for(request_id):
+                self._release(request_id)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from openinfer_engine._executor import Executor
 from openinfer_engine.errors import CheckpointNotFound
+from openinfer_grammar import BackendName
 from openinfer_kv_cache import KVEventsConfig
 
 
@@ -49,6 +50,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights of the checkpoint's shapes."""
     kv_events_config: KVEventsConfig | None = None
+    structured_outputs_backend: BackendName = "llguidance"
+    """What holds outputs to grammars; xgrammar is an extra of openinfer-grammar."""
 
     def __post_init__(self) -> None:
         for name in ("long_prefill_token_threshold", "max_num_partial_prefills"):

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from openinfer_contract import OpenInferError
 from openinfer_engine._address import bound_address, listen, remove_socket_file
@@ -99,7 +100,12 @@ def _build(spec: ProcessSpec) -> EngineLoop:
     executor = resolve_factory(spec.factory)(spec.launch)
     if executor.info.memory:
         _logger.info("memory on %s%s", executor.info.device, _table(executor.info.memory))
-    return assemble(executor, spec.launch.engine, model_line=spec.launch.model_line)
+    return assemble(
+        executor,
+        spec.launch.engine,
+        model_line=spec.launch.model_line,
+        tokenizer=Path(spec.launch.model_path) / "tokenizer.json",
+    )
 
 
 def _table(memory: Sequence[tuple[str, int]]) -> str:

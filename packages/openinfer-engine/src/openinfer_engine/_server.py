@@ -31,7 +31,6 @@ from openinfer_engine._loop import EngineLoop
 
 UNWRITABLE_S = 30.0
 """A peer that takes no output for this long has hung up."""
-_STALLED_WAIT_S = 0.05
 _BLOCKED_WAIT_S = 1.0
 _QUIET_S = 0.1
 """Idle for as long, the engine does what later steps gain from: a client in turn is back sooner."""
@@ -145,7 +144,7 @@ class EngineServer:
             return 0.0
         now = time.monotonic()
         waits = (
-            _STALLED_WAIT_S if self._loop.has_work else None,
+            self._loop.stalled_wait_s if self._loop.has_work else None,
             max(0.0, self._wanted_at + _QUIET_S - now) if self._may_prepare else None,
             self._meter.wait_s(now),
             None if self._replay is None else self._replay.wait_s,

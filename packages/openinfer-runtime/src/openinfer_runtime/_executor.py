@@ -279,8 +279,8 @@ class TorchExecutor:
             return None
         at = {int(row): index for index, row in enumerate(rows.sampled_rows)}
         index = np.array([at[row] for row in masks], np.int64)
-        bits = np.stack(list(masks.values())).astype(np.int64)
-        return index, upload(bits, self._device).to(torch.int32)
+        bits = np.stack(list(masks.values())).view(np.int32)
+        return index, upload(bits, self._device)
 
     def _result(self, step: _Step) -> StepResult:
         """Reads what a step has come to. Waits for the device."""

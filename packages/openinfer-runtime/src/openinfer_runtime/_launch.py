@@ -182,7 +182,7 @@ def _info(
         num_blocks=memory.num_blocks,
         model_fingerprint=fingerprint(spec),
         max_logprobs=min(MAX_LOGPROBS, plan.vocab_size),
-        honoured=HONOURED | {"prompt_logprobs"},
+        honoured=HONOURED | {"grammar", "prompt_logprobs"},
         memory=memory.parts,
     )
 

@@ -51,9 +51,9 @@ class PlannedRow:
     """Tokens forwarded, >= 1; they follow the positions forwarded or cached before. Of a decode
     row at most so many: the token sampled last and up to `num_drafts` that the executor drafts."""
     token_ids: TokenIds | None
-    """[num_tokens] known ids to forward, a slice of the start's `token_ids`; or None, a decode
-    row: forward the token this row sampled last, which may not have reached the host yet, and
-    drafts after it."""
+    """[num_tokens] known ids to forward: a slice of the start's `token_ids`, or output that was
+    forced since, behind the token sampled last; or None, a decode row: forward the token this row
+    sampled last, which may not have reached the host yet, and drafts after it."""
     new_block_ids: tuple[BlockIds, ...]
     """Per cache group: blocks to append to the row's block table before the forward. Often none,
     sometimes more than this step needs."""

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from openinfer_contract import CacheGroupLoad, GenerateRequest, Load, Rejected
@@ -10,6 +10,7 @@ from openinfer_kv_cache import GroupStats, KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
+from openinfer_scheduler._force import force
 from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import StepPlan, StepResult
@@ -178,6 +179,34 @@ class Scheduler:
                 failed = state.fail(sequence, message, is_retryable=False)
                 effects.append(state.event(sequence, failed))
         return effects
+
+    def fail_some(self, messages: Mapping[str, str], now: float) -> Effects:
+        """Ends live requests with Failed, by id and why; unknown ids are ignored."""
+        state = self._state
+        effects: Effects = []
+        for request_id, message in messages.items():
+            sequence = state.live.get(request_id)
+            if sequence is not None:
+                failed = state.fail(sequence, message, is_retryable=False)
+                effects.append(state.event(sequence, failed))
+        return effects
+
+    def force(self, request_id: str, token_ids: bytes, now: float) -> Effects:
+        """Gives a running request its next output tokens: they need not be sampled.
+
+        Its next row forwards them together, behind the token sampled last. What rows in flight
+        sample for it is dropped. To be called between an `apply` that settled tokens of the
+        request and the next `plan`, for a request without drafts and without logprobs.
+
+        Args:
+            request_id: live; nothing is done for one that is preempted now, or has more rows in
+                flight than tokens given.
+            token_ids: u32 column, at least one id. Ends count as in sampled output.
+            now: monotonic seconds.
+        """
+        sequence = self._state.live[request_id]
+        event = force(self._state, sequence, token_ids, now)
+        return [] if event is None else [(request_id, event)]
 
     def fail_all(self, message: str, now: float) -> Effects:
         """Ends every live request with Failed. Steps in flight are applied or failed as usual."""

@@ -212,13 +212,16 @@ class Stay:
         "max_planned",
         "next_check",
         "num_given",
+        "num_keyed",
         "num_planned",
+        "num_unforwarded",
         "plain_until",
         "request_id",
         "sequence",
         "slot",
         "stop_ids",
         "stride",
+        "surplus_until",
         "tokens",
     )
 
@@ -236,7 +239,14 @@ class Stay:
         self.cache = cache
         self.given: TokenIds = np.frombuffer(bytes(sequence.tokens), "<u4")
         self.num_given = len(self.given)
-        """Tokens that the host knew at the start; later ones come from the row itself."""
+        """Tokens that the host knew at the start, or has forced since; others come from the row
+        itself."""
+        self.num_keyed = self.num_given
+        """Of them those known at the start, whose blocks are sealed when they are planned."""
+        self.num_unforwarded = 0
+        """Forced tokens at the end of the known ones, until one is sampled behind them."""
+        self.surplus_until = 0
+        """What rows of steps up to this one sample has been forced in the meantime."""
         self.num_planned = cache.num_cached_tokens
         """Positions forwarded by steps done or planned, and those found cached. Drafts in flight
         count as accepted, until `apply` knows."""
@@ -272,14 +282,22 @@ class Stay:
         else:
             self.plain_until = 0
 
+    def take_as_given(self, last_completed: int) -> None:
+        """To be called when tokens were forced: the next rows forward them like a prompt."""
+        self.given = np.frombuffer(bytes(self.tokens), "<u4")
+        self.num_given = len(self.given)
+        self.plain_until = self.next_check = 0
+        if self.last_step > last_completed:
+            self.surplus_until = self.last_step
+
     def settle_blocks(self) -> None:
         """Hands the cache the tokens settled since the last time, which seals full blocks.
 
         Every few blocks and at the end: nobody else is likely to want a block of output before.
         """
         sequence, keys = self.sequence, self.cache.keys
-        computed = sequence.num_known_tokens - 1
-        if computed > self.num_given:
+        computed = sequence.num_known_tokens - 1 - self.num_unforwarded
+        if computed > self.num_keyed:
             self.cache.apply(computed, bytes(sequence.tokens[BYTES_PER_ID * keys.num_tokens :]))
         stride = SEAL_STRIDE * keys.tokens_per_block
         num_known = min((computed // stride + 1) * stride + 1, sequence.max_total)

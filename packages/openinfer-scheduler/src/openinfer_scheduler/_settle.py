@@ -66,12 +66,13 @@ class _Settling:
         events = [TokenEvent(token_ids=ids) for ids in columns[: len(stays)]]
         effects = list(zip([stay.request_id for stay in stays], events, strict=True))
         dropped = set()
+        step_id = self._step.plan.step_id
         for stay, ids, token_id in zip(stays, columns, token_ids, strict=False):
             tokens = stay.tokens
             # `next_check` is 0 before a stay's first token and after its end.
             if len(tokens) < stay.next_check and token_id not in stay.stop_ids:
                 tokens += ids
-            elif stay.is_settling:
+            elif stay.is_settling and step_id > stay.surplus_until:
                 event = self._settled(stay, ids, None, None)
                 assert event is not None, "there is a token to tell of"
                 effects[stays.index(stay)] = stay.request_id, event
@@ -85,7 +86,7 @@ class _Settling:
     def take_row(self, index: int, ids: bytes) -> None:
         """Settles one row."""
         stay, row = self._step.stays[index], self._step.plan.rows[index]
-        if not stay.is_settling:
+        if not stay.is_settling or self._step.plan.step_id <= stay.surplus_until:
             self.num_dropped += len(ids) // BYTES_PER_ID
             return
         sequence, result = stay.sequence, self._result
@@ -129,6 +130,7 @@ class _Settling:
         if ids:
             if sequence.first_token_at is None:
                 sequence.first_token_at = self._now
+            stay.num_unforwarded = 0
             num_tokens = len(ids) // BYTES_PER_ID
             num_taken, end = self._take_tokens(stay, ids)
             if num_taken < num_tokens:

@@ -20,6 +20,8 @@ class Row:
     tables: list[list[int | None]]
     """Per group, the block table; None where a window has left a block behind."""
     num_entries: int
+    num_before: int
+    """Tokens before the output."""
     last_token: int | None = None
 
     def append(self, new_block_ids: Sequence[BlockIds]) -> None:
@@ -42,6 +44,7 @@ def row_of(start: RowStart, groups: Sequence[CacheGroup]) -> Row:
         start.seed,
         tables,
         start.num_cached_tokens,
+        len(start.token_ids) - start.num_output_tokens,
     )
 
 

@@ -1,0 +1,57 @@
+"""Requests that the scheduler does not know yet: they wait for a grammar, or for a pause."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openinfer_contract import GenerateRequest, Limits, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request, and when it came."""
+
+    request: GenerateRequest
+    arrival: float
+
+
+class HeldRequests:
+    """By id, in order of arrival, within the limits of the intake."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: dict[str, Held] = {}
+        self.num_tokens = 0
+        """Of all prompts."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._held))
+
+    def hold(self, request: GenerateRequest, now: float) -> Rejected | None:
+        """Takes a request, or says that there is no room."""
+        limits = self._limits
+        if (
+            len(self._held) >= limits.max_queued_requests
+            or self.num_tokens + request.num_prompt_tokens > limits.max_queued_tokens
+        ):
+            return Rejected(kind="overloaded", message="the intake is full", retry_after_s=1.0)
+        self._held[request.request_id] = Held(request, now)
+        self.num_tokens += request.num_prompt_tokens
+        return None
+
+    def take(self, request_id: str) -> Held | None:
+        """Gives a request back; None: it is not here."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self.num_tokens -= held.request.num_prompt_tokens
+        return held
+
+    def late(self, now: float) -> list[str]:
+        """Ids of those whose deadline has passed."""
+        return [
+            request_id
+            for request_id, held in self._held.items()
+            if held.request.deadline is not None and held.request.deadline <= now
+        ]

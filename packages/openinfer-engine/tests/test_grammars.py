@@ -1,0 +1,266 @@
+"""Grammars in the loop: compiled beside it, masks in time, forced tokens, every way to end."""
+
+import itertools
+import random
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from openinfer_contract import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    Grammar,
+    LogprobOptions,
+    Pause,
+    Rejected,
+    Resume,
+    Sampling,
+    StopRules,
+    pack_ids,
+)
+from openinfer_engine import EngineOptions, assemble
+from openinfer_grammar import BackendUnavailable
+from openinfer_testing import CountingShape, ZeroCostExecutor
+from openinfer_testing.engine import Recorder
+from openinfer_testing.grammar import VOCAB_SIZE, decode, encode, tokenizer_json
+
+EOS = VOCAB_SIZE - 1
+REGEX = Grammar(kind="regex", text="(true|false), abxabxabx(c|d){2}")
+
+
+class MaskedExecutor(ZeroCostExecutor):
+    """Draws evenly from what a mask allows, once it is there."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self._info = replace(self._info, honoured=self._info.honoured | {"grammar"})
+        self.rng = random.Random(1)
+        self.calls = []
+        self.plans = {}
+
+    def launch(self, plan, /):
+        self.calls.append(f"launch {plan.step_id}")
+        self.plans[plan.step_id] = plan
+        return super().launch(plan)
+
+    def sample(self, ticket, masks, /):
+        self.calls.append(f"sample {ticket}{' masked' if masks else ''}")
+        super().sample(ticket, masks)
+        plan, result = self.plans[ticket], self._results[-1]
+        assert result.step_id == ticket, "a later step was launched before this one was sampled"
+        at = np.cumsum(result.counts) - 1
+        for row, mask in masks.items():
+            assert plan.rows[row].needs_mask
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+            assert len(allowed), "a mask that allows nothing"
+            token_id = int(self.rng.choice(allowed))
+            result.token_ids[at[row]] = self._rows[plan.rows[row].slot].last_token = token_id
+
+    def wait(self, ticket, /):
+        self.calls.append(f"wait {ticket}")
+        return super().wait(ticket)
+
+
+class Bench:
+    def __init__(self, tokenizer, *, depth, **shape):
+        options = {"max_num_seqs": 4} | shape
+        self.executor = MaskedExecutor(CountingShape(vocab_size=VOCAB_SIZE, depth=depth, **options))
+        self.loop = assemble(self.executor, EngineOptions(), tokenizer=tokenizer)
+
+    def submit(self, request):
+        recorder = Recorder(request.request_id)
+        self.loop.submit(request, recorder)
+        return recorder
+
+    def run(self):
+        give_up_at = time.monotonic() + 20
+        while self.loop.has_work:
+            assert time.monotonic() < give_up_at, "the loop does not come to rest"
+            if not self.loop.step():
+                time.sleep(self.loop.stalled_wait_s)
+
+
+@pytest.fixture
+def make_request():
+    count = itertools.count()
+
+    def make(*, num_prompt_tokens=3, max_tokens=8, **more):
+        return GenerateRequest(
+            request_id=f"r{next(count)}",
+            prompt_token_ids=pack_ids(range(5, 5 + num_prompt_tokens)),
+            stop=StopRules(max_tokens=max_tokens),
+            **{"sampling": Sampling(temperature=0.0)} | more,
+        )
+
+    return make
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer_json())
+    return path
+
+
+@pytest.fixture(params=[1, 2])
+def make_bench(request, tokenizer):
+    made = []
+
+    def make(**options):
+        made.append(Bench(tokenizer, **{"depth": request.param} | options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.loop.close()
+
+
+def text_of(recorder):
+    assert isinstance(recorder.end, Finished), recorder.end
+    return decode(recorder.tokens)
+
+
+def test_outputs_follow_their_grammars_beside_others(make_bench, make_request):
+    bench = make_bench()
+    plain = bench.submit(make_request(max_tokens=30))
+    held = [bench.submit(make_request(max_tokens=60, grammar=REGEX)) for _ in range(6)]
+    bench.run()
+    assert plain.tokens == [*range(plain.tokens[0], plain.tokens[0] + 30)]
+    for recorder in held:
+        assert re.fullmatch(REGEX.text, text_of(recorder)), text_of(recorder)
+        assert recorder.end.reason == "stop"
+        assert recorder.tokens[-1] == EOS
+    assert len({text_of(recorder) for recorder in held}) > 1
+    assert bench.loop.load().is_idle
+
+
+def test_only_steps_with_masks_wait_for_the_tokens_before_them(make_bench, make_request):
+    bench = make_bench(depth=2)
+    bench.submit(make_request(max_tokens=6))
+    bench.run()
+    plain = [call for call in bench.executor.calls if not call.startswith("wait")]
+    assert plain[:4] == ["launch 1", "sample 1", "launch 2", "sample 2"]
+    assert bench.executor.calls.index("launch 2") < bench.executor.calls.index("wait 1")
+    bench.executor.calls.clear()
+    bench.submit(make_request(max_tokens=8, grammar=Grammar(kind="regex", text="(x|y){9}")))
+    bench.run()
+    calls = bench.executor.calls
+    masked = [int(call.split()[1]) for call in calls if call.endswith("masked")]
+    assert len(masked) >= 8
+    for step_id in masked[1:]:
+        at = calls.index(f"launch {step_id}")
+        assert calls[at : at + 3] == [
+            f"launch {step_id}",
+            f"wait {step_id - 1}",
+            f"sample {step_id} masked",
+        ]
+
+
+def test_forced_tokens_save_steps(make_bench, make_request):
+    num_steps = {}
+    for name, options in {"given": {}, "sampled": {"logprobs": LogprobOptions()}}.items():
+        bench = make_bench()
+        recorder = bench.submit(make_request(max_tokens=60, grammar=REGEX, **options))
+        bench.run()
+        assert re.fullmatch(REGEX.text, text_of(recorder)), text_of(recorder)
+        assert recorder.end.num_output_tokens == len(recorder.tokens)
+        num_steps[name] = bench.loop.load().step_id
+    assert num_steps["given"] < num_steps["sampled"]
+
+
+def test_preempted_requests_go_on_in_their_grammar(make_bench, make_request):
+    bench = make_bench(num_blocks=6, tokens_per_block=4, max_model_len=24)
+    grammar = Grammar(kind="regex", text="(ab?x|cd){18}")
+    recorders = [
+        bench.submit(make_request(num_prompt_tokens=4, max_tokens=19, grammar=grammar))
+        for _ in range(4)
+    ]
+    bench.run()
+    assert bench.loop.load().num_preemptions
+    for recorder in recorders:
+        assert re.fullmatch("(ab?x|cd)*(a|ab|c)?", text_of(recorder)), text_of(recorder)
+        assert len(recorder.tokens) == 19
+
+
+def test_what_is_refused_says_why_and_disturbs_nobody(make_bench, make_request):
+    bench = make_bench()
+    schema = Grammar(kind="json_schema", text='{"type": "array", "uniqueItems": true}')
+    refused = bench.submit(make_request(grammar=schema))
+    other = bench.submit(make_request(max_tokens=4))
+    bench.run()
+    assert isinstance(refused.end, Rejected)
+    assert (refused.end.kind, refused.end.field) == ("invalid", "grammar")
+    assert "uniqueItems" in refused.end.message
+    assert len(other.tokens) == 4
+
+
+def test_an_output_prefix_is_replayed(make_bench, make_request):
+    bench = make_bench()
+    request = make_request(grammar=Grammar(kind="regex", text="(a|b)+xyz"), max_tokens=60)
+    ids = [*encode("??"), *encode("abax")]
+    resumed = replace(request, prompt_token_ids=pack_ids(ids), num_output_prefix=4)
+    broken = replace(resumed, request_id="broken", num_output_prefix=5)
+    recorder, refused = bench.submit(resumed), bench.submit(broken)
+    bench.run()
+    assert text_of(recorder) == "yz"
+    assert isinstance(refused.end, Rejected)
+    assert "token 63" in refused.end.message
+
+
+def test_reasoning_comes_before_the_grammar(make_bench, make_request):
+    bench = make_bench()
+    grammar = replace(REGEX, start_after=pack_ids([40]))
+    recorder = bench.submit(make_request(num_prompt_tokens=30, max_tokens=90, grammar=grammar))
+    bench.run()
+    at = recorder.tokens.index(40)
+    assert recorder.tokens[: at + 1] == [*range(recorder.tokens[0], 41)], "the model counts"
+    assert re.fullmatch(REGEX.text, decode(recorder.tokens[at + 1 :]))
+
+
+def test_requests_end_in_every_way_while_their_grammar_is_compiled(
+    monkeypatch, tokenizer, make_request
+):
+    def slow(*arguments, **options):
+        time.sleep(0.3)
+        raise BackendUnavailable("no vocabulary")
+
+    monkeypatch.setattr("openinfer_engine._assembly.load_backend", slow)
+    bench = Bench(tokenizer, depth=2)
+    try:
+        requests = [make_request(grammar=REGEX) for _ in range(4)]
+        late = replace(requests[1], deadline=time.monotonic() + 0.05)
+        aborted, expired, unavailable, paused = (
+            bench.submit(request) for request in (requests[0], late, *requests[2:])
+        )
+        duplicate = Recorder("duplicate")
+        bench.loop.submit(requests[2], duplicate)
+        assert duplicate.end.kind == "duplicate"
+        assert bench.loop.load().num_waiting == 4
+        bench.loop.abort([requests[0].request_id])
+        assert aborted.end.reason == "abort"
+        bench.loop.control(Pause(mode="wait"), lambda result: None)
+        bench.loop.step()
+        bench.loop.control(Resume(), lambda result: None)
+        bench.run()
+        assert isinstance(expired.end, Failed)
+        for recorder in (unavailable, paused):
+            assert recorder.end.kind == "unsupported"
+            assert "no vocabulary" in recorder.end.message
+        assert bench.loop.load().is_idle
+    finally:
+        bench.loop.close()
+
+
+def test_an_engine_without_a_tokenizer_honours_no_grammar(tmp_path, make_request):
+    bench = Bench(tmp_path / "tokenizer.json", depth=1)
+    try:
+        assert "grammar" not in bench.loop.info.honoured
+        recorder = bench.submit(make_request(grammar=REGEX))
+        assert (recorder.end.kind, recorder.end.field) == ("unsupported", "grammar")
+    finally:
+        bench.loop.close()
