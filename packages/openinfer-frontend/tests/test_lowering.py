@@ -202,8 +202,9 @@ def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, clie
         ({"logprob_token_ids": [300], "logprobs": 0}, "logprob_token_ids"),
         ({"logprob_token_ids": [1] * 129, "logprobs": 0}, "logprob_token_ids"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+        ({"guided_regex": "a"}, "guided_regex"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )

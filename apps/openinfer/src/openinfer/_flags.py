@@ -145,6 +145,14 @@ FLAGS: tuple[Flag, ...] = (
         choices=("lru", "lfu", "priority"),
     ),
     Flag(
+        "structured_outputs_backend",
+        ("--structured-outputs-backend", "--grammar-backend"),
+        "str",
+        "engine",
+        "what holds outputs to schemas and grammars; xgrammar is an extra",
+        choices=("llguidance", "xgrammar"),
+    ),
+    Flag(
         "kv_events_config",
         ("--kv-events-config",),
         "json",

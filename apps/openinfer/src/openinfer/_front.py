@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from openinfer._grammar_check import grammar_problem
 from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
@@ -55,6 +56,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
             served_model_names=self.served_model_names,
             version=self.version,
             generation_config=self.generation_config,
+            check_grammar=grammar_problem,
         )
 
     def load_text(self) -> TextModel:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from openinfer._batch import Batch, Completion, Message, Prompt, Sample
@@ -30,6 +31,7 @@ from openinfer_text import (
     OutputParser,
     OutputText,
     ParseContext,
+    StructureError,
     TemplateError,
 )
 
@@ -77,7 +79,10 @@ class LLM:
         self.name = prepared.model.name
         self.text = TextOptions.from_values(values).load(prepared.model.path)
         self.engine = InProcessEngine(
-            lambda: launch_line(spec), spec.engine, model_line=spec.model_line
+            lambda: launch_line(spec),
+            spec.engine,
+            model_line=spec.model_line,
+            tokenizer=Path(spec.model_path) / "tokenizer.json",
         )
         keep_honoured_defaults(self.text, self.engine.info)
         self._numbers = itertools.count()
@@ -227,7 +232,7 @@ class LLM:
         parser = self.text.parser(chat.turn, has_tools=has_tools)
         if parser is None:
             parser = OutputParser(ParseContext(), reasoning=None, tools=None)
-        return self._sample(chat.token_ids, params, completion, parser)
+        return self._sample(chat.token_ids, params, completion, parser, chat.turn)
 
     def _sample(
         self,
@@ -235,10 +240,11 @@ class LLM:
         params: SamplingParams,
         completion: Completion,
         parser: OutputParser | None = None,
+        turn: str | None = None,
     ) -> Sample:
         return Sample(
             completion,
-            self._request(token_ids, params, completion.sample),
+            self._request(token_ids, params, completion.sample, turn),
             self._output(params, token_ids, parser.markers if parser else ()),
             params.stop_token_ids,
             parser,
@@ -263,8 +269,17 @@ class LLM:
         known = self.engine.info.eos_token_ids
         return tuple(i for i in self.text.stop_token_ids if i not in known)
 
-    def _request(self, token_ids: bytes, params: SamplingParams, sample: int) -> GenerateRequest:
+    def _request(
+        self, token_ids: bytes, params: SamplingParams, sample: int, turn: str | None
+    ) -> GenerateRequest:
         info = self.engine.info
+        try:
+            grammar = params.grammar
+        except StructureError as error:
+            field = f"structured_outputs.{error.field}".rstrip(".")
+            raise RequestRejected(str(error), field) from error
+        if grammar is not None and turn is not None:
+            grammar = self.text.behind_reasoning(grammar, turn)
         request = params.lower(
             f"llm-{next(self._numbers)}",
             token_ids,
@@ -272,6 +287,7 @@ class LLM:
             max_model_len=info.limits.max_model_len,
             defaults=self.text.generation,
             eos_token_ids=self._own_eos(),
+            grammar=grammar,
         )
         rejected = check_request(request, info)
         if rejected is not None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from openinfer_contract import GenerateRequest, LogprobOptions, StopRules
-from openinfer_text import GenerationDefaults
+from openinfer_contract import GenerateRequest, Grammar, LogprobOptions, StopRules
+from openinfer_text import GenerationDefaults, grammar_of_structure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: Mapping[str, Any] | None = None
+    """What the output is held to, one of `json`, `regex`, `choice`, `grammar`, `structural_tag` and
+    `json_object`; see docs/guides/structured-output.md."""
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -45,6 +49,16 @@ class SamplingParams:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output is held to, in the contract's terms.
+
+        Raises:
+            StructureError: naming the field of `structured_outputs` that cannot be used.
+        """
+        asked = self.structured_outputs
+        return None if asked is None else grammar_of_structure(asked)
+
     def lower(
         self,
         request_id: str,
@@ -54,6 +68,7 @@ class SamplingParams:
         max_model_len: int,
         defaults: GenerationDefaults,
         eos_token_ids: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> GenerateRequest:
         """One sample of one prompt as the engine takes it; output is clamped to the room left.
 
@@ -64,6 +79,7 @@ class SamplingParams:
             max_model_len: prompt and output tokens at most.
             defaults: what None stands for.
             eos_token_ids: ids that end a sequence besides those the engine knows.
+            grammar: of these parameters, behind the prompt's reasoning.
         """
         room = max(1, max_model_len - (len(prompt_token_ids) >> 2))
         extra = () if self.ignore_eos else eos_token_ids
@@ -90,4 +106,5 @@ class SamplingParams:
                 allowed_token_ids=self.allowed_token_ids,
             ),
             logprobs=None if self.logprobs is None else LogprobOptions(num_top=self.logprobs),
+            grammar=grammar,
         )

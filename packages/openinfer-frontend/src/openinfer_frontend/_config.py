@@ -1,7 +1,13 @@
 """What an operator decides about the front end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+from openinfer_contract import Grammar
+
+GrammarCheck = Callable[[Grammar], str | None]
+"""Says why a grammar cannot be honoured, None if it can; called from any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,8 @@ class FrontendConfig:
     """Threads that render and encode long prompts."""
     max_inline_bytes: int = 1024
     """Requests up to this size are rendered and encoded on the event loop, in a millisecond."""
+    check_grammar: GrammarCheck | None = None
+    """What is asked before a prompt is tokenised; None leaves it to the engine."""
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from openinfer_contract import EngineHandle, GenerateRequest, unpack_ids
 from openinfer_frontend._backend import Backend
@@ -23,6 +24,7 @@ from openinfer_frontend._requests import (
     GenerationRequest,
     StreamOptions,
 )
+from openinfer_frontend._structured import WantedForm, check_form, wanted_form
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
 from openinfer_text import OutputParser, OutputText
@@ -39,6 +41,7 @@ class _Job:
     context: RequestContext
     engine: EngineHandle
     lowering: Lowering
+    form: WantedForm | None
 
 
 class GenerateRoutes:
@@ -54,6 +57,8 @@ class GenerateRoutes:
         context = _context(exchange, "cmpl-", "prompt", DEFAULT_COMPLETION_TOKENS)
         with self._backend.admitted(), exchange.watched():
             job = self._check(request, context, len(request.prompts))
+            if job.form is not None:
+                await self._check_form(job.form)
             prompts = await self._text.encode_prompts(
                 request.prompts,
                 add_special_tokens=request.add_special_tokens,
@@ -69,9 +74,15 @@ class GenerateRoutes:
         default = self._text.defaults(self._backend.config.generation_config).max_new_tokens
         context = _context(exchange, "chatcmpl-", "messages", default)
         with self._backend.admitted(), exchange.watched():
-            job = self._check(request, context, 1)
             self._check_tools(request)
+            job = self._check(request, context, 1)
+            if job.form is not None:
+                await self._check_form(job.form)
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
+            if job.form is not None:
+                job.lowering.grammar = self._text.model.behind_reasoning(
+                    job.form.grammar, prompt.turn
+                )
             parsers = self._parsers(request, prompt)
             form = ParsedChatFormat if parsers else ChatFormat
             await self._answer(exchange, job, [prompt], form, parsers=parsers)
@@ -84,6 +95,7 @@ class GenerateRoutes:
             message = f"prompts times n must not exceed {config.max_sequences}"
             raise ApiError(400, message, param="n")
         engine = self._backend.engine()
+        form = wanted_form(request, self._text.model.tool_parser)
         lowering = Lowering(
             request,
             context,
@@ -91,8 +103,14 @@ class GenerateRoutes:
             self._text.defaults(config.generation_config),
             self._text.model.stop_token_ids,
             self._text.encode_words(request.bad_words or ()),
+            form,
         )
-        return _Job(request=request, context=context, engine=engine, lowering=lowering)
+        return _Job(request=request, context=context, engine=engine, lowering=lowering, form=form)
+
+    async def _check_form(self, form: WantedForm) -> None:
+        check = self._backend.config.check_grammar
+        if check is not None:
+            await self._text.run_long(partial(check_form, form, check))
 
     def _check_tools(self, request: ChatRequest) -> None:
         if request.offered_tools and self._text.model.tool_parser is None:
@@ -153,6 +171,7 @@ class GenerateRoutes:
             num_samples=request.n,
             eos_token_ids=job.lowering.eos_token_ids,
             prompt_param=context.prompt_param,
+            grammar_param=None if job.form is None else job.form.param,
             is_prompt_only=request.wanted_max_tokens == 0,
         ) as generation:
             if request.stream:

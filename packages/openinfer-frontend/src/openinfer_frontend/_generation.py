@@ -80,6 +80,7 @@ class Generation:
         num_samples: int,
         eos_token_ids: Collection[int],
         prompt_param: str,
+        grammar_param: str | None = None,
         is_prompt_only: bool = False,
     ) -> None:
         """Prepares; nothing is submitted before the block is entered.
@@ -90,6 +91,7 @@ class Generation:
             num_samples: choices per prompt.
             eos_token_ids: ids whose stop has no `stop_reason`.
             prompt_param: what the route calls the prompt, for errors.
+            grammar_param: which field asked for a grammar, likewise.
             is_prompt_only: a choice ends before its first token, whatever that is.
         """
         self._engine = engine
@@ -97,6 +99,7 @@ class Generation:
         self._num_samples = num_samples
         self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
+        self._grammar_param = grammar_param
         self._is_prompt_only = is_prompt_only
         self._num_open = len(self._choices)
         self._fan_in = EventFanIn(asyncio.get_running_loop())
@@ -148,7 +151,11 @@ class Generation:
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
                 choice.is_released = True
-                raise ApiError.from_rejection(event.end, prompt_param=self._prompt_param)
+                raise ApiError.from_rejection(
+                    event.end,
+                    prompt_param=self._prompt_param,
+                    grammar_param=self._grammar_param,
+                )
             if isinstance(event.end, Failed):
                 choice.is_released = True
                 raise _failure(event.end)

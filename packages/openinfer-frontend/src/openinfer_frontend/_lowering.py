@@ -19,6 +19,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_frontend._requests import GenerationRequest
+from openinfer_frontend._structured import WantedForm
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
 from openinfer_text import GenerationDefaults
@@ -50,6 +51,7 @@ class Lowering:
     Attributes:
         eos_token_ids: ids that end a sequence by themselves; `stop_reason` does not name them.
         stop_token_ids: every id at which the engine will end a sequence of this request.
+        grammar: what its sequences are held to.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Lowering:
         defaults: GenerationDefaults,
         eos_token_ids: Collection[int],
         bad_words: tuple[bytes, ...] = (),
+        form: WantedForm | None = None,
     ) -> None:
         """Lowers and checks `request`, before anything is spent on its prompt.
 
@@ -72,6 +75,8 @@ class Lowering:
         self._arrival = time.monotonic()
         self._defaults = defaults
         self._bad_words = bad_words
+        self._form = form
+        self.grammar = None if form is None else form.grammar
         self._first_sampling = self._lower_sampling(0)
         explicit = dict.fromkeys(request.stop_token_ids or ())
         known_to_engine = frozenset(info.eos_token_ids)
@@ -125,6 +130,7 @@ class Lowering:
             sampling=self._sampling(sample),
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
+            grammar=self.grammar,
             cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
             priority=self._request.priority,
             tenant=self._context.tenant or self._request.user or "",
@@ -156,7 +162,11 @@ class Lowering:
 
     def _raise_if(self, rejected: Rejected | None) -> None:
         if rejected is not None:
-            raise ApiError.from_rejection(rejected, prompt_param=self._context.prompt_param)
+            raise ApiError.from_rejection(
+                rejected,
+                prompt_param=self._context.prompt_param,
+                grammar_param=None if self._form is None else self._form.param,
+            )
 
     def _check_counts(self) -> None:
         most, request = self._info.limits.max_logprobs, self._request

@@ -72,8 +72,6 @@ class GenerationRequest(RequestModel):
         "length_penalty": (1, 1.0),
         "early_stopping": (False,),
         "truncate_prompt_tokens": (),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
         "guided_json": (),
         "guided_regex": (),
         "guided_choice": (),
@@ -121,6 +119,8 @@ class GenerationRequest(RequestModel):
     session_id: Annotated[str, Field(max_length=512)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
 
@@ -294,6 +294,13 @@ class ChatRequest(GenerationRequest):
     def _known_choice(cls, choice: Any) -> Any:
         check_tool_choice(choice)
         return choice
+
+    @model_validator(mode="after")
+    def _a_call_needs_tools(self) -> Self:
+        if self.tool_choice not in (None, "auto", "none") and not self.tools:
+            message = "tool_choice demands a call, but there are no tools"
+            raise ApiError(400, message, param="tool_choice")
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

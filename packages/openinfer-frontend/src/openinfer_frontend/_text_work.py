@@ -128,6 +128,10 @@ class TextWork:
         ]
         return tuple(dict.fromkeys(column for column in columns if column))
 
+    async def run_long(self, work: Callable[[], T]) -> T:
+        """Runs what may take long on one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
     def close(self) -> None:
         """Ends the threads once their work is done."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from openinfer_frontend.errors import ApiError
 
-_CHOICES = (None, "auto", "none")
+_CHOICES = (None, "auto", "none", "required")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
@@ -31,22 +31,24 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             raise _wrong(f"{where}.function.description", "must be a string")
         if not isinstance(function.get("parameters", {}), dict | None):
             raise _wrong(f"{where}.function.parameters", "must be a JSON schema, an object")
-        if function.get("strict"):
-            raise _wrong(
-                f"{where}.function.strict",
-                "is not supported by this server: arguments are not held to the schema; "
-                "leave it out and check them",
-            )
+        if not isinstance(function.get("strict", False), bool | None):
+            raise _wrong(f"{where}.function.strict", "must be true or false")
 
 
 def check_tool_choice(choice: object) -> None:
-    """Looks for a choice that would have to bind the model.
+    """Looks for a choice that is none of `auto`, `none`, `required` and a named function.
 
     Raises:
         ApiError: 400.
     """
-    if not (isinstance(choice, str | None) and choice in _CHOICES):
-        raise _wrong("tool_choice", "must be auto or none: this server cannot force a call")
+    if isinstance(choice, str | None) and choice in _CHOICES:
+        return
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        reason = "must be auto, none, required, or an object of type function"
+        raise _wrong("tool_choice", reason)
+    function = choice.get("function")
+    if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+        raise _wrong("tool_choice.function.name", "must be a string")
 
 
 def _wrong(param: str, reason: str) -> ApiError:

@@ -73,16 +73,25 @@ class ApiError(FrontendError):
         self.allow = allow
 
     @classmethod
-    def from_rejection(cls, rejected: Rejected, *, prompt_param: str = "prompt") -> "ApiError":
+    def from_rejection(
+        cls,
+        rejected: Rejected,
+        *,
+        prompt_param: str = "prompt",
+        grammar_param: str | None = None,
+    ) -> "ApiError":
         """The answer to a request that the contract's check or an engine refused.
 
         Args:
             rejected: the refusal, in the contract's field names.
             prompt_param: what the route calls `prompt_token_ids`.
+            grammar_param: which field asked for the grammar.
         """
         field = rejected.field
         if field == "prompt_token_ids":
             param = prompt_param
+        elif field == "grammar" and grammar_param is not None:
+            param = grammar_param
         else:
             bare = field.removeprefix("sampling.").removeprefix("stop.")
             param = _PARAM_OF_FIELD.get(field, bare)

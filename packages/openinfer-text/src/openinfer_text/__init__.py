@@ -1,6 +1,7 @@
 """Text to token ids and back: tokenizer, templates, detokenisation, stop strings, parsers."""
 
 from openinfer_text._assistant import AssistantTurn, ToolCall
+from openinfer_text._call_grammar import CallForm, grammar_of_calls
 from openinfer_text._detokenizer import IncrementalDetokenizer
 from openinfer_text._engine import AddedToken, HuggingFaceEngine, Pipeline, TokenizerEngine
 from openinfer_text._generation import GenerationDefaults
@@ -8,7 +9,13 @@ from openinfer_text._installed_parsers import check_parser, installed_parsers
 from openinfer_text._messages import ContentFormat
 from openinfer_text._model import ChatPrompt, TextModel
 from openinfer_text._output import OutputText, TextDelta
-from openinfer_text._parser import OutputParser, ParseContext, ParserFactory, ParserStream
+from openinfer_text._parser import (
+    OutputParser,
+    ParseContext,
+    ParserFactory,
+    ParserStream,
+    ReasoningMarks,
+)
 from openinfer_text._pieces import (
     Content,
     Piece,
@@ -18,6 +25,7 @@ from openinfer_text._pieces import (
     ToolCallStart,
 )
 from openinfer_text._stop import StopStrings
+from openinfer_text._structured import grammar_of_response_format, grammar_of_structure
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import Tokenizer
 from openinfer_text.errors import (
@@ -25,6 +33,7 @@ from openinfer_text.errors import (
     InvalidChatInput,
     NoChatTemplate,
     ParserError,
+    StructureError,
     TemplateError,
     TextError,
 )
@@ -63,6 +72,12 @@ __all__ = [
     "ToolCallEnd",
     "AssistantTurn",
     "ToolCall",
+    # the form of an output
+    "grammar_of_structure",
+    "grammar_of_response_format",
+    "grammar_of_calls",
+    "CallForm",
+    "ReasoningMarks",
     # errors
     "TextError",
     "CheckpointTextError",
@@ -70,4 +85,5 @@ __all__ = [
     "InvalidChatInput",
     "NoChatTemplate",
     "ParserError",
+    "StructureError",
 ]

@@ -44,6 +44,8 @@ class HermesParser:
 
     name = "hermes"
     markers = (_OPEN, _CLOSE)
+    call_trigger = _OPEN
+    call_separator = "\n"
 
     def claims(self, template: str, /) -> bool:
         """A template with `<tool_call>` and the key `"arguments"`, and no XML inside the call."""
@@ -52,6 +54,11 @@ class HermesParser:
             and _ARGUMENTS_KEY.search(template) is not None
             and not any(mark in template for mark in _OTHER_DIALECTS)
         )
+
+    def call_frame(self, name: str, /) -> tuple[str, str]:
+        """What stands before and behind the arguments, as chat templates write it."""
+        called = json.dumps(name, ensure_ascii=False)
+        return f'{_OPEN}\n{{"name": {called}, "arguments": ', f"}}\n{_CLOSE}"
 
     def start(self, context: ParseContext, /) -> "_HermesStream":
         """A parser for one answer."""

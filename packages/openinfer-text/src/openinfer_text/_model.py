@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from openinfer_contract import pack_ids
+from openinfer_contract import Grammar, pack_ids
 from openinfer_text._folder import read_chat_templates, read_json, read_number
 from openinfer_text._generation import GenerationDefaults
 from openinfer_text._installed_parsers import choose_parser
 from openinfer_text._messages import ContentFormat
 from openinfer_text._output import OutputText
-from openinfer_text._parser import OutputParser, ParseContext, ParserFactory
+from openinfer_text._parser import OutputParser, ParseContext, ParserFactory, ReasoningMarks
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
 from openinfer_text._turns import TurnTokens, find_boundaries, learn_turn_tokens
@@ -211,6 +211,36 @@ class TextModel:
             shown_tokens=shown_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             context_ids=context_ids,
+        )
+
+    def behind_reasoning(self, grammar: Grammar, turn: str) -> Grammar:
+        """The grammar of a chat's answer, from where its reasoning ends.
+
+        Where the prompt has opened the reasoning it is waited for, where the model may open it,
+        that is allowed; an answer whose reasoning is over is held from its first token.
+
+        Args:
+            grammar: of the answer.
+            turn: of the `ChatPrompt`.
+        """
+        parser: object = self.reasoning_parser
+        if not isinstance(parser, ReasoningMarks):
+            return grammar
+        opener, closer = parser.reasoning_opener, parser.reasoning_closer
+        is_open = turn.rfind(opener) > turn.rfind(closer)
+        if not is_open and closer in turn:
+            return grammar
+        added = self.tokenizer.added_tokens
+        if is_open:
+            ends = self.tokenizer.encode(closer, add_special_tokens=False)
+            return Grammar(kind=grammar.kind, text=grammar.text, start_after=ends)
+        if opener not in added or closer not in added:
+            return grammar
+        return Grammar(
+            kind=grammar.kind,
+            text=grammar.text,
+            start_after=pack_ids((added[closer],)),
+            may_open_with=pack_ids((added[opener],)),
         )
 
     def parser(

@@ -10,7 +10,7 @@ kind of model is a `ParserFactory`, and that is what an entry point of `openinfe
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from openinfer_text._pieces import Content, Piece, ToolCallEnd, ToolCallStart
 
@@ -87,6 +87,22 @@ class ParserFactory(Protocol):
 
     def start(self, context: ParseContext, /) -> ParserStream:
         """A parser for one answer."""
+
+
+@runtime_checkable
+class ReasoningMarks(Protocol):
+    """What a reasoning parser looks for; a `ParserFactory` may have it besides.
+
+    Attributes:
+        reasoning_opener: how reasoning begins.
+        reasoning_closer: how it ends; what a grammar has to say begins behind it.
+    """
+
+    @property
+    def reasoning_opener(self) -> str: ...
+
+    @property
+    def reasoning_closer(self) -> str: ...
 
 
 class OutputParser:

@@ -20,6 +20,8 @@ class ThinkParser:
 
     name = "qwen3"
     markers = (_OPEN, _CLOSE)
+    reasoning_opener = _OPEN
+    reasoning_closer = _CLOSE
 
     def claims(self, template: str, /) -> bool:
         """A template that writes both markers."""

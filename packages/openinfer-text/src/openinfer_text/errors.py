@@ -5,7 +5,8 @@ TextError
 ├── TemplateError         the chat template failed or refused the messages: the client's 400
 ├── InvalidChatInput      messages no template can be given; names the field: a 400
 ├── NoChatTemplate        a chat was asked of a checkpoint that brings no chat template: a 400
-└── ParserError           a tool or reasoning parser that is not there, or not the only one
+├── ParserError           a tool or reasoning parser that is not there, or not the only one
+└── StructureError        what is asked of an output's form cannot be read; names the field: a 400
 
 What the front end answers with a 400 never carries a path or a traceback in its text.
 """
@@ -69,3 +70,15 @@ class NoChatTemplate(TextError):
 
 class ParserError(TextError):
     """A tool or reasoning parser that is not installed, does not load, or is not the only one."""
+
+
+class StructureError(TextError):
+    """What is asked of an output's form cannot be read.
+
+    Attributes:
+        field: within what was asked, dotted; empty where it is all of it.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.field = field

@@ -1,0 +1,120 @@
+"""What a body asks of its answer's form: `response_format`, `structured_outputs`, forced calls."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openinfer_contract import Grammar
+from openinfer_frontend._config import GrammarCheck
+from openinfer_frontend._requests import ChatRequest, GenerationRequest
+from openinfer_frontend.errors import ApiError
+from openinfer_text import (
+    CallForm,
+    StructureError,
+    grammar_of_calls,
+    grammar_of_response_format,
+    grammar_of_structure,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedForm:
+    """A grammar, and the field of the body that asks for it."""
+
+    grammar: Grammar
+    param: str
+
+
+def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
+    """The form that a body asks for; None: any.
+
+    Args:
+        request: a body.
+        tool_parser: of the model; calls are forced if it is a `CallForm`.
+
+    Raises:
+        ApiError: 400, naming the field that cannot be honoured.
+    """
+    form = _output_form(request)
+    if not isinstance(request, ChatRequest) or not request.offered_tools:
+        return form
+    return _with_calls(request, request.offered_tools, form, tool_parser)
+
+
+def _output_form(request: GenerationRequest) -> WantedForm | None:
+    wanted, structure = request.response_format, request.structured_outputs
+    form = None
+    if wanted is not None:
+        grammar = _read("response_format", grammar_of_response_format, wanted)
+        form = None if grammar is None else WantedForm(grammar, "response_format")
+    if structure is None:
+        return form
+    if form is not None:
+        raise _wrong("structured_outputs", "cannot be combined with response_format")
+    grammar = _read("structured_outputs", grammar_of_structure, structure)
+    assert grammar is not None
+    return WantedForm(grammar, "structured_outputs")
+
+
+def _read(
+    param: str, read: Callable[[Mapping[str, Any]], Grammar | None], value: Mapping[str, Any]
+) -> Grammar | None:
+    try:
+        return read(value)
+    except StructureError as error:
+        where = f"{param}.{error.field}" if error.field else param
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise ApiError(400, f"{where}: {reason}", param=where) from error
+
+
+def _with_calls(
+    request: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    form: WantedForm | None,
+    tool_parser: object,
+) -> WantedForm | None:
+    choice = request.tool_choice
+    named = choice["function"]["name"] if isinstance(choice, dict) else None
+    is_named = named is not None
+    is_single = is_named or request.parallel_tool_calls is False
+    is_required = is_named or choice == "required"
+    if is_required and form is not None:
+        raise _wrong("tool_choice", f"a call cannot be demanded together with {form.param}")
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    if not (is_required or is_strict or form is not None):
+        return None
+    if form is not None and form.grammar.kind not in ("json_schema", "json_object"):
+        raise _wrong(form.param, "only JSON can be combined with tools")
+    if not isinstance(tool_parser, CallForm):
+        raise _wrong(
+            "tool_choice" if is_required else "tools",
+            "calls cannot be forced nor held to a schema: this model's tool parser does not say "
+            "how they are written",
+        )
+    if is_named:
+        tools = [tool for tool in tools if tool["function"]["name"] == named]
+        if not tools:
+            raise _wrong("tool_choice.function.name", "names none of the tools")
+    grammar = grammar_of_calls(
+        tool_parser,
+        tools,
+        is_required=is_required,
+        is_single=is_single,
+        otherwise=None if form is None else form.grammar,
+    )
+    return WantedForm(grammar, "tools" if form is None else form.param)
+
+
+def check_form(form: WantedForm, check: GrammarCheck) -> None:
+    """Looks whether the form can be honoured.
+
+    Raises:
+        ApiError: 400, with the reason.
+    """
+    reason = check(form.grammar)
+    if reason is not None:
+        raise _wrong(form.param, reason)
+
+
+def _wrong(param: str, reason: str) -> ApiError:
+    return ApiError(400, f"{param}: {reason}", param=param)

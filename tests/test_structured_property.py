@@ -1,0 +1,181 @@
+"""Random schemas on a model without sense: refused by keyword, or answered validly."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from openinfer import LLM, SamplingParams
+from openinfer_contract import (
+    EventBuffer,
+    Finished,
+    GenerateRequest,
+    Grammar,
+    Rejected,
+    Sampling,
+    StopRules,
+    pack_ids,
+    unpack_ids,
+)
+from openinfer_grammar import GrammarRefused, validate
+
+NUM_SCHEMAS = 150
+MAX_TOKENS = 500
+_WORDS = ("red", "dark green", "é\n", '"', "7", "")
+_ODD = (
+    {"uniqueItems": True},
+    {"not": {"type": "null"}},
+    {"contains": {"type": "integer"}},
+    {"if": {"type": "string"}, "then": {"minLength": 1}},
+    {"dependentRequired": {"a": ["b"]}},
+    {"propertyNames": {"maxLength": 3}},
+    {"format": "no-such-format"},
+    {"pattern": "(?=a)b"},
+    {"oneOf": [{"maxLength": 3}, {"maxLength": 5}]},
+    {"$ref": "#/$defs/missing"},
+    {"minLength": 5, "maxLength": 2},
+)
+
+
+def _scalar(chance: random.Random) -> dict[str, object]:
+    kind = chance.choice(("string", "pattern", "integer", "number", "bool", "null", "enum", "date"))
+    if kind == "string":
+        low = chance.randrange(3)
+        return {"type": "string", "minLength": low, "maxLength": low + chance.randrange(8)}
+    if kind == "pattern":
+        return {"type": "string", "pattern": chance.choice(("^[a-c]{1,4}$", r"^\d{2}-[x-z]+$"))}
+    if kind == "integer":
+        low = chance.randrange(-50, 50)
+        bounds = {"minimum": low, "maximum": low + chance.randrange(200)}
+        return {"type": "integer", **(bounds if chance.random() < 0.7 else {})}
+    if kind == "number":
+        return {"type": "number", "minimum": -2.5, "exclusiveMaximum": chance.choice((3, 7.25))}
+    if kind == "enum":
+        return {"enum": chance.sample([*_WORDS, 3, None, True, 2.5], 3)}
+    if kind == "date":
+        return {"type": "string", "format": "date"}
+    return {"type": {"bool": "boolean", "null": "null"}[kind]}
+
+
+def _schema(chance: random.Random, depth: int = 3) -> dict[str, object]:
+    """A schema all of whose strings and arrays are bounded."""
+    draw = chance.random()
+    if depth == 0 or draw < 0.25:
+        return _scalar(chance)
+    if draw < 0.45:
+        low = chance.randrange(2)
+        items = _schema(chance, depth - 1)
+        bounds = {"minItems": low, "maxItems": low + chance.randrange(3)}
+        return {"type": "array", "items": items, **bounds}
+    if draw < 0.55:
+        return {"anyOf": [_schema(chance, depth - 1) for _ in range(2)]}
+    if draw < 0.62:
+        return {"const": {"a": [1, chance.choice(_WORDS)], "b": None}}
+    names = chance.sample(["a", "b c", "name", "ü", 'q"'], chance.randrange(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: _schema(chance, depth - 1) for name in names},
+        "required": chance.sample(names, chance.randrange(len(names) + 1)),
+        "additionalProperties": False,
+    }
+
+
+def _spoiled(schema: dict[str, object], chance: random.Random) -> dict[str, object]:
+    """The schema with a keyword somewhere that is hard to honour."""
+    odd = chance.choice(_ODD)
+    kind = "array" if {"uniqueItems", "contains"} & {*odd} else "string"
+    if {"dependentRequired", "propertyNames"} & {*odd}:
+        kind = "object"
+    part = odd if "$ref" in odd else {"type": kind, **odd}
+    properties = {"part": part, "rest": schema}
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def _keywords(schema: object) -> set[str]:
+    if isinstance(schema, dict):
+        return {*schema}.union(*(_keywords(value) for value in schema.values()))
+    if isinstance(schema, list):
+        return set().union(*(_keywords(item) for item in schema))
+    return set()
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(load_format="dummy", device="cpu", max_num_seqs=32) as llm:
+        yield llm
+
+
+def test_every_schema_is_refused_by_keyword_or_answered_validly(llm):
+    chance = random.Random(20)
+    schemas = [_schema(chance) for _ in range(NUM_SCHEMAS)]
+    schemas = [_spoiled(s, chance) if n % 5 == 4 else s for n, s in enumerate(schemas)]
+    buffers = []
+    for number, schema in enumerate(schemas):
+        buffers.append(EventBuffer())
+        request = GenerateRequest(
+            request_id=f"schema-{number}",
+            prompt_token_ids=pack_ids([5, 6, 7]),
+            stop=StopRules(max_tokens=MAX_TOKENS),
+            sampling=Sampling(temperature=2.0, seed=number),
+            grammar=Grammar(kind="json_schema", text=json.dumps(schema)),
+        )
+        llm.engine.submit(request, buffers[-1])
+    num_answered = num_ended = num_refused = 0
+    for schema, buffer in zip(schemas, buffers, strict=True):
+        event = buffer.get_blocking(60)
+        while event.end is None:
+            event = event.merged(buffer.get_blocking(60))
+        try:
+            validate(Grammar(kind="json_schema", text=json.dumps(schema)))
+            refused = None
+        except GrammarRefused as error:
+            refused = error
+        if isinstance(event.end, Rejected):
+            num_refused += 1
+            assert refused is not None, "the front end lets it pass, the engine does not"
+            assert event.end.message == f"grammar: {refused}"
+            assert refused.keyword in _keywords(schema), refused
+            assert refused.keyword in event.end.message
+            continue
+        assert refused is None, f"the front end refuses what the engine takes: {refused}"
+        assert isinstance(event.end, Finished), event.end
+        num_answered += 1
+        if event.end.reason != "stop":
+            continue
+        num_ended += 1
+        text = llm.text.decode(unpack_ids(event.token_ids))
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    assert num_refused >= NUM_SCHEMAS // 10
+    assert num_answered >= NUM_SCHEMAS // 2
+    assert num_ended >= 0.8 * num_answered, f"{num_ended} of {num_answered} ended by themselves"
+
+
+def test_given_or_sampled_what_is_forced_comes_to_the_same(llm):
+    schema = {
+        "type": "object",
+        "properties": {"a_long_name": {"enum": ["x", "yy"]}, "other": {"type": "boolean"}},
+        "required": ["a_long_name", "other"],
+        "additionalProperties": False,
+    }
+    answers = [
+        llm.generate(
+            [[5, 6, 7]] * 2,
+            SamplingParams(
+                n=4,
+                seed=1,
+                temperature=2.0,
+                max_tokens=60,
+                logprobs=logprobs,
+                structured_outputs={"json": schema},
+            ),
+            has_progress_bar=False,
+        )
+        for logprobs in (None, 0)
+    ]
+    given, sampled = ([answer.token_ids for answer in some] for some in answers)
+    assert given == sampled
+    assert len({*map(tuple, given)}) > 1
+    assert all(
+        json.loads(answer.text).keys() == schema["properties"].keys() for answer in answers[0]
+    )
