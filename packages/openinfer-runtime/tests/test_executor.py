@@ -116,15 +116,22 @@ def test_a_step_may_be_recorded_before_there_is_one(engine, requests, expected):
     assert num_urgent + num_all == len(executor._graphs._forwards)
 
 
-def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog):
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog, is_prepared):
+    num_recorded = iter(range(100))
+
     def refuse(work):
+        if not is_prepared and next(num_recorded) < 2:
+            return work
         raise RuntimeError("no graphs today")
 
-    runner = engine().pad_steps()
+    runner = engine(max_num_batched_tokens=40).pad_steps()
     runner.executor._graphs._record = refuse
-    assert not runner.executor.prepare()
-    assert "no graphs today" in caplog.text
+    if is_prepared:
+        assert not runner.executor.prepare()
     assert [output.token_ids for output in runner.run(requests())] == expected
+    assert caplog.text.count("no graphs today") >= 1
+    assert runner.executor._graphs is None
 
 
 def test_a_preempted_sequence_replays_its_tokens(engine, requests, expected, block_bytes):

@@ -28,6 +28,7 @@ from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import HostRows, RowTable
 from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._transfer import Download, download
+from openinfer_runtime.errors import RecordingFailed
 from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
 from openinfer_scheduler import RowStart, StepPlan, StepResult
 
@@ -130,10 +131,13 @@ class TorchExecutor:
         try:
             with torch.inference_mode():
                 return self._graphs.record_next(is_urgent=is_urgent)
-        except RuntimeError as error:
-            _logger.warning("steps are not recorded, which costs speed: %s", error, exc_info=error)
-            self._graphs = None
+        except RecordingFailed as error:
+            self._stop_recording(error)
             return False
+
+    def _stop_recording(self, error: RecordingFailed) -> None:
+        _logger.warning("steps are not recorded, which costs speed: %s", error, exc_info=error)
+        self._graphs = None
 
     def launch(self, plan: StepPlan, /) -> int:
         """Starts a step's forward pass; what goes wrong is said by `wait`."""
@@ -199,9 +203,12 @@ class TorchExecutor:
         graphs, scored = self._graphs, self._scored_prompts(plan)
         shape = graphs.shape_of(plan) if graphs is not None and not scored else None
         if graphs is not None and shape is not None:
-            step.rows, step.logits = graphs.forward(plan, shape)
-            step.is_padded = True
-            return
+            try:
+                step.rows, step.logits = graphs.forward(plan, shape)
+                step.is_padded = True
+                return
+            except RecordingFailed as error:
+                self._stop_recording(error)
         step.rows, rows = self._rows.begin(plan)
         hidden = self._model.forward(rows.inputs, self._cache)
         if scored:
@@ -253,12 +260,14 @@ class TorchExecutor:
     def _sampled(
         self, step: _Step, rows: HostRows, logits: Logits, masks: GrammarMasks
     ) -> SampledTokens:
-        if step.is_padded and not masks:
+        if step.is_padded and not masks and self._graphs is not None:
             needs = self._sampler.recordable_needs(rows.sampled_slots)
-            if needs is not None:
-                assert self._graphs is not None
-                step.drawn_at = rows.sampled_rows
-                return self._graphs.draw(len(logits.slots), needs)
+            try:
+                if needs is not None:
+                    step.drawn_at = rows.sampled_rows
+                    return self._graphs.draw(len(logits.slots), needs)
+            except RecordingFailed as error:
+                self._stop_recording(error)
         if step.is_padded:
             logits = logits.select(upload(rows.sampled_rows, self._device))
         sampled = self._sampler.sample(

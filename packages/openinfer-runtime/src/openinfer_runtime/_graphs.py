@@ -8,6 +8,7 @@ ask for, from logits to the tables. Between them lie buffers that all recordings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -16,8 +17,11 @@ from openinfer_runtime._model import TorchModel
 from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import HostRows, RowTable, StaticStep
 from openinfer_runtime._shapes import StepShape, StepShapes
+from openinfer_runtime.errors import RecordingFailed
 from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
 from openinfer_scheduler import StepPlan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,9 @@ class StepGraphs:
         """Enqueues the forward pass of a plan; logits by row of the plan, then padding.
 
         The logits hold until the next forward pass.
+
+        Raises:
+            RecordingFailed: of a shape that comes for the first time.
         """
         forward = self._forwards.get(shape) or self.record_forward(shape)
         rows = self._rows.begin_static(plan, forward.step)
@@ -120,6 +127,9 @@ class StepGraphs:
         Args:
             num_rows: of a shape.
             needs: of `Sampler.recordable_needs`.
+
+        Raises:
+            RecordingFailed: of a draw that comes for the first time.
         """
         draw = self._draws.get((num_rows, needs)) or self.record_draw(num_rows, needs)
         return draw()
@@ -147,7 +157,11 @@ class StepGraphs:
         return False
 
     def record_forward(self, shape: StepShape) -> _Forward:
-        """Records the forward pass of a shape."""
+        """Records the forward pass of a shape.
+
+        Raises:
+            RecordingFailed: the device does not.
+        """
         step = StaticStep(shape, self._rows.padding_slot, self._device)
         out = self._logits.first(shape.num_seqs)
 
@@ -159,11 +173,15 @@ class StepGraphs:
             out.slots.copy_(rows.draw_slots)
             out.positions.copy_(rows.draw_positions)
 
-        forward = self._forwards[shape] = _Forward(step, self._record(work))
+        forward = self._forwards[shape] = _Forward(step, self._recorded(work))
         return forward
 
     def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:
-        """Records the draw of so many rows."""
+        """Records the draw of so many rows.
+
+        Raises:
+            RecordingFailed: the device does not.
+        """
         logits = self._logits.first(num_rows)
 
         def work() -> SampledTokens:
@@ -173,5 +191,11 @@ class StepGraphs:
             self._rows.settle(logits.slots, sampled.token_ids)
             return sampled
 
-        draw = self._draws[num_rows, needs] = self._record(work)
+        draw = self._draws[num_rows, needs] = self._recorded(work)
         return draw
+
+    def _recorded(self, work: Callable[[], T]) -> Callable[[], T]:
+        try:
+            return self._record(work)
+        except RuntimeError as error:
+            raise RecordingFailed(str(error)) from error
