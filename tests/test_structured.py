@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_call_that_is_demanded_comes(tiny_server: Any, choice: str) -> None:
     called = set()
     for seed in range(3):
         message = chat.create(**options | {"seed": seed}).choices[0]
-        assert message.finish_reason == "tool_calls"
+        assert message.finish_reason == ("stop" if choice == "named" else "tool_calls")
         assert not message.message.content
         (call,) = message.message.tool_calls or ()
         called.add(call.function.name)
@@ -237,6 +238,17 @@ def test_what_cannot_be_honoured_is_refused_by_name(
             )
         assert caught.value.param == param, caught.value.message
         assert word in caught.value.message
+
+
+def test_the_guides_program_runs(tiny_server: Any, capsys: Any) -> None:
+    guide = Path(__file__).parents[1] / "docs/guides/structured-output.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {}
+    try:
+        exec(program.replace("http://127.0.0.1:8000", tiny_server.url), scope)
+    finally:
+        scope["client"].close()
+    assert re.match("city='.*' is_capital=(True|False)", capsys.readouterr().out)
 
 
 def test_json_and_calls_may_be_alternatives(tiny_server: Any) -> None:

@@ -334,3 +334,28 @@ def test_a_template_of_ones_own(tmp_path, counting_llm):
     file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     llm = counting_llm(options={"chat_template": str(file)})
     assert llm.text.encode_chat(HELLO).text == "Hello!"
+
+
+def test_outputs_are_held_to_a_structure(tiny_llm):
+    params = SamplingParams(
+        structured_outputs={"choice": ["yes", "no"]}, temperature=2.0, seed=1, n=4
+    )
+    answers = tiny_llm.generate("Once", params, has_progress_bar=False)
+    answers += tiny_llm.chat(HELLO, params, has_progress_bar=False)
+    assert {answer.text for answer in answers} <= {"yes", "no"}
+    assert {answer.finish_reason for answer in answers} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("structure", "field", "word"),
+    [
+        ({"regex": 1}, "structured_outputs.regex", "string"),
+        ({}, "structured_outputs", "exactly one"),
+        ({"json": {"type": "array", "contains": {}}}, "grammar", "contains"),
+    ],
+)
+def test_structures_that_cannot_be_honoured_are_refused(tiny_llm, structure, field, word):
+    params = SamplingParams(structured_outputs=structure)
+    with pytest.raises(RequestRejected, match=word) as caught:
+        tiny_llm.generate("Once", params, has_progress_bar=False)
+    assert caught.value.field == field

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from openinfer_contract import Grammar, pack_ids
-from openinfer_grammar import Constraint, GrammarFailed, num_mask_words
+from openinfer_grammar import Accepted, Constraint, GrammarFailed, num_mask_words
 from openinfer_testing.grammar import EOS_TOKEN_IDS, VOCAB_SIZE, encode
 
 CLOSE, OPEN = encode("z"), encode("q")
@@ -25,6 +25,29 @@ def test_forced_tokens_are_all_that_the_mask_allows(backend):
     assert allowed(subject) == [first]
     subject.accept([first])
     assert list(subject.forced) == others
+
+
+class Loose:
+    """Forces ids that its mask does not single out, as a backend may."""
+
+    def fill_mask(self, rows, drafts=(), /):
+        rows[:] = 0xFFFFFFFF
+        return 1
+
+    def accept(self, token_ids, /):
+        return Accepted(len(token_ids), () if token_ids else (7, 9))
+
+    def rollback(self, num_tokens, /):
+        raise AssertionError("nothing is taken back")
+
+
+def test_forced_tokens_are_the_only_ones_whatever_the_backend_allows():
+    subject = Constraint(Loose(), Grammar(kind="json_object"))
+    assert allowed(subject) == [7]
+    subject.accept([7])
+    assert allowed(subject) == [9]
+    subject.accept([9])
+    assert len(allowed(subject)) >= VOCAB_SIZE
 
 
 def test_tokens_given_at_once_one_by_one_or_replayed_come_to_the_same(backend):

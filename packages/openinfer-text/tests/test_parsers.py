@@ -206,6 +206,9 @@ def test_a_cut_off_call_keeps_the_reason():
     assert parser.finish_reason("length") == "length"
     _, parser = _run("Hello")
     assert parser.finish_reason("stop") == "stop"
+    parser = OutputParser(ParseContext(), reasoning=None, tools=HermesParser(), is_call_named=True)
+    parser.push(ONE)
+    assert parser.finish_reason("stop") == "stop"
 
 
 def test_ids_are_fresh():

@@ -127,6 +127,7 @@ class GenerateRoutes:
                 prompt.turn,
                 has_tools=request.offered_tools is not None,
                 has_parallel_calls=request.parallel_tool_calls is not False,
+                is_call_named=isinstance(request.tool_choice, dict),
             )
             for _ in range(request.n)
         )

@@ -244,7 +244,12 @@ class TextModel:
         )
 
     def parser(
-        self, turn: str, *, has_tools: bool, has_parallel_calls: bool = True
+        self,
+        turn: str,
+        *,
+        has_tools: bool,
+        has_parallel_calls: bool = True,
+        is_call_named: bool = False,
     ) -> OutputParser | None:
         """A parser for one answer of a chat, None if there is nothing to find in it.
 
@@ -254,6 +259,7 @@ class TextModel:
             turn: of the `ChatPrompt`.
             has_tools: whether tool calls are looked for. Without tools text is left as it is.
             has_parallel_calls: as `OutputParser`.
+            is_call_named: likewise.
         """
         tools = self.tool_parser if has_tools else None
         if tools is None and self.reasoning_parser is None:
@@ -263,6 +269,7 @@ class TextModel:
             reasoning=self.reasoning_parser,
             tools=tools,
             has_parallel_calls=has_parallel_calls,
+            is_call_named=is_call_named,
         )
 
 

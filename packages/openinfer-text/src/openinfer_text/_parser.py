@@ -119,6 +119,7 @@ class OutputParser:
         reasoning: ParserFactory | None,
         tools: ParserFactory | None,
         has_parallel_calls: bool = True,
+        is_call_named: bool = False,
     ) -> None:
         """Starts an answer.
 
@@ -127,12 +128,15 @@ class OutputParser:
             reasoning: finds reasoning; None leaves it in the content.
             tools: finds tool calls; None leaves them in the content.
             has_parallel_calls: False keeps the first call and drops the others.
+            is_call_named: the request has named the tool to call; such an answer ends by `stop`, as
+                OpenAI's do.
         """
         factories = [factory for factory in (reasoning, tools) if factory]
         self.markers = tuple(marker for factory in factories for marker in factory.markers)
         self._reasoning = reasoning.start(context) if reasoning else None
         self._tools = tools.start(context) if tools else None
         self._has_parallel_calls = has_parallel_calls
+        self._is_call_named = is_call_named
         self._num_open = self._num_ended = 0
 
     def push(self, text: str) -> list[Piece]:
@@ -151,7 +155,7 @@ class OutputParser:
 
         An answer that was cut off inside a call keeps its reason: there is nothing to run yet.
         """
-        is_whole = self._num_ended > 0 and not self._num_open
+        is_whole = self._num_ended > 0 and not (self._num_open or self._is_call_named)
         return "tool_calls" if is_whole and reason == "stop" else reason
 
     def _through_tools(self, pieces: Iterable[Piece]) -> list[Piece]:
