@@ -3,11 +3,11 @@ from torch import nn
 
 from openinfer_nn import (
     Embedding,
+    Linear,
     LMHead,
     MergedLinear,
     QKVLinear,
     RMSNorm,
-    SiluAndMul,
     pack_weights,
 )
 
@@ -31,6 +31,24 @@ def test_a_merged_linear_is_its_parts_side_by_side():
     torch.testing.assert_close(merged(x), expected)
 
 
+def test_what_stands_around_a_product_is_done_by_it():
+    norm = RMSNorm(4, eps=1e-6, **ON)
+    gated = MergedLinear(4, (3, 3), norm=norm, is_gated=True, **ON)
+    added = Linear(3, 4, adds_residual=True, **ON)
+    for module in (norm, gated, added):
+        _fill(module)
+    (gate, up), down = gated.parts(), added.weight
+    x, weight = torch.randn(2, 4), norm.weight
+    normed = torch.nn.functional.rms_norm(x, (4,), weight, 1e-6)
+    hidden = torch.nn.functional.silu(normed @ gate.T) * (normed @ up.T)
+    expected = x + hidden @ down.T
+    for module in (gated, added):
+        pack_weights(module)
+    torch.testing.assert_close(added(gated(x), x.clone()), expected)
+    # The norm belongs to whoever has made it.
+    assert [name for name, _ in gated.named_parameters()] == ["weight"]
+
+
 def test_qkv_splits_into_heads():
     qkv = QKVLinear(8, num_heads=4, num_kv_heads=2, head_dim=3, **ON)
     _fill(qkv)
@@ -38,7 +56,7 @@ def test_qkv_splits_into_heads():
     wq, wk, wv = qkv.parts()
     assert (len(wq), len(wk), len(wv)) == (12, 6, 6)
     pack_weights(qkv)
-    q, k, v = qkv.split(x)
+    q, k, v = qkv.project(x).split(qkv.heads, dim=1)
     torch.testing.assert_close(q, (x @ wq.T).view(5, 4, 3))
     torch.testing.assert_close(k, (x @ wk.T).view(5, 2, 3))
     torch.testing.assert_close(v, (x @ wv.T).view(5, 2, 3))
@@ -62,4 +80,3 @@ def test_a_tied_head_has_no_weight_of_its_own():
 def test_nothing_keeps_gradients():
     for module in (Embedding(7, 4, **ON), RMSNorm(4, eps=1e-6, **ON), LMHead(7, 4, **ON)):
         assert not any(parameter.requires_grad for parameter in module.parameters())
-    assert not list(SiluAndMul(4, **ON).parameters())

@@ -23,23 +23,24 @@ class Patched:
         return self.op(*self.change(*args))
 
 
-def _layers(harness):
-    return [layer.attention for layer in harness.model.layers]
+def _attentions(harness):
+    """What each layer does between its projections, as ops in turn: so it runs on a CPU."""
+    return [layer.attention.attention._attend for layer in harness.model.layers]
 
 
 def query_one_position_late(harness):
     # Shifting queries and keys together changes nothing: rotation knows distances alone.
-    rotary = harness.model.layers[0].attention.rotary
-    rope = rotary._rope
+    for attention in _attentions(harness):
+        rope = attention._rope
 
-    def rotate(q, k, cos_sin, positions):
-        return rope(q, k, cos_sin, positions + 1)[0], rope(q, k, cos_sin, positions)[1]
+        def rotate(q, k, cos_sin, positions, rope=rope):
+            return rope(q, k, cos_sin, positions + 1)[0], rope(q, k, cos_sin, positions)[1]
 
-    rotary._rope = rotate
+        attention._rope = rotate
 
 
 def wrong_theta(harness):
-    rotary = harness.model.layers[0].attention.rotary
+    rotary = harness.model.layers[0].attention.attention.rotary
     head_dim = rotary.cos_sin.shape[1]
     frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(rotary.cos_sin.shape[0]).float(), frequencies)
@@ -47,28 +48,27 @@ def wrong_theta(harness):
 
 
 def no_qk_norm(harness):
-    for attention in _layers(harness):
-        attention.q_norm.forward = lambda x: x
-        attention.k_norm.forward = lambda x: x
+    for attention in _attentions(harness):
+        attention._norm = lambda x, weight: x
 
 
 def a_token_sees_the_next(harness):
-    for attention in _layers(harness):
+    for attention in _attentions(harness):
 
         def look_ahead(q, k, v, cu, lens, table, max_q, max_k):
             longer = torch.minimum(lens + 1, torch.tensor(table.shape[1] * 16)).int()
             return q, k, v, cu, longer, table, max_q, max_k + 1
 
-        attention.attention._attend = Patched(attention.attention._attend, look_ahead)
+        attention._attend = Patched(attention._attend, look_ahead)
 
 
 def a_token_does_not_see_itself(harness):
-    for attention in _layers(harness):
+    for attention in _attentions(harness):
 
         def look_behind(q, k, v, cu, lens, table, max_q, max_k):
             return q, k, v, cu, (lens - 1).clamp(min=1), table, max_q, max_k
 
-        attention.attention._attend = Patched(attention.attention._attend, look_behind)
+        attention._attend = Patched(attention._attend, look_behind)
 
 
 def one_stale_block(harness):
@@ -87,24 +87,24 @@ def one_stale_block(harness):
 
 
 def wrong_kv_head(harness):
-    for attention in _layers(harness):
+    for attention in _attentions(harness):
 
         def roll(q, k, v, *rest):
             return (q, k.roll(1, dims=2), v.roll(1, dims=2), *rest)
 
-        attention.attention._attend = Patched(attention.attention._attend, roll)
+        attention._attend = Patched(attention._attend, roll)
 
 
 def interleaved_kv_heads(harness):
     """Query head h reads h % num_kv_heads, not h // group."""
-    for attention in _layers(harness):
-        attend = attention.attention._attend
+    for attention in _attentions(harness):
+        attend = attention._attend
 
         def permuted(q, *rest, attend=attend):
             order = [0, 2, 1, 3]
             return attend(q[:, order].contiguous(), *rest)[:, order]
 
-        attention.attention._attend = permuted
+        attention._attend = permuted
 
 
 FAULTS = [

@@ -9,6 +9,13 @@ from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._report import OpReport, describe
 from openinfer_kernels._upload import upload
 from openinfer_kernels.errors import BackendUnavailable, KernelError
+from openinfer_kernels.fused_attention import (
+    AttentionStep,
+    FusedAttention,
+    FusedAttentionSpec,
+    plan_fused_attention,
+)
+from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec, plan_fused_linear
 from openinfer_kernels.linear import (
     Linear,
     LinearSpec,
@@ -64,6 +71,14 @@ __all__ = [
     "plan_linear",
     "plan_silu_and_mul",
     "quantize_weight",
+    # What a layer does around its products, fused where a backend can
+    "AttentionStep",
+    "FusedAttention",
+    "FusedAttentionSpec",
+    "FusedLinear",
+    "FusedLinearSpec",
+    "plan_fused_attention",
+    "plan_fused_linear",
     # Attention
     "PagedAttention",
     "PagedAttentionSpec",

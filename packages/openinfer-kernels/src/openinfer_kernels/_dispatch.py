@@ -33,6 +33,10 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cpu": ("native", "cpu", "torch"),
         "cuda": ("torch", "reference"),
     },
+    "fused_linear": {
+        "cpu": ("composed",),
+        "cuda": ("triton", "composed", "reference"),
+    },
     "store_kv": {
         "cpu": ("native", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
@@ -40,6 +44,10 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "paged_attention": {
         "cpu": ("native", "cpu", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
+    },
+    "fused_attention": {
+        "cpu": ("composed", "reference"),
+        "cuda": ("triton", "composed", "reference"),
     },
     "sample": {
         "cpu": ("cpu", "torch", "reference"),
@@ -101,13 +109,22 @@ def backend_module(op: str, spec: Any, device: torch.device | str, backend: str)
     device = torch.device(device)
     if backend == "auto":
         return _load(op, choose(op, spec, device).backend)
-    known = sorted({name for order in BACKEND_ORDER[op].values() for name in order})
+    known = _backends(op)
     if backend not in known:
         raise ValueError(f"{op} has no backend {backend!r}; it has {', '.join(known)}")
     reason = why_not(op, spec, device, backend)
     if reason is not None:
         raise BackendUnavailable(op, backend, reason)
     return _load(op, backend)
+
+
+def is_of_part(part: str, op: str, backend: str) -> bool:
+    """Whether `backend` is one of the op `part` but none of `op`, which can be made of it."""
+    return backend in _backends(part) and backend not in _backends(op)
+
+
+def _backends(op: str) -> list[str]:
+    return sorted({name for order in BACKEND_ORDER[op].values() for name in order})
 
 
 def _load(op: str, backend: str) -> ModuleType:

@@ -8,6 +8,8 @@ import torch
 
 from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
 from openinfer_kernels.errors import BackendUnavailable
+from openinfer_kernels.fused_attention import FusedAttentionSpec
+from openinfer_kernels.fused_linear import FusedLinearSpec
 from openinfer_kernels.linear import LinearSpec, Quantization
 from openinfer_kernels.paged_attention import PagedAttentionSpec
 from openinfer_kernels.rms_norm import RMSNormSpec
@@ -74,14 +76,17 @@ def _describe_op(name: str, op: str, spec: Any, device: torch.device) -> OpRepor
 def _typical_specs() -> dict[str, Any]:
     dtype = torch.bfloat16
     heads: dict[str, Any] = {"num_kv_heads": 8, "head_dim": 128, "dtype": dtype}
+    attention = PagedAttentionSpec(num_heads=32, block_size=16, scale=128**-0.5, **heads)
     return {
         "rms_norm": RMSNormSpec(hidden_size=2560, eps=1e-6, dtype=dtype),
         "rope": RopeSpec(num_heads=32, **heads),
         "silu_and_mul": SiluAndMulSpec(intermediate_size=9728, dtype=dtype),
         "linear": LinearSpec(in_features=2560, out_features=6144, dtype=dtype),
-        "store_kv": StoreKVSpec(block_size=16, **heads),
-        "paged_attention": PagedAttentionSpec(
-            num_heads=32, block_size=16, scale=128**-0.5, **heads
+        "fused_linear": FusedLinearSpec(
+            linear=LinearSpec(in_features=2560, out_features=6144, dtype=dtype), norm_eps=1e-6
         ),
+        "store_kv": StoreKVSpec(block_size=16, **heads),
+        "paged_attention": attention,
+        "fused_attention": FusedAttentionSpec(attention=attention, norm_eps=1e-6),
         "sample": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256),
     }

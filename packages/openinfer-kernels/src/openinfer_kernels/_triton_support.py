@@ -21,6 +21,7 @@ class CompileCase:
         constexprs: Compile-time argument name to value.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline.
+        has_pdl: Whether the kernel has a compile-time choice PDL, which is true from sm_90 on.
     """
 
     name: str
@@ -29,6 +30,7 @@ class CompileCase:
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    has_pdl: bool = False
 
 
 def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -43,6 +45,11 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     if device.type == "cpu" and triton.knobs.runtime.interpret:
         return None
     return f"Triton needs a CUDA device, this is {device.type}"
+
+
+def launches_dependents(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it ends (sm_90 and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def warps_for(block: int) -> int:

@@ -66,7 +66,8 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
 def _compile(case: CompileCase, arch: int) -> CompileResult:
     # A kernel's own argument order decides how a launch passes arguments; the names must agree.
     order = case.kernel.arg_names
-    types = {**case.signature, **dict.fromkeys(case.constexprs, "constexpr")}
+    constexprs = {**case.constexprs, **({"PDL": arch >= 90} if case.has_pdl else {})}
+    types = {**case.signature, **dict.fromkeys(constexprs, "constexpr")}
     if set(order) != set(types):
         difference = ", ".join(sorted(set(order) ^ set(types)))
         return CompileResult(
@@ -75,7 +76,7 @@ def _compile(case: CompileCase, arch: int) -> CompileResult:
     source = ASTSource(
         fn=case.kernel,
         signature={name: types[name] for name in order},
-        constexprs={(order.index(name),): value for name, value in case.constexprs.items()},
+        constexprs={(order.index(name),): value for name, value in constexprs.items()},
     )
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     try:

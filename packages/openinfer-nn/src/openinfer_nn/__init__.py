@@ -15,7 +15,6 @@ from openinfer_nn._modules import (
     MergedLinear,
     QKVLinear,
     RMSNorm,
-    SiluAndMul,
 )
 from openinfer_nn._rotary import (
     LinearScaling,
@@ -44,7 +43,6 @@ __all__ = [
     "QKVLinear",
     "RMSNorm",
     "RotaryEmbedding",
-    "SiluAndMul",
     # Rotary scalings
     "LinearScaling",
     "Llama3Scaling",

@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from openinfer_kernels import (
+    FusedLinearSpec,
     LinearSpec,
     PackedWeight,
     Quantization,
     RMSNormSpec,
-    SiluAndMulSpec,
-    plan_add_rms_norm,
-    plan_linear,
+    plan_fused_linear,
     plan_rms_norm,
-    plan_silu_and_mul,
 )
 
 
@@ -36,26 +34,37 @@ def _parameter(tensor: torch.Tensor) -> nn.Parameter:
 class PackedModule(nn.Module):
     """A product whose weight is filled as checkpoints store it, then packed once for its backend.
 
+    What stands around it in a layer, a norm before it, a gate or an addition behind it, is part of
+    it: on a device one kernel does all of that where a step has few rows.
+
     Attributes:
         weight: [out_features, in_features] until it is packed, then in the backend's order.
         beside: What a backend keeps beside the weight, such as scales, once it is packed.
     """
 
     def __init__(
-        self, spec: LinearSpec, weight: nn.Parameter, *, device: torch.device | str, backend: str
+        self,
+        spec: FusedLinearSpec,
+        weight: nn.Parameter,
+        *,
+        norm: "RMSNorm | None" = None,
+        device: torch.device | str,
+        backend: str,
     ) -> None:
-        """Plans the product; the weight may be shared."""
+        """Plans the product; the weight may be shared, and the norm is another module's."""
         super().__init__()
         self.weight = weight
         self.beside = nn.ParameterList()
-        self._linear = plan_linear(spec, device, backend)
+        self._linear = plan_fused_linear(spec, device, backend)
         self._spec = spec
+        # In a tuple: it is not a part of the product.
+        self._norm = (norm,)
         self._packed: PackedWeight | None = None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weight as it will be packed."""
-        return self._spec.weight_bytes
+        return self._spec.linear.weight_bytes
 
     @property
     def is_packed(self) -> bool:
@@ -73,9 +82,10 @@ class PackedModule(nn.Module):
         self.weight = _parameter(self._packed[0])
         self.beside.extend(_parameter(part) for part in self._packed[1:])
 
-    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert self._packed is not None, "the weight is not packed; load_weights does that"
-        return self._linear(x, self._packed)
+        (norm,) = self._norm
+        return self._linear(x, self._packed, None if norm is None else norm.weight, residual)
 
 
 class Linear(PackedModule):
@@ -86,24 +96,50 @@ class Linear(PackedModule):
         in_features: int,
         out_features: int,
         *,
+        norm: "RMSNorm | None" = None,
+        is_gated: bool = False,
+        adds_residual: bool = False,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates the weight, [out_features, in_features], and plans the product."""
-        spec = LinearSpec(
+        """Allocates the weight, [out_features, in_features], and plans the product.
+
+        Args:
+            in_features: Columns of the weight.
+            out_features: Rows of the weight.
+            norm: What normalises the rows first; None for nothing.
+            is_gated: Whether the first half of the product gates the second: silu(gate) * up.
+            adds_residual: Whether the result is added to a residual stream.
+            device: Where the weight lies.
+            dtype: Of stored weight and rows.
+            quantization: Of the weight.
+            backend: Of `fused_linear`.
+        """
+        linear = LinearSpec(
             in_features=in_features,
             out_features=out_features,
             dtype=dtype,
             quantization=quantization,
         )
+        spec = FusedLinearSpec(
+            linear=linear,
+            norm_eps=None if norm is None else norm.eps,
+            is_gated=is_gated,
+            adds_residual=adds_residual,
+        )
         weight = _weight((out_features, in_features), device=device, dtype=dtype)
-        super().__init__(spec, weight, device=device, backend=backend)
+        super().__init__(spec, weight, norm=norm, device=device, backend=backend)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [num_tokens, in_features] to [num_tokens, out_features]."""
-        return self._multiply(x)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps [num_tokens, in_features] to [num_tokens, out_features], half of it if gated.
+
+        Args:
+            x: Left as it is.
+            residual: The stream, if the product adds to one; it is consumed.
+        """
+        return self._multiply(x, residual)
 
 
 class MergedLinear(Linear):
@@ -114,15 +150,19 @@ class MergedLinear(Linear):
         in_features: int,
         out_features: tuple[int, ...],
         *,
+        norm: "RMSNorm | None" = None,
+        is_gated: bool = False,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates one weight of sum(out_features) rows."""
+        """Allocates one weight of sum(out_features) rows; arguments as of `Linear`."""
         super().__init__(
             in_features,
             sum(out_features),
+            norm=norm,
+            is_gated=is_gated,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -149,17 +189,19 @@ class QKVLinear(MergedLinear):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        norm: "RMSNorm | None" = None,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows."""
+        """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows; the rest as of `Linear`."""
         heads = (num_heads, num_kv_heads, num_kv_heads)
         rows = tuple(n * head_dim for n in heads)
         super().__init__(
             hidden_size,
             rows,
+            norm=norm,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -168,11 +210,13 @@ class QKVLinear(MergedLinear):
         self.heads = heads
         self.head_dim = head_dim
 
-    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Projects [num_tokens, hidden_size] to q, k, v: [num_tokens, heads, head_dim] views."""
-        heads = self(x).view(x.shape[0], sum(self.heads), self.head_dim)
-        q, k, v = heads.split(self.heads, dim=1)
-        return q, k, v
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Projects [num_tokens, hidden_size] to queries, keys and values of every head.
+
+        Returns:
+            [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
+        """
+        return self(x).view(x.shape[0], sum(self.heads), self.head_dim)  # type: ignore[no-any-return]
 
 
 class Embedding(nn.Module):
@@ -239,7 +283,7 @@ class LMHead(PackedModule):
         )
         shape = (vocab_size, hidden_size)
         weight = tied_to.weight if tied_to else _weight(shape, device=device, dtype=dtype)
-        super().__init__(spec, weight, device=device, backend=backend)
+        super().__init__(FusedLinearSpec(linear=spec), weight, device=device, backend=backend)
         # In a tuple: it is not a part of the head.
         self._tied_to = (tied_to,)
 
@@ -256,7 +300,12 @@ class LMHead(PackedModule):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a learned scale."""
+    """Root-mean-square normalisation with a learned scale.
+
+    Attributes:
+        weight: [hidden_size], the scale.
+        eps: Added to the mean square.
+    """
 
     def __init__(
         self,
@@ -267,38 +316,13 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype,
         backend: str = "auto",
     ) -> None:
-        """Allocates the scale, [hidden_size], and plans both forms."""
+        """Allocates the scale, [hidden_size], and plans the op."""
         super().__init__()
         self.weight = _weight((hidden_size,), device=device, dtype=dtype)
+        self.eps = eps
         spec = RMSNormSpec(hidden_size=hidden_size, eps=eps, dtype=dtype)
         self._rms_norm = plan_rms_norm(spec, device, backend)
-        self._add_rms_norm = plan_add_rms_norm(spec, device, backend)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises the last dimension of [..., hidden_size]."""
         return self._rms_norm(x, self.weight)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds x to the residual, which is consumed; returns (normalised sum, sum)."""
-        return self._add_rms_norm(x, residual, self.weight)
-
-
-class SiluAndMul(nn.Module):
-    """The gated activation of an MLP."""
-
-    def __init__(
-        self,
-        intermediate_size: int,
-        *,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        backend: str = "auto",
-    ) -> None:
-        """Plans the op; there is no weight."""
-        super().__init__()
-        spec = SiluAndMulSpec(intermediate_size=intermediate_size, dtype=dtype)
-        self._silu_and_mul = plan_silu_and_mul(spec, device, backend)
-
-    def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Maps [num_tokens, 2 * intermediate_size] to [num_tokens, intermediate_size]."""
-        return self._silu_and_mul(gate_up)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from openinfer_kernels import RopeSpec, plan_rope
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
@@ -116,35 +114,25 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """The table of angles of a model, shared by its layers, and the op that applies it."""
+    """The table of angles of a model, shared by the attentions of its layers.
+
+    Attributes:
+        cos_sin: [max_positions, head_dim], float32; a row is the cosines, then the sines.
+    """
 
     def __init__(
         self,
         *,
-        num_heads: int,
-        num_kv_heads: int,
         head_dim: int,
         theta: float,
         scaling: RopeScaling | None,
         max_positions: int,
         device: torch.device | str,
-        dtype: torch.dtype,
-        backend: str = "auto",
     ) -> None:
-        """Computes the table, [max_positions, head_dim] float32: cosines, then sines."""
+        """Computes the table."""
         super().__init__()
         frequencies, amplitude = inverse_frequencies(head_dim, theta, scaling)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         table = torch.cat((angles.cos(), angles.sin()), dim=1) * amplitude
         self.register_buffer("cos_sin", table.to(device), persistent=False)
         self.cos_sin: torch.Tensor
-        spec = RopeSpec(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
-        )
-        self._rope = plan_rope(spec, device, backend)
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim]."""
-        return self._rope(q, k, self.cos_sin, positions)

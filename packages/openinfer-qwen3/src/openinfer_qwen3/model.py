@@ -32,7 +32,6 @@ from openinfer_nn import (
     RMSNorm,
     RopeScaling,
     RotaryEmbedding,
-    SiluAndMul,
     StepInputs,
     WeightMap,
     YarnScaling,
@@ -54,12 +53,13 @@ def rope_scaling(rope: RopeConfig) -> RopeScaling | None:
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention with normalised queries and keys."""
+    """Grouped-query attention with normalised queries and keys, behind a norm."""
 
     def __init__(
         self,
         config: Qwen3Config,
         rotary: RotaryEmbedding,
+        norm: RMSNorm,
         *,
         block_size: int,
         device: torch.device | str,
@@ -75,19 +75,21 @@ class Qwen3Attention(nn.Module):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
+            norm=norm,
             device=device,
             dtype=dtype,
             quantization=quantization,
         )
         self.q_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
         self.k_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
-        self.rotary = rotary
         self.attention = Attention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
             block_size=block_size,
             scale=head_dim**-0.5,
+            rotary=rotary,
+            head_norms=(self.q_norm, self.k_norm),  # over D, one weight for all heads
             device=device,
             dtype=dtype,
             backend=attention_backend,
@@ -95,6 +97,7 @@ class Qwen3Attention(nn.Module):
         self.o_proj = Linear(
             config.num_heads * head_dim,
             config.hidden_size,
+            adds_residual=True,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -103,20 +106,19 @@ class Qwen3Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Mixes each token with those before it in its sequence: [T, C] to [T, C]."""
-        q, k, v = self.qkv_proj.split(x)  # [T, H, D], [T, KVH, D], [T, KVH, D]
-        q, k = self.q_norm(q), self.k_norm(k)  # over D, one weight for all heads
-        q, k = self.rotary(q, k, inputs.positions)
-        out = self.attention(q, k, v, inputs, layer_cache)  # [T, H * D]
-        return self.o_proj(out)  # type: ignore[no-any-return]
+        """Mixes each token with those before it in its sequence: [T, C], the stream, to [T, C]."""
+        qkv = self.qkv_proj.project(x)  # [T, H + 2 KVH, D]
+        heads = self.attention(qkv, inputs, layer_cache)  # [T, H * D]
+        return self.o_proj(heads, x)  # type: ignore[no-any-return]
 
 
 class Qwen3MLP(nn.Module):
-    """A gated MLP: down(silu(gate(x)) * up(x))."""
+    """A gated MLP behind a norm: x + down(silu(gate(norm(x))) * up(norm(x)))."""
 
     def __init__(
         self,
         config: Qwen3Config,
+        norm: RMSNorm,
         *,
         device: torch.device | str,
         dtype: torch.dtype,
@@ -128,23 +130,31 @@ class Qwen3MLP(nn.Module):
         self.gate_up_proj = MergedLinear(
             hidden,
             (intermediate, intermediate),
+            norm=norm,
+            is_gated=True,
             device=device,
             dtype=dtype,
             quantization=quantization,
         )
-        self.activation = SiluAndMul(intermediate, device=device, dtype=dtype)
         self.down_proj = Linear(
-            intermediate, hidden, device=device, dtype=dtype, quantization=quantization
+            intermediate,
+            hidden,
+            adds_residual=True,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [T, C] to [T, C]."""
-        gate_up = self.gate_up_proj(x)  # [T, 2 I]
-        return self.down_proj(self.activation(gate_up))  # type: ignore[no-any-return]
+        """Maps [T, C], the stream, to [T, C]."""
+        return self.down_proj(self.gate_up_proj(x), x)  # type: ignore[no-any-return]
 
 
 class Qwen3Layer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, each behind a norm and added to the residual stream.
+
+    The products beside them apply the norms and make the sums, see `openinfer_nn.Linear`.
+    """
 
     def __init__(
         self,
@@ -164,6 +174,7 @@ class Qwen3Layer(nn.Module):
         self.attention = Qwen3Attention(
             config,
             rotary,
+            self.input_norm,
             block_size=block_size,
             device=device,
             dtype=dtype,
@@ -171,33 +182,20 @@ class Qwen3Layer(nn.Module):
             quantization=quantization,
         )
         self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.mlp = Qwen3MLP(config, device=device, dtype=dtype, quantization=quantization)
+        self.mlp = Qwen3MLP(
+            config,
+            self.post_attention_norm,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+        )
 
     def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        inputs: StepInputs,
-        layer_cache: tuple[torch.Tensor, ...],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs the layer.
-
-        Each addition to the residual stream is done by the norm that reads its sum, so a layer
-        takes and returns the pair (what is still to be added, the stream).
-
-        Args:
-            x: [T, C], the output of the layer before, or the embeddings.
-            residual: [T, C], the stream; None at the first layer, where x is the stream.
-            inputs: The step.
-            layer_cache: Keys and values of this layer.
-        """
-        if residual is None:
-            residual, x = x, self.input_norm(x)
-        else:
-            x, residual = self.input_norm.add(x, residual)
+        self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Maps [T, C], the residual stream, which is consumed, to [T, C]."""
         x = self.attention(x, inputs, layer_cache)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        return self.mlp(x)  # type: ignore[no-any-return]
 
 
 class Qwen3Model(nn.Module):
@@ -240,14 +238,11 @@ class Qwen3Model(nn.Module):
             config.vocab_size, config.hidden_size, device=device, dtype=dtype
         )
         rotary = RotaryEmbedding(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             theta=config.rope.theta,
             scaling=rope_scaling(config.rope),
             max_positions=max_model_len or config.max_position,
             device=device,
-            dtype=dtype,
         )
         self.layers = nn.ModuleList(
             Qwen3Layer(
@@ -278,12 +273,9 @@ class Qwen3Model(nn.Module):
             [T, C], the normalised hidden state of every token.
         """
         x: torch.Tensor = self.embed_tokens(inputs.token_ids)  # [T, C]
-        residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, inputs, cache.layer(index))
-        assert residual is not None, "a model has at least one layer"
-        hidden, _ = self.norm.add(x, residual)
-        return hidden
+            x = layer(x, inputs, cache.layer(index))
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps hidden rows [n, C], those wanted, to logits [n, V], float32.

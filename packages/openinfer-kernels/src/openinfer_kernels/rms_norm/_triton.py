@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from openinfer_kernels._triton_support import (
     TRITON_DTYPES,
     CompileCase,
+    launches_dependents,
     warps_for,
     why_not_triton,
 )
@@ -44,15 +46,20 @@ def _rms_norm_kernel(
     inner_stride,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     # Rows are [outer, inner], so a head of a fused QKV row is normalised where it lies.
     row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + (row // inner_rows) * outer_stride + (row % inner_rows) * inner_stride
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    if PDL:
+        gdc_wait()
     x = tl.load(x_row + cols, mask=mask, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     out = _scaled(x, scale, weight)
     tl.store(out_ptr + row * HIDDEN + cols, out, mask=mask)
 
@@ -90,6 +97,8 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
     hidden, eps, block = spec.hidden_size, spec.eps, _block(spec.hidden_size)
     kernel: Any = _rms_norm_kernel
     num_warps = warps_for(block)
+    has_pdl = launches_dependents(torch.device(device))
+    launch = {"launch_pdl": True} if has_pdl else {}
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -106,7 +115,9 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
             inner_stride,
             HIDDEN=hidden,
             BLOCK=block,
+            PDL=has_pdl,
             num_warps=num_warps,
+            **launch,
         )
         return out
 
@@ -156,6 +167,7 @@ def compile_cases() -> list[CompileCase]:
                     },
                     constexprs=constexprs,
                     num_warps=num_warps,
+                    has_pdl=True,
                 )
             )
             cases.append(

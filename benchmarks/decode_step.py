@@ -1,0 +1,265 @@
+"""What the ops of a decode step cost in graph replay on a GPU, as one chain over all layers.
+
+    python benchmarks/decode_step.py            (prints; --record also writes a result)
+
+The layers, final norm and head of a dense Qwen3 as its model file calls them, random bf16 weights
+of the published shapes, sequences of 1,024 tokens in blocks of 16 that lie in no order. The floor
+is what a step must read, weights and cached tokens once, at the bandwidth that a streaming read
+reaches in the same run. Sampling, embedding and the host's time are not in it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from openinfer_kernels import (
+    FusedAttentionSpec,
+    FusedLinearSpec,
+    LinearSpec,
+    PagedAttentionSpec,
+    RMSNormSpec,
+    plan_fused_attention,
+    plan_fused_linear,
+    plan_rms_norm,
+)
+
+DTYPE = torch.bfloat16
+BLOCK_SIZE = 16
+EPS = 1e-6
+NUM_REPLAYS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A dense Qwen3."""
+
+    hidden: int
+    intermediate: int
+    num_layers: int
+    vocab: int = 151_936
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+
+
+SHAPES = {
+    "Qwen3-0.6B": Shape(1024, 3072, 28, num_heads=16),
+    "Qwen3-4B": Shape(2560, 9728, 36),
+    "Qwen3-8B": Shape(4096, 12_288, 36),
+}
+
+
+def main() -> None:
+    """Measures, prints and records."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--record", type=Path, help="folder for the result")
+    parser.add_argument("--shape", choices=SHAPES, action="append")
+    parser.add_argument("--batch", type=int, action="append")
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--backend", default="auto", help="of the fused ops")
+    arguments = parser.parse_args()
+    with torch.inference_mode():
+        bandwidth = _read_bandwidth()
+        print(f"streaming read {bandwidth / 1e12:.2f} TB/s")
+        rows = [
+            row
+            for name in arguments.shape or ["Qwen3-4B"]
+            for row in _measure(name, bandwidth, arguments)
+        ]
+    if arguments.record:
+        _record(arguments.record, bandwidth, rows)
+
+
+class Chain:
+    """A model's ops over weights of its own, for steps of one token a sequence."""
+
+    def __init__(self, shape: Shape, backend: str) -> None:
+        self.shape = shape
+        width = shape.num_heads * shape.head_dim
+        qkv_rows = width + 2 * shape.num_kv_heads * shape.head_dim
+        hidden, intermediate = shape.hidden, shape.intermediate
+
+        def product(num_in: int, num_out: int, **parts: Any) -> Any:
+            linear = LinearSpec(in_features=num_in, out_features=num_out, dtype=DTYPE)
+            return plan_fused_linear(FusedLinearSpec(linear=linear, **parts), "cuda", backend)
+
+        def weight(num_out: int, num_in: int) -> tuple[torch.Tensor]:
+            drawn = torch.randn(num_out, num_in, device="cuda", dtype=DTYPE)
+            return (drawn.mul_(num_in**-0.5),)
+
+        self.qkv = product(hidden, qkv_rows, norm_eps=EPS)
+        self.out = product(width, hidden, adds_residual=True)
+        self.gate_up = product(hidden, 2 * intermediate, norm_eps=EPS, is_gated=True)
+        self.down = product(intermediate, hidden, adds_residual=True)
+        self.head = product(hidden, shape.vocab)
+        attention = PagedAttentionSpec(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=BLOCK_SIZE,
+            scale=shape.head_dim**-0.5,
+            dtype=DTYPE,
+        )
+        spec = FusedAttentionSpec(attention=attention, norm_eps=EPS)
+        self.attend = plan_fused_attention(spec, "cuda", backend)
+        norm = RMSNormSpec(hidden_size=hidden, eps=EPS, dtype=DTYPE)
+        self.norm = plan_rms_norm(norm, "cuda")
+        self.norm_weight = torch.rand(hidden, device="cuda").add_(0.5).to(DTYPE)
+        head_norm = torch.rand(shape.head_dim, device="cuda").add_(0.5).to(DTYPE)
+        self.head_norms = (head_norm, head_norm)
+        self.layers = [
+            (
+                weight(qkv_rows, hidden),
+                weight(hidden, width),
+                weight(2 * intermediate, hidden),
+                weight(hidden, intermediate),
+            )
+            for _ in range(shape.num_layers)
+        ]
+        self.head_weight = weight(shape.vocab, hidden)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, each read once a step."""
+        layers = sum(w.nbytes for layer in self.layers for (w,) in layer)
+        return layers + self.head_weight[0].nbytes
+
+    def step(
+        self, x: torch.Tensor, rows: Any, cos_sin: torch.Tensor, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs a step; the residual stream begins as a copy of x, as an embedding makes one."""
+        x = x.clone()
+        for index, (qkv, out, gate_up, down) in enumerate(self.layers):
+            projected = self.qkv(x, qkv, self.norm_weight)
+            heads = projected.view(len(x), -1, self.shape.head_dim)
+            keys, values = cache[:, index, 0], cache[:, index, 1]
+            attended = self.attend(heads, self.head_norms, cos_sin, rows, keys, values)
+            x = self.out(attended, out, None, x)
+            x = self.down(self.gate_up(x, gate_up, self.norm_weight), down, None, x)
+        return self.head(self.norm(x, self.norm_weight), self.head_weight)  # type: ignore[no-any-return]
+
+
+def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    shape, results = SHAPES[name], []
+    chain = Chain(shape, arguments.backend)
+    for batch in arguments.batch or [1, 8, 32, 64, 128]:
+        inputs = _inputs(shape, batch, arguments.length)
+        took = _replay(lambda inputs=inputs: chain.step(*inputs))
+        token_bytes = 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        floor = (chain.weight_bytes + batch * arguments.length * token_bytes) / bandwidth * 1e3
+        print(
+            f"{name} batch {batch:4d} at {arguments.length}: {took:7.3f} ms, floor {floor:7.3f} ms,"
+            f" {floor / took:4.0%}",
+            flush=True,
+        )
+        results.append(
+            {
+                "shape": name,
+                "batch": batch,
+                "length": arguments.length,
+                "backend": arguments.backend,
+                "ms": round(took, 4),
+                "floor_ms": round(floor, 4),
+            }
+        )
+        del inputs
+    return results
+
+
+def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
+    num_blocks = -(-length // BLOCK_SIZE)
+    # One block more than is needed, so that a layer's stride is no power of two.
+    size = (batch * num_blocks + 1, shape.num_layers, 2, BLOCK_SIZE)
+    cache = torch.empty(*size, shape.num_kv_heads, shape.head_dim, device="cuda", dtype=DTYPE)
+    for block in cache.split(64):
+        block.normal_()
+    table = torch.randperm(batch * num_blocks, device="cuda").to(torch.int32).view(batch, -1)
+    rows = SimpleNamespace(
+        positions=torch.full((batch,), length - 1, device="cuda"),
+        slot_mapping=table[:, -1].long() * BLOCK_SIZE + (length - 1) % BLOCK_SIZE,
+        cu_seqlens_q=torch.arange(batch + 1, device="cuda", dtype=torch.int32),
+        seq_lens=torch.full((batch,), length, device="cuda", dtype=torch.int32),
+        block_table=table,
+        max_seqlen_q=1,
+        max_seqlen_k=length,
+    )
+    frequencies = 1e6 ** -torch.linspace(0, 1, shape.head_dim // 2, device="cuda")
+    angles = torch.arange(length, device="cuda")[:, None] * frequencies
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return torch.randn(batch, shape.hidden, device="cuda", dtype=DTYPE), rows, cos_sin, cache
+
+
+def _replay(step: Callable[[], Any], num_replays: int = NUM_REPLAYS) -> float:
+    """Milliseconds of one step: the median over replays of its graph."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+    times = []
+    for replay in range(num_replays + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= 3:
+            times.append(begin.elapsed_time(end))
+    del kept
+    return statistics.median(times)
+
+
+@triton.jit
+def _read(x_ptr, out_ptr, SPAN: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SPAN, BLOCK):
+        x = tl.load(x_ptr + offsets + start, eviction_policy="evict_first")
+        total += x.to(tl.float32)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total))
+
+
+def _read_bandwidth() -> float:
+    """Bytes a second of one pass over memory."""
+    x = torch.randn(1 << 30, device="cuda", dtype=DTYPE)
+    out = torch.empty(x.numel() // 16_384, device="cuda")
+    took = min(
+        _replay(lambda w=w: _read[(x.numel() // 16_384,)](x, out, 16_384, 4096, num_warps=w), 5)
+        for w in (4, 8)
+    )
+    return x.nbytes / took * 1e3
+
+
+def _record(folder: Path, bandwidth: float, rows: list[dict[str, Any]]) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    result = {
+        "benchmark": "decode_step",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": commit,
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "read_tb_s": round(bandwidth / 1e12, 3),
+        "rows": rows,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"decode_step-{result['date']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The decode kernel of fused_attention: from a token's projections to its heads' outputs.
+
+Program (unit, key head), where a unit is a chunk of one sequence's keys. Chunks are as long as the
+sum of all lengths makes them, so that units are as many as the grid has room for: long sequences
+among short ones are split more often, with nothing but the lengths and on the device. A program
+normalises and rotates the queries of its group itself. The program of a sequence's last chunk does
+the same with the new key, writes it and the new value to the cache, and attends to them where it
+has them; nobody else reads them. Scores, maxima and sums are float32 in base 2 (Dao, 2023).
+
+The program that finishes a sequence's head last merges its chunks, in their order.
+"""
+
+# Kernel arguments are Triton's values, which have no Python types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# ruff: noqa: ANN001, ANN202
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _at(values, index, wanted):
+    return tl.sum(tl.where(index == wanted, values, 0), axis=0)
+
+
+@triton.jit
+def _normed(x, weight, scale):
+    # Rounded before the weight multiplies, and after, as rms_norm does.
+    normed = (x.to(tl.float32) * scale).to(weight.dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+
+
+@triton.jit
+def _prepared(
+    x_ptr, offsets, mask, norm_ptr, cos, sin, dims, eps, AXIS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    # Heads at `offsets` of their first dimension, normalised and rotated. The partner of a
+    # dimension is loaded again rather than moved between threads.
+    HALF: tl.constexpr = HEAD_DIM // 2
+    partner = (dims + HALF) % HEAD_DIM
+    x = tl.load(x_ptr + offsets + dims, mask=mask, other=0.0)
+    y = tl.load(x_ptr + offsets + partner, mask=mask, other=0.0)
+    dtype = x.dtype
+    if NORM:
+        wide = x.to(tl.float32)
+        mean = tl.sum(wide * wide, axis=AXIS, keep_dims=True) / HEAD_DIM
+        scale = 1.0 / tl.sqrt(mean + eps)
+        wide_x = _normed(x, tl.load(norm_ptr + dims), scale)
+        wide_y = _normed(y, tl.load(norm_ptr + partner), scale)
+    else:
+        wide_x = x.to(tl.float32)
+        wide_y = y.to(tl.float32)
+    return (wide_x * cos + tl.where(dims < HALF, -wide_y, wide_y) * sin).to(dtype)
+
+
+@triton.jit
+def _cache_tile(
+    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
+    return tl.load(cache_ptr + offset[:, None] + dims[None, :], mask=is_key[:, None], other=0.0)
+
+
+@triton.jit
+def _accumulate(scores, v, is_key, maximum, total, acc, PRECISION: tl.constexpr):
+    scores = tl.where(is_key[None, :], scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(maximum - shift)
+    total = total * decay + tl.sum(weights, axis=1)
+    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return new_maximum, total, acc
+
+
+@triton.jit
+def _prefetch(
+    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    # Into the L2 cache, a line of 128 bytes at a time. Keys that are none fetch block 0.
+    LINE: tl.constexpr = 1024 // cache_ptr.dtype.element_ty.primitive_bitwidth
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
+    lines = tl.arange(0, (HEAD_DIM + LINE - 1) // LINE) * LINE
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [(cache_ptr + offset[:, None] + lines[None, :]).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _merge(
+    acc_ptr, lse_ptr, target_ptr, first, num_chunks, kv_head,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    # Chunks first .. first + num_chunks of one sequence and key head, CHUNKS at a time: tensors
+    # are [chunks, heads of the group, dimensions].
+    heads = tl.arange(0, GROUP_PAD)[None, :, None]
+    dims = tl.arange(0, HEAD_DIM)[None, None, :]
+    top = tl.full([1, GROUP_PAD, 1], float("-inf"), tl.float32)
+    total = tl.zeros([1, GROUP_PAD, 1], tl.float32)
+    out = tl.zeros([1, GROUP_PAD, HEAD_DIM], tl.float32)
+    for start in range(0, num_chunks, CHUNKS):
+        chunks = start + tl.arange(0, CHUNKS)[:, None, None]
+        mask = (chunks < num_chunks) & (heads < GROUP)
+        at = ((first + chunks) * NUM_KV_HEADS + kv_head) * GROUP + heads
+        acc = tl.load(acc_ptr + at * HEAD_DIM + dims, mask=mask, other=0.0, cache_modifier=".cg")
+        lse = tl.load(lse_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(lse, axis=0, keep_dims=True))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(lse - shift)
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, axis=0, keep_dims=True)
+        out = out * decay + tl.sum(acc * weights, axis=0, keep_dims=True)
+        top = new_top
+    out = out / tl.where(total > 0.0, total, 1.0)
+    dtype = target_ptr.dtype.element_ty
+    tl.store(target_ptr + heads * HEAD_DIM + dims, out.to(dtype), mask=heads < GROUP)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "target_units", "table_stride"])
+def decode_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, slot_mapping_ptr,
+    k_cache_ptr, v_cache_ptr, cu_seqlens_q_ptr, seq_lens_ptr, block_table_ptr,
+    out_ptr, acc_ptr, lse_ptr, count_ptr,
+    block_stride, table_stride, num_seqs, target_units, scale, eps,
+    NUM_SEQS_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    GROUP_PAD: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    WIDTH: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    HALF: tl.constexpr = HEAD_DIM // 2
+    unit = tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+
+    # Which sequence and chunk: lengths are settled long before the kernel in front of this one.
+    seqs = tl.arange(0, NUM_SEQS_PAD)
+    lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    tiles = tl.cdiv(lens, TILE)
+    chunk = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target_units), 1) * TILE
+    counts = tl.where(seqs < num_seqs, tl.maximum(tl.cdiv(lens, chunk), 1), 0)
+    ends = tl.cumsum(counts, axis=0)
+    seq = tl.sum((ends <= unit).to(tl.int32), axis=0)
+    if seq >= num_seqs:
+        return
+    num_chunks = _at(counts, seqs, seq)
+    first_unit = _at(ends, seqs, seq) - num_chunks
+    seq_len = _at(lens, seqs, seq)
+    num_older = seq_len - 1  # keys that are in the cache
+    begin = (unit - first_unit) * chunk
+    end = tl.minimum(begin + chunk, num_older)
+    is_last = unit == first_unit + num_chunks - 1
+
+    # What is read before the wait is older kernels' work. The first keys are too: with EARLY they
+    # wait in registers, which few programs have to spare, else in the cache.
+    dims = tl.arange(0, HEAD_DIM)
+    table_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
+    keys = begin + tl.arange(0, TILE)
+    is_key = keys < end
+    if EARLY:
+        k = _cache_tile(
+            k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+        v = _cache_tile(
+            v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+    elif PDL:
+        ahead = begin + tl.arange(0, 2 * TILE)
+        _prefetch(
+            k_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+        _prefetch(
+            v_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+    token = tl.load(cu_seqlens_q_ptr + seq).to(tl.int64)
+    # A padding sequence may own no row: its token lies past the others.
+    owns_row = tl.load(cu_seqlens_q_ptr + seq + 1) > token
+    slot = tl.load(slot_mapping_ptr + token, mask=owns_row, other=0)
+    # A decode step's token is its sequence's last.
+    angles = cos_sin_ptr + tl.maximum(num_older, 0).to(tl.int64) * HEAD_DIM + dims % HALF
+    cos = tl.load(angles)
+    sin = tl.load(angles + HALF)
+    if PDL:
+        gdc_wait()
+
+    rows = tl.arange(0, ROWS)
+    is_row = (rows < GROUP) & owns_row
+    heads = kv_head * GROUP + rows
+    row_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
+    q = _prepared(
+        row_ptr, heads[:, None] * HEAD_DIM, is_row[:, None], q_norm_ptr, cos[None, :],
+        sin[None, :], dims[None, :], eps, 1, HEAD_DIM, NORM,
+    )  # fmt: skip
+    k_ptr = row_ptr + (NUM_HEADS + kv_head) * HEAD_DIM
+    new_k = _prepared(
+        k_ptr, 0, (dims < HEAD_DIM) & owns_row, k_norm_ptr, cos, sin, dims, eps, 0, HEAD_DIM, NORM
+    )
+    new_v = tl.load(k_ptr + WIDTH + dims, mask=(dims < HEAD_DIM) & owns_row, other=0.0)
+    target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * WIDTH
+    target += kv_head * HEAD_DIM
+    is_written = (dims < HEAD_DIM) & is_last & owns_row
+    tl.store(k_cache_ptr + target + dims, new_k, mask=is_written)
+    tl.store(v_cache_ptr + target + dims, new_v, mask=is_written)
+
+    # The softmax begins with the new token, in the chunk that it belongs to.
+    log2_scale = scale * 1.4426950408889634
+    score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], axis=1) * log2_scale
+    has_new = is_last & (seq_len > 0)
+    maximum = tl.where(has_new, score, float("-inf"))
+    total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    acc = tl.where(has_new, new_v.to(tl.float32), 0.0)[None, :]
+    acc += tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    if EARLY:
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
+        maximum, total, acc = _accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+        begin += TILE
+    for start in range(begin, end, TILE):
+        keys = start + tl.arange(0, TILE)
+        is_key = keys < end
+        k = _cache_tile(
+            k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+        v = _cache_tile(
+            v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+            BLOCK_SIZE, WIDTH, HEAD_DIM,
+        )  # fmt: skip
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
+        maximum, total, acc = _accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+
+    denominator = tl.where(total > 0.0, total, 1.0)
+    acc = acc / denominator[:, None]
+    target_ptr = out_ptr + (token * NUM_HEADS + kv_head * GROUP) * HEAD_DIM
+    offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+    if num_chunks == 1:
+        tl.store(target_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None])
+    else:
+        mine = tl.program_id(0).to(tl.int64)
+        lse = tl.where(total > 0.0, maximum + tl.log2(denominator), float("-inf"))
+        tl.store(lse_ptr + mine * GROUP + rows, lse, mask=rows < GROUP)
+        tl.store(acc_ptr + mine * (GROUP * HEAD_DIM) + offsets, acc, mask=(rows < GROUP)[:, None])
+        tl.debug_barrier()
+        count_ptr += seq * NUM_KV_HEADS + kv_head
+        arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel")
+        if arrived == num_chunks - 1:
+            _merge(
+                acc_ptr, lse_ptr, target_ptr, first_unit, num_chunks, kv_head,
+                NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, CHUNKS,
+            )  # fmt: skip
+            tl.store(count_ptr, 0)

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from openinfer_kernels import BackendUnavailable, FusedLinearSpec, LinearSpec, plan_fused_linear
+from openinfer_kernels.fused_linear import _triton
+
+# The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+PARTS = {
+    "plain": {},
+    "norm": {"norm_eps": 1e-6},
+    "norm-gate": {"norm_eps": 1e-6, "is_gated": True},
+    "residual": {"adds_residual": True},
+    "everything": {"norm_eps": 1e-6, "is_gated": True, "adds_residual": True},
+}
+
+
+def _spec(parts, dtype, num_in=96, num_out=80):
+    linear = LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype)
+    return FusedLinearSpec(linear=linear, **parts)
+
+
+def _inputs(spec, num_rows, random):
+    dtype, of = spec.linear.dtype, spec.linear
+    weight = random(of.out_features, of.in_features, dtype=torch.float32) * of.in_features**-0.5
+    return {
+        "x": random(num_rows, of.in_features, dtype=dtype) * 3,
+        "weight": weight.to(dtype),
+        "norm_weight": random(of.in_features, dtype=dtype) if spec.norm_eps else None,
+        "residual": random(num_rows, spec.num_outputs, dtype=dtype) if spec.adds_residual else None,
+    }
+
+
+def _run(spec, inputs, device, backend):
+    op = plan_fused_linear(spec, device, backend)
+    moved = {name: x if x is None else x.clone().to(device) for name, x in inputs.items()}
+    packed = op.pack(moved["weight"])
+    out = op(moved["x"], packed, moved["norm_weight"], moved["residual"])
+    assert torch.equal(moved["x"].cpu(), inputs["x"])
+    return out
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_composed(parts, num_rows, dtype, random):
+    spec = _spec(parts, dtype)
+    inputs = _inputs(spec, num_rows, random)
+    expected = _run(_spec(parts, torch.float32), _widened(inputs), "cpu", "reference")
+    _assert_near(_run(spec, inputs, "cpu", "composed"), expected, dtype)
+
+
+_ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def _assert_near(got, expected, dtype):
+    assert got.dtype is dtype
+    error = (got.cpu().float() - expected).abs()
+    assert error.square().mean().sqrt() <= _ERRORS[dtype] * expected.square().mean().sqrt()
+    assert error.max() <= 4 * _ERRORS[dtype] * expected.abs().max()
+
+
+def _widened(inputs):
+    return {name: x if x is None else x.float() for name, x in inputs.items()}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("num_rows", [0, 1, 2])
+def test_triton(num_rows, parts, dtype, random, triton_device, monkeypatch):
+    if dtype is torch.bfloat16 and triton_device == "cpu":
+        pytest.skip("the interpreter's bf16 products are wrong; a device runs this in bf16")
+    spec = _spec(parts, dtype)
+    # The tile divides the shape nowhere.
+    monkeypatch.setattr(_triton, "choose_tile", lambda spec: _triton.Tile(16, 64, 1))
+    inputs = _inputs(spec, num_rows, random)
+    if num_rows == 0:
+        assert _run(spec, inputs, triton_device, "triton").shape == (0, spec.num_outputs)
+        return
+    expected = _run(_spec(parts, torch.float32), _widened(inputs), "cpu", "reference")
+    _assert_near(_run(spec, inputs, triton_device, "triton"), expected, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+@pytest.mark.parametrize(("num_in", "num_out"), [(2560, 6144), (4096, 4096), (9728, 2560)])
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_on_a_device_in_real_shapes(parts, num_in, num_out, num_rows, random):
+    spec = _spec(parts, torch.bfloat16, num_in, num_out)
+    inputs = _inputs(spec, num_rows, random)
+    expected = _run(
+        _spec(parts, torch.float32, num_in, num_out), _widened(inputs), "cpu", "composed"
+    )
+    _assert_near(_run(spec, inputs, "cuda", "auto"), expected, torch.bfloat16)
+
+
+def test_gate_and_up_are_pairs():
+    with pytest.raises(ValueError, match="out_features 81"):
+        _spec({"is_gated": True}, torch.float32, num_out=81)
+
+
+def test_triton_refuses_quantized_weights():
+    linear = LinearSpec(in_features=64, out_features=64, dtype=torch.bfloat16, quantization="int8")
+    with pytest.raises(BackendUnavailable, match="int8"):
+        plan_fused_linear(FusedLinearSpec(linear=linear), "cuda", "triton")
