@@ -24,7 +24,8 @@ _URL = "http://127.0.0.1:8000"
 def _row(flag):
     first, *others = (f"`{name}`" for name in (*flag.names, *flag.off))
     value = (_ENGINE | _DEFAULTS).get(flag.dest)
-    default = "" if value is None else f"`{str(value).lower() if value is True else value}`"
+    value = str(value).lower() if isinstance(value, bool) else value
+    default = "" if value is None else f"`{value}`"
     choices = f" ({', '.join(flag.choices)})" if flag.choices else ""
     return f"| {first} | {', '.join(others)} | {default} | {flag.help}{choices} |"
 

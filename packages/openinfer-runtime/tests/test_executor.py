@@ -274,8 +274,9 @@ def test_parameters_that_a_row_cannot_hold_fail_it_alone(engine, ask):
     assert again.token_ids.tolist() == result.token_ids.tolist()
 
 
-def test_a_mask_binds_its_row(engine, ask):
-    executor = engine().executor
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_mask_binds_its_row(engine, ask, is_padded):
+    executor = (engine().pad_steps() if is_padded else engine()).executor
     one, two = ask([1, 2, 3]), ask([1, 2, 3])
     bits = np.zeros(10, np.uint32)
     bits[9] = 1 << 31
