@@ -5,6 +5,7 @@ import random
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from openinfer import LLM, SamplingParams
 from openinfer_contract import (
@@ -19,8 +20,10 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_grammar import GrammarRefused, validate
+from openinfer_runtime import TorchExecutor
 
 NUM_SCHEMAS = 150
+OPTIONS = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 32}
 MAX_TOKENS = 500
 _WORDS = ("red", "dark green", "é\n", '"', "7", "")
 _ODD = (
@@ -102,7 +105,7 @@ def _keywords(schema: object) -> set[str]:
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(load_format="dummy", device="cpu", max_num_seqs=32) as llm:
+    with LLM(**OPTIONS) as llm:
         yield llm
 
 
@@ -151,31 +154,42 @@ def test_every_schema_is_refused_by_keyword_or_answered_validly(llm):
     assert num_ended >= 0.8 * num_answered, f"{num_ended} of {num_answered} ended by themselves"
 
 
-def test_given_or_sampled_what_is_forced_comes_to_the_same(llm):
-    schema = {
-        "type": "object",
-        "properties": {"a_long_name": {"enum": ["x", "yy"]}, "other": {"type": "boolean"}},
-        "required": ["a_long_name", "other"],
-        "additionalProperties": False,
-    }
-    answers = [
-        llm.generate(
-            [[5, 6, 7]] * 2,
-            SamplingParams(
-                n=4,
-                seed=1,
-                temperature=2.0,
-                max_tokens=60,
-                logprobs=logprobs,
-                structured_outputs={"json": schema},
-            ),
-            has_progress_bar=False,
-        )
-        for logprobs in (None, 0)
-    ]
-    given, sampled = ([answer.token_ids for answer in some] for some in answers)
-    assert given == sampled
-    assert len({*map(tuple, given)}) > 1
-    assert all(
-        json.loads(answer.text).keys() == schema["properties"].keys() for answer in answers[0]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a_long_name": {"enum": ["x", "yy"]},
+        "text": {"type": "string", "maxLength": 6},
+        "numbers": {"type": "array", "items": {"type": "integer", "maximum": 50}, "maxItems": 3},
+    },
+    "required": ["a_long_name", "text", "numbers"],
+    "additionalProperties": False,
+}
+
+
+def _outputs(llm, **options):
+    params = SamplingParams(
+        n=3,
+        seed=1,
+        temperature=2.0,
+        max_tokens=90,
+        structured_outputs={"json": SCHEMA},
+        **options,
     )
+    answers = llm.generate([[5, 6, 7], [8]], params, has_progress_bar=False)
+    assert all(json.loads(answer.text) for answer in answers)
+    return [answer.token_ids for answer in answers]
+
+
+def test_given_or_sampled_in_turn_or_in_a_pipeline_it_is_the_same_output(llm, monkeypatch):
+    """A device has two steps in flight: its masks come after the step before is settled."""
+    given, sampled = _outputs(llm), _outputs(llm, logprobs=0)
+    assert given == sampled
+    assert len({*map(tuple, given)}) > 3
+    make = TorchExecutor.__init__
+
+    def pipelined(self, model, cache, info, *more, **options):
+        make(self, model, cache, replace(info, depth=2), *more, **options)
+
+    monkeypatch.setattr(TorchExecutor, "__init__", pipelined)
+    with LLM(**OPTIONS) as other:
+        assert _outputs(other) == given
