@@ -99,10 +99,15 @@ class Windows:
     def measure(self, worker: Worker, system: str, **command: Any) -> None:
         others = OthersMeter()
         value = worker.ask(**command)
-        window = {"system": system, **command, "value": value}
-        self.state["windows"].append({**window, "others_busy_percent": others.percent()})
+        window = {"system": system, "round": self._num_before(system, command), **command}
+        measured = {"value": value, "others_busy_percent": others.percent()}
+        self.state["windows"].append(window | measured)
         print(json.dumps(self.state["windows"][-1]), file=sys.stderr)
         self.save()
+
+    def _num_before(self, system: str, command: dict[str, Any]) -> int:
+        wanted = {"system": system, **command}
+        return sum(wanted.items() <= window.items() for window in self.state["windows"])
 
     def save(self) -> None:
         self._file.write_text(json.dumps(self.state))
@@ -120,8 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--llama-python", help="a Python that has llama-cpp-python and gguf")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=6, help="of windows, at most")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--minutes", type=float, default=15, help="of windows, at most")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "openinfer-cpu")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
     arguments = parser.parse_args()
@@ -190,7 +195,7 @@ def _report(windows: Windows) -> dict[str, Any]:
         "versions": windows.state["versions"],
         "max_others_percent": MAX_OTHERS_PERCENT,
         "tokens_per_s": compared,
-        "targets": _targets(compared),
+        "targets": {name: _target(windows, *target) for name, target in TARGETS.items()},
         "steps": {system: _step_tables(windows, system) for system in OURS},
         "num_windows": len(windows.state["windows"]),
         "num_quiet_windows": len(windows.quiet()),
@@ -208,16 +213,21 @@ def _summary(windows: list[dict[str, Any]]) -> dict[str, Any] | str:
     }
 
 
-def _targets(compared: dict[str, Any]) -> dict[str, Any]:
-    ratios = {}
-    for name, (run, ours, theirs, wanted) in TARGETS.items():
-        mine, other = compared[run][ours], compared[run][theirs]
-        if isinstance(mine, str) or isinstance(other, str):
-            ratios[name] = "not measured"
-            continue
-        ratio = {key: round(mine[key] / other[key], 2) for key in ("best", "median")}
-        ratios[name] = {**ratio, "wanted": wanted, "is_met": ratio["median"] >= wanted}
-    return ratios
+def _target(
+    windows: Windows, run: str, ours: str, theirs: str, wanted: float
+) -> dict[str, Any] | str:
+    """Ratios of windows that followed each other: both met the same machine."""
+    mine, other = (
+        {window["round"]: window["value"] for window in windows.quiet(system=system, run=run)}
+        for system in (ours, theirs)
+    )
+    ratios = [mine[number] / other[number] for number in mine.keys() & other.keys()]
+    if len(ratios) < 2:
+        return "not measured"
+    quartiles = [round(ratio, 3) for ratio in statistics.quantiles(ratios, n=4)]
+    best = round(max(mine.values()) / max(other.values()), 3)
+    is_met = statistics.median(ratios) >= wanted
+    return {"quartiles": quartiles, "best": best, "wanted": wanted, "is_met": is_met}
 
 
 def _step_tables(windows: Windows, system: str) -> dict[str, Any]:
