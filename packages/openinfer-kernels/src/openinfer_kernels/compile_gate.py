@@ -5,6 +5,8 @@ and exits 1 if one does not compile or needs more shared memory than that GPU gi
 The interpreter of the unit tests hides just these errors.
 """
 
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,10 +59,20 @@ def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
 
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
-    """Compiles each case to a cubin for each architecture, in order."""
-    for case in cases:
-        for arch in SHARED_MEMORY_KIB:
-            yield _compile(case, arch)
+    """Compiles each case to a cubin for each architecture, in order; a process for each core."""
+    work = [(case, arch) for case in cases for arch in SHARED_MEMORY_KIB]
+    num_processes = min(len(os.sched_getaffinity(0)), len(work))
+    # Kernels cannot be sent to a process: those of a fork know them by their place in the list.
+    _work[:] = work
+    with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+        yield from pool.imap(_compile_at, range(len(work)))
+
+
+_work: list[tuple[CompileCase, int]] = []
+
+
+def _compile_at(index: int) -> CompileResult:
+    return _compile(*_work[index])
 
 
 def _compile(case: CompileCase, arch: int) -> CompileResult:
