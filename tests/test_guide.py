@@ -83,17 +83,32 @@ def test_the_tools_guides_request_is_answered(tiny_server):
     assert choice["finish_reason"] in ("stop", "length", "tool_calls")
 
 
-@pytest.mark.parametrize("code", [text for kind, text in _TOOLS_BLOCKS if kind == "python"])
-def test_the_tools_guides_programs_run(tiny_server, code):
+def _run_tools_program(word, url, tail):
+    (code,) = (text for kind, text in _TOOLS_BLOCKS if kind == "python" and word in text)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code.replace(_URL, tiny_server.url)],
+        [sys.executable, "-W", "error", "-c", code.replace(_URL, url) + tail],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    return done.stdout.strip().splitlines()
+
+
+def test_the_tools_guides_loop_runs_the_call_and_answers_with_its_result(tiny_server):
+    *printed, said = _run_tools_program("OpenAI", tiny_server.url, "print(json.dumps(messages))")
+    _, asked, result, answer = json.loads(said)
+    (call,) = asked["tool_calls"]
+    assert call["function"]["name"] == "python"
+    assert (result["tool_call_id"], result["content"]) == (call["id"], str(1234 * 5678))
+    assert str(1234 * 5678) in answer["content"]
+    assert printed == answer["content"].splitlines()
+
+
+def test_the_tools_guides_program_without_a_server_ends_in_a_call(tiny_server):
+    (line,) = _run_tools_program("from openinfer", tiny_server.url, "")
+    assert line.startswith("tool_calls {")
 
 
 def test_the_tools_guide_quotes_the_servers_log(tiny_server):

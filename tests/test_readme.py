@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_the_openai_snippet_prints_an_answer(tiny_server):
     text = _run(code.replace(_URL, tiny_server.url))
     assert text[0].isupper()
     assert len(text.split()) >= 2
+
+
+def test_pip_is_given_a_package_with_all_its_siblings():
+    (line,) = re.findall(r"`pip install (\./packages/.*?)`", _README)
+    *_, wanted = named = [word.removeprefix("./packages/") for word in line.split()]
+    assert f"uv pip install ./packages/{wanted}\n" == _block("sh", "uv pip install")
+    for package in named:
+        text = (_ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+        requirements = tomllib.loads(text)["project"]["dependencies"]
+        siblings = {m[0] for r in requirements if (m := re.match(r"openinfer-[a-z0-9-]+", r))}
+        assert siblings <= set(named), package
 
 
 def test_the_llm_snippet_prints_two_texts():
