@@ -174,6 +174,46 @@ def test_a_history_of_calls_reaches_the_template(client, engine, tool_text):
     assert _prompt(engine, tool_text).endswith(expected)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        r'{"arguments": {"a": "\ud83d"}, "name": "f"}',
+        r'{"name": "f", "arguments": "{\"a\": \"\\ud83d\"}"}',
+        r'{"name": "f", "arguments": {"a": "\ud83d"}}',
+    ],
+)
+def test_half_a_surrogate_pair_stays_escaped_also_on_its_way_back(
+    client, say, engine, tool_text, call
+):
+    say(f"<tool_call>{call}</tool_call>")
+    (choice,) = client.chat("Hi", tools=[TOOL])["choices"]
+    (made,) = choice["message"]["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": r'{"a": "\ud83d"}'}
+    _, *events = client.stream("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert [c["function"] for d in deltas for c in d["tool_calls"]] == [made["function"]]
+    say("Seven.")
+    result = {"role": "tool", "tool_call_id": made["id"], "content": "7"}
+    body = {"messages": [USER, choice["message"], result], "tools": [TOOL]}
+    assert client.post("/v1/chat/completions", body).is_success
+    assert r'"arguments": {"a": "\ud83d"}}' in _prompt(engine, tool_text)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        r'{"name": "\ud83d", "arguments": {}}',
+        r'{"arguments": {}, "name": "\ud83d"}',
+        '{"arguments": {"a": NaN}, "name": "f"}',
+    ],
+)
+def test_calls_that_no_answer_could_hold_are_content(client, say, call):
+    text = f"<tool_call>{call}</tool_call>"
+    say(text)
+    (choice,) = client.chat("Hi", tools=[TOOL])["choices"]
+    assert choice["message"] == {"role": "assistant", "content": text}
+
+
 def test_tokenize_counts_the_tools(client):
     plain = client.post("/tokenize", {"messages": [USER]}).json()["count"]
     with_tools = client.post("/tokenize", {"messages": [USER], "tools": [TOOL]}).json()["count"]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +60,57 @@ GOLDEN = {
     "markers in a string": (call(CODE), "", "", [("f", CODE)]),
     "an escaped name": (call('{"a": 1}', r"f\u00fc"), "", "", [("fü", '{"a": 1}')]),
     "deep": (call(DEEP), "", "", [("f", DEEP)]),
+    "half a surrogate pair": (
+        r'<tool_call>{"arguments": {"a": "\ud83d", "b": "ü"}, "name": "f"}</tool_call>',
+        "", "", [("f", r'{"a": "\ud83d", "b": "\u00fc"}')],
+    ),
+    "half a pair, streamed": (
+        call(r'{"a": "\ud83d"}'), "", "", [("f", r'{"a": "\ud83d"}')],
+    ),
+    "half a pair in a string": (
+        call(r'"{\"a\": \"\\ud83d\"}"'), "", "", [("f", r'{"a": "\ud83d"}')],
+    ),
+    "no ASCII": (
+        '<tool_call>{"arguments": {"a": "ü"}, "name": "f"}</tool_call>',
+        "", "", [("f", '{"a": "ü"}')],
+    ),
+    "keys behind": (
+        '<tool_call>{"name":"f","arguments":{"a":1}, "id": {"x": "}"}}</tool_call>after',
+        "after", "", [("f", '{"a":1}')],
+    ),
+    "keys behind, and no end mark": (
+        '<tool_call>{"name":"f","arguments":{"a":1},\n"id":"x"}\nafter',
+        "after", "", [("f", '{"a":1}')],
+    ),
+    "keys behind that are cut": (
+        '<tool_call>{"name":"f","arguments":{"a":1}, "id": "x', "", "", [("f", '{"a":1}')],
+    ),
+    "prose behind the arguments": (
+        '<tool_call>{"name":"f","arguments":{"a": 1}, and "so"', ', and "so"', "", [F],
+    ),
+    "quotes behind the arguments": (
+        '<tool_call>{"name":"f","arguments":{"a":1}, "so" it is!', ', "so" it is!',
+        "", [("f", '{"a":1}')],
+    ),
+    "arguments twice": (
+        '<tool_call>{"name":"f","arguments":{"a": 1}, "arguments":{"a":2}}</tool_call>',
+        "", "", [F],
+    ),
+    "two objects": (
+        '<tool_call>{"name":"f","arguments":{"a": 1}}\n{"name": "g"}</tool_call>\nDone.',
+        "Done.", "", [F, ("g", "{}")],
+    ),
+    "two objects, one brace missing": (
+        '<tool_call>{"name":"f","arguments":{"a": 1} {"name":"f","arguments":{"a": 1}}</tool_call>',
+        "", "", [F, F],
+    ),
+    "an object behind that is no call": (
+        t := '<tool_call>{"name":"f","arguments":{"a": 1}} {"a": 1} so', '{"a": 1} so', "", [F],
+    ),
+    "blank for long behind the arguments": (
+        f'<tool_call>{{"name":"f","arguments":{{"a": 1}}{" " * 2000}}}{" " * 2000}</tool_call>',
+        "", "", [F],
+    ),
     "no end mark": (ONE[: -len("\n</tool_call>")], "", "", [F]),
     "end mark cut": (ONE[:-5], "", "", [F]),
     "no brace of its own": (ONE.replace("}}", "}"), "", "", [F]),
@@ -87,6 +139,16 @@ GOLDEN = {
     "unbalanced in the head": (
         (t := '<tool_call>\n{"name": "f"\n</tool_call>') + f"\n{ONE}", t, "", [F],
     ),
+    "half a pair as a name": (
+        t := call("{}", r"\ud83d"), t, "", [],
+    ),
+    "half a pair as a name, read whole": (
+        t := r'<tool_call>{"arguments": {}, "name": "\ud83d"}</tool_call>', t, "", [],
+    ),
+    "NaN": (t := '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>', t, "", []),
+    "infinity": (t := '<tool_call>{"arguments": {"a": 1e999}, "name": "f"}</tool_call>', t, "", []),
+    "blank for long": (t := "<tool_call>" + " " * 1500 + '{"name": "f"}', t, "", []),
+    "a long name": (call('{"a": 1}', "n" * 2000), "", "", [("n" * 2000, '{"a": 1}')]),
     "an object that is no call": (t := '<tool_call>{"a": {"b": 1}}</tool_call> x', t, "", []),
     # announced, then broken: the client sees what the model wrote
     "no closing quote": (
@@ -131,6 +193,7 @@ def _outcome(text, cuts=(), **options):
     turn = AssistantTurn()
     turn.add(pieces)
     calls = [(c.call_id, c.name, c.arguments, c.is_whole) for c in turn.calls]
+    json.dumps(turn.message(), ensure_ascii=False).encode()
     return turn.content, turn.reasoning, calls, parser.finish_reason("stop")
 
 
@@ -148,7 +211,7 @@ def test_golden(name):
 def test_every_cut_gives_the_same(name):
     text = GOLDEN[name][0]
     whole = _outcome(text)
-    for at in range(len(text) + 1):
+    for at in range(0, len(text) + 1, 1 + len(text) // 400):
         assert _outcome(text, [at]) == whole, at
     assert _outcome(text, range(1, len(text))) == whole
 
@@ -158,8 +221,9 @@ def test_every_cut_gives_the_same(name):
 def test_random_texts_cut_anywhere(data):
     parts = [
         *("<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"', ', "arguments": '),
-        *('{"a": "', '"', "}", "}}", "\n", " ", "\\", "x", "[", "<"),
-        '{"name": "g", "arguments": {}}',
+        *('{"a": "', '"', "}", "}}", "\n", " ", "\\", "x", "[", "<", ", ", r"\ud83d"),
+        *('{"name": "g", "arguments": {}}', '{"name": "g", "arguments": {}', ', "id": "x"'),
+        *('"arguments": {"a": "', '"name": "f', " " * 1100),
     ]  # fmt: skip
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=14)))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
@@ -243,10 +307,38 @@ def test_a_turn_is_a_message():
     }
 
 
-def test_long_answers_take_linear_time():
-    argument = json.dumps({"code": "x = [1, 2]\n" * 20_000})
-    first = f'<tool_call>\n{{"arguments": {argument}, "name": "f"}}\n</tool_call>'
-    for text in (call(argument), first):
-        _, _, calls, reason = _outcome(text, range(4, len(text), 4))
-        assert json.loads(calls[0][2]) == json.loads(argument)
-        assert reason == "tool_calls"
+HOSTILE = {
+    "arguments": lambda n: call(json.dumps({"a": "x = [1]\n" * (n // 9)})),
+    "arguments first": lambda n: f'<tool_call>{{"arguments": {{"a": "{"x" * n}"}}, "name": "f"}}',
+    "a name": lambda n: call("{}", "x" * n),
+    "blank behind the mark": lambda n: "<tool_call>" + " " * n,
+    "blank in broken arguments": lambda n: call('{"a": "\n' + " " * n + "x"),
+    "braces in broken arguments": lambda n: call('{"a": "\n' + "} " * (n // 2) + "x"),
+    "blank behind the arguments": lambda n: call("{}")[:-12] + " " * n + "x",
+    "keys behind the arguments": lambda n: call('{}, "id": "' + "x" * n + '"'),
+    "blank behind a comma": lambda n: call("{}," + " " * n + "x"),
+    "blank": lambda n: "x" + "\n " * (n // 2) + "x",
+    "blank in front": lambda n: "\n" * n + "x",
+    "newlines in a thought": lambda n: "<think>x" + "\n" * n + "x</think>",
+    "marks": lambda n: "<tool_call>" * (n // 11),
+    "objects that are no calls": lambda n: "<tool_call>{}" * (n // 13),
+    "heads in a string": lambda n: '<tool_call>{"a": "' + "<tool_call>" * (n // 11) + "\n",
+    "calls": lambda n: f"{ONE}\n" * (n // len(ONE)),
+    "broken calls": lambda n: '<tool_call>{"name": "f", "arguments": {}, "x" !' * (n // 50),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("size", [4, 10**9], ids=["pieces", "whole"])
+def test_time_is_linear_in_the_text(name, size):
+    """Eight times the text may take 24 times as long, for noise; n^2 would be 64, n^3 512."""
+
+    def seconds(num_chars):
+        text = HOSTILE[name](num_chars)
+        begun = time.process_time()
+        _run(text, range(size, len(text), size))
+        return time.process_time() - begun
+
+    short = min(seconds(5_000) for _ in range(3))
+    # The floor is that of the clock and of what costs the same for any text.
+    assert min(seconds(40_000) for _ in range(2)) < max(24 * short, 0.02)

@@ -1,7 +1,8 @@
 r"""The `hermes` tool parser: JSON objects between `<tool_call>` and `</tool_call>`.
 
-    content -> head -> arguments -> tail -> content
-                 |         \-> broken ->/
+    content -> head -> arguments -> tail -> content, or the head of a second object
+                 |  \      \-> broken ->/ \-> members -> tail
+                 |   \-> whole -------->/
                  \-> content                    it was no call
 
     <tool_call>
@@ -10,22 +11,28 @@ r"""The `hermes` tool parser: JSON objects between `<tool_call>` and `</tool_cal
 
 A call is announced once its name is known and its arguments begin; from there on they are streamed
 as they come. Until then all of it may still turn out to be prose that mentions the marker, and
-becomes content again. Arguments in front of the name, or as a string, are read as a whole.
+becomes content again. Arguments in front of the name, or as a string, are read as a whole. Keys
+behind the arguments say nothing about the call and are dropped.
+
+What is looked at again with every push is bounded, so that time is linear in the text.
 """
 
 import json
 import re
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext, StatefulStream
 from openinfer_text._pieces import (
+    BLANK,
     Content,
     Piece,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
     beginning_of,
+    end_of,
 )
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -35,8 +42,12 @@ _STREAMABLE_HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\.)+")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_POSSIBLE_HEAD = re.compile(r'\s*(?:\{\s*(?:["}]|\Z)|\Z)')
-_OBJECTS_END = re.compile(r"\s*\}?\s*\Z")
+_HEAD = re.compile(r'\s*\{\s*["}]')
+_POSSIBLE_HEAD = re.compile(r"\s*(?:\{\s*)?\Z")
+_MEMBERS = re.compile(r',\s*"')
+_POSSIBLE_MEMBERS = re.compile(r",\s*\Z")
+_MAX_HEAD = 1024
+"""Where a call's head is longer, it is read as a whole; so much white space is none of a call's."""
 
 
 class HermesParser:
@@ -70,161 +81,238 @@ class _HermesStream(StatefulStream):
         super().__init__()
         self._new_call_id = new_call_id
         self._read = self._read_content
-        self._blank = ""
+        self._blanks: list[str] = []
         """White space that is content only if content goes on behind it."""
         self._has_content = False
         self._num_calls = 0
         self._scanner = JsonScanner()
-        self._num_scanned = 0
+        self._lead = ""
+        """What stands in front of the head, and is content if that is none."""
         self._is_object_open = False
 
     def finish(self) -> list[Piece]:
         pieces: list[Piece] = []
-        while self._read == self._read_head:
+        while self._read in (self._read_head, self._read_whole):
             self._give_up(pieces)
             self._read_on(pieces)
+        rest = self._take(len(self._text))
         if self._read == self._read_content:
-            self._show(self._text, pieces)
-            if self._blank and not self._num_calls:
-                pieces.append(Content(self._blank))
-        elif self._read == self._read_broken and self._text:
-            pieces.append(ToolCallArguments(self._num_calls - 1, self._text))
-        self._text = self._blank = ""
+            self._show(rest, pieces)
+            if not self._num_calls and (blank := "".join(self._blanks)):
+                pieces.append(Content(blank))
+        elif self._read == self._read_broken:
+            self._add_arguments(rest, pieces)
+        self._blanks.clear()
         return pieces
 
     def _read_content(self, pieces: list[Piece]) -> bool:
-        at = self._text.find(_OPEN)
-        end = beginning_of(_OPEN, self._text) if at < 0 else at
-        self._show(self._text[:end], pieces)
+        at = self._text.find(_OPEN, self._at)
+        end = beginning_of(_OPEN, self._text, self._at) if at < 0 else at
+        self._show(self._take(end), pieces)
         if at < 0:
-            self._text = self._text[end:]
             return False
-        self._text = self._text[at + len(_OPEN) :]
-        self._scanner, self._num_scanned = JsonScanner(), 0
-        self._read = self._read_head
+        self._begin_head(self._take(at + len(_OPEN)))
         return True
 
+    def _begin_head(self, lead: str) -> None:
+        self._lead = lead
+        self._read = self._read_head
+
     def _read_head(self, pieces: list[Piece]) -> bool:
-        if _POSSIBLE_HEAD.match(self._text) is None:
-            return self._give_up(pieces)
-        head = _STREAMABLE_HEAD.match(self._text)
+        text = self._text[self._at : self._at + _MAX_HEAD]
+        if _HEAD.match(text) is None:
+            is_possible = len(text) < _MAX_HEAD and _POSSIBLE_HEAD.match(text)
+            return False if is_possible else self._give_up(pieces)
+        head = _STREAMABLE_HEAD.match(text)
         if head is not None:
-            try:
-                name = json.loads(head[1])
-            except ValueError:
+            name = _parse_name(head[1])
+            if name is None:
                 return self._give_up(pieces)
             self._announce(name, pieces)
-            self._text = self._text[head.end() :]
-            self._scanner = JsonScanner()
-            self._read = self._read_arguments
+            self._take(self._at + head.end())
+            self._scanner, self._read = JsonScanner(), self._read_arguments
             return True
-        return self._read_whole_object(pieces)
+        scanner = JsonScanner()
+        goes_on = scanner.find_end(text) is None and scanner.broken_at is None
+        if goes_on and len(text) < _MAX_HEAD:
+            return False
+        self._scanner, self._read = JsonScanner(), self._read_whole
+        return True
 
-    def _read_whole_object(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text[self._num_scanned :])
+    def _read_whole(self, pieces: list[Piece]) -> bool:
+        end = self._scanner.find_end(self._text, self._seen)
         if self._scanner.broken_at is not None:
             return self._give_up(pieces)
         if end is None:
-            self._num_scanned = len(self._text)
+            self._seen = len(self._text)
             return False
-        end += self._num_scanned
-        call = _parse_call(self._text[:end])
+        # Still held: it may be no call.
+        self._seen = end
+        call = _parse_call("".join((*self._parts, self._text[self._at : end])))
         if call is None:
             return self._give_up(pieces)
         name, arguments = call
         self._announce(name, pieces)
-        self._text = self._text[end:]
+        self._take(end)
         return self._end_call(arguments, pieces, is_object_open=False)
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text)
+        end = self._scanner.find_end(self._text, self._at)
         broken_at = self._scanner.broken_at
         if broken_at is not None:
-            self._take(broken_at, pieces)
+            self._add_arguments(self._take(broken_at), pieces)
             self._read = self._read_broken
             return True
         if end is None:
-            self._take(len(self._text), pieces)
+            self._add_arguments(self._take(len(self._text)), pieces)
             return False
-        arguments, self._text = self._text[:end], self._text[end:]
-        return self._end_call(arguments, pieces, is_object_open=True)
+        return self._end_call(self._take(end), pieces, is_object_open=True)
 
     def _read_broken(self, pieces: list[Piece]) -> bool:
         """Arguments that are no JSON go on to the end mark; the call's own brace is none of them.
 
         They have been announced, so they are the client's to judge.
         """
-        at = self._text.find(_CLOSE)
-        end = beginning_of(_CLOSE, self._text) if at < 0 else at
-        objects_end = _OBJECTS_END.search(self._text[:end])
-        assert objects_end is not None
+        at = self._text.find(_CLOSE, self._at)
+        end = beginning_of(_CLOSE, self._text, self._at) if at < 0 else at
+        arguments = self._take(_without_brace(self._text, self._at, end))
         if at < 0:
-            self._take(objects_end.start(), pieces)
+            self._add_arguments(arguments, pieces)
             return False
-        arguments, self._text = self._text[: objects_end.start()], self._text[at:]
+        self._take(at)
         return self._end_call(arguments, pieces, is_object_open=False)
 
     def _read_tail(self, pieces: list[Piece]) -> bool:
-        rest = self._text.lstrip()
-        if self._is_object_open and rest.startswith("}"):
-            self._is_object_open = False
-            self._text = rest[1:]
-            rest = self._text.lstrip()
+        self._seen = at = end_of(BLANK, self._text, self._seen)
+        rest = self._text[at : at + _MAX_HEAD]
         if rest.startswith(_CLOSE):
-            self._text = rest[len(_CLOSE) :]
+            self._take(at + len(_CLOSE))
+            self._read = self._read_content
         elif _CLOSE.startswith(rest):
             return False
-        self._read = self._read_content
+        elif self._is_object_open and rest[0] == "}":
+            self._is_object_open = False
+            self._take(at + 1)
+        elif self._is_object_open and _MEMBERS.match(rest):
+            self._scanner, self._read = JsonScanner(depth=1), self._read_members
+        elif self._is_object_open and len(rest) < _MAX_HEAD and _POSSIBLE_MEMBERS.match(rest):
+            return False
+        elif rest[0] == "{":
+            self._begin_head(self._take(at))
+        else:
+            self._go_back()
+            self._read = self._read_content
+        return True
+
+    def _read_members(self, pieces: list[Piece]) -> bool:
+        """Further keys of the call's object, up to its end."""
+        end = self._scanner.find_end(self._text, self._seen)
+        if self._scanner.broken_at is not None:
+            self._go_back()
+            self._read = self._read_content
+        elif end is None:
+            self._seen = len(self._text)
+            return False
+        else:
+            self._is_object_open = False
+            self._take(end)
+            self._read = self._read_tail
         return True
 
     def _give_up(self, pieces: list[Piece]) -> bool:
-        """It was no call: the marker is content, and what follows is read as such."""
-        self._show(_OPEN, pieces)
+        """It was no call: its marker is content, and what follows is read as such."""
+        self._show(self._lead, pieces)
+        self._go_back()
         self._read = self._read_content
         return True
 
     def _announce(self, name: str, pieces: list[Piece]) -> None:
-        self._blank = ""
+        self._blanks.clear()
         pieces.append(ToolCallStart(self._num_calls, self._new_call_id(), name))
         self._num_calls += 1
 
-    def _take(self, end: int, pieces: list[Piece]) -> None:
-        """Arguments up to `end` are settled."""
-        if end:
-            pieces.append(ToolCallArguments(self._num_calls - 1, self._text[:end]))
-        self._text = self._text[end:]
+    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
+        if text:
+            pieces.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _end_call(self, arguments: str, pieces: list[Piece], *, is_object_open: bool) -> bool:
-        if arguments:
-            pieces.append(ToolCallArguments(self._num_calls - 1, arguments))
+        self._add_arguments(arguments, pieces)
         pieces.append(ToolCallEnd(self._num_calls - 1))
         self._is_object_open = is_object_open
         self._read = self._read_tail
         return True
 
     def _show(self, text: str, pieces: list[Piece]) -> None:
-        text = self._blank + text
-        shown = text.rstrip()
-        self._blank = text[len(shown) :]
-        if not shown:
+        inner = text.rstrip()
+        if not inner:
+            self._blanks.append(text)
             return
+        shown = "".join((*self._blanks, inner))
+        self._blanks = [text[len(inner) :]]
         if self._num_calls and not self._has_content:
             shown = shown.lstrip()
         self._has_content = True
         pieces.append(Content(shown))
 
 
+def _without_brace(text: str, start: int, end: int) -> int:
+    """Where the white space, brace and white space begin that end `text[start:end]`."""
+    start = max(start, end - _MAX_HEAD)
+    inner = text[start:end].rstrip()
+    return start + len(inner.removesuffix("}").rstrip())
+
+
+def _parse_name(text: str) -> str | None:
+    """A name as JSON has it, None if it is none that UTF-8 can spell."""
+    try:
+        name: str = json.loads(text)
+        name.encode()
+    except ValueError:
+        return None
+    return name
+
+
 def _parse_call(text: str) -> tuple[str, str] | None:
     """Name and arguments of a whole call, None if it is none."""
     try:
-        call = json.loads(text)
+        call = _loads(text)
         name = call.get("name")
         arguments = call.get("arguments", call.get("parameters"))
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = _loads(arguments)
+        arguments = {} if arguments is None else arguments
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return None
+        name.encode()
+        return name, _dumps(arguments)
     except (ValueError, RecursionError):
         return None
-    arguments = {} if arguments is None else arguments
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _loads(text: str) -> Any:
+    """Strict JSON: NaN and infinities are none.
+
+    Raises:
+        ValueError: it is none.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _dumps(value: object) -> str:
+    """JSON that UTF-8 can spell: it is escaped where half a surrogate pair needs that.
+
+    Raises:
+        ValueError: a number is beyond the range of floats.
+        RecursionError: it is nested too deeply.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text

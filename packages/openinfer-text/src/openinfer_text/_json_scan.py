@@ -10,19 +10,19 @@ class JsonScanner:
     """Follows one object or array through pushes of text; does not judge what it is made of.
 
     Attributes:
-        broken_at: where in the last push a character stood that no JSON can hold there: a bare
+        broken_at: where in the last text a character stood that no JSON can hold there: a bare
             line break inside a string, say. Nothing behind it was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, depth: int = 0) -> None:
+        """Begins in front of an object, or inside `depth` of them."""
         self.broken_at: int | None = None
-        self._depth = 0
+        self._depth = depth
         self._is_string = False
         self._is_escaped = False
 
-    def find_end(self, text: str) -> int | None:
-        """The position behind the object's last bracket, None while it goes on."""
-        at = 0
+    def find_end(self, text: str, at: int = 0) -> int | None:
+        """Reads `text[at:]`; the position behind the last bracket, None while it goes on."""
         while at < len(text):
             if self._is_escaped:
                 self._is_escaped = False

@@ -46,26 +46,51 @@ class ParserStream(Protocol):
 class StatefulStream:
     """The part of a `ParserStream` that all have whose states are methods.
 
-    The present one, `_read`, takes what it can of `_text` and adds pieces; True: it has handed over
-    to another state, which goes on with the rest.
+    The present one, `_read`, looks at `_text` from `_seen` on and adds pieces; True: it has handed
+    over to another state, which goes on with the rest. What it has looked at without knowing what
+    it is stays held: from `_at` on, and in `_parts` if it came with earlier pushes. So every
+    character is copied a few times at most, however the text is cut and however much is held:
+    a parser runs on the thread that serves all requests.
     """
 
     _read: Callable[[list[Piece]], bool]
 
     def __init__(self) -> None:
         self._text = ""
-        """What no piece has come of yet."""
+        """The last push, behind what was left of the one before."""
+        self._at = self._seen = 0
+        self._parts: list[str] = []
 
     def push(self, text: str, /) -> list[Piece]:
         """The pieces that `text` completes."""
-        self._text += text
+        if self._seen > self._at:
+            self._parts.append(self._text[self._at : self._seen])
+        self._text = self._text[self._seen :] + text
+        self._at = self._seen = 0
         pieces: list[Piece] = []
         self._read_on(pieces)
         return pieces
 
     def _read_on(self, pieces: list[Piece]) -> None:
-        while self._text and self._read(pieces):
+        while self._seen < len(self._text) and self._read(pieces):
             pass
+
+    def _take(self, end: int) -> str:
+        """What is held up to `end`; it is dealt with."""
+        taken = self._text[self._at : end]
+        if self._parts:
+            taken = "".join((*self._parts, taken))
+            self._parts.clear()
+        self._at = self._seen = end
+        return taken
+
+    def _go_back(self) -> None:
+        """What is held is to be read again, by another state."""
+        if self._parts:
+            self._text = "".join((*self._parts, self._text[self._at :]))
+            self._parts.clear()
+            self._at = 0
+        self._seen = self._at
 
 
 class ParserFactory(Protocol):

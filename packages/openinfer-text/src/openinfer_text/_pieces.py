@@ -1,6 +1,10 @@
 """What a model's text is made of once it is parsed: content, reasoning, tool calls."""
 
+import re
 from dataclasses import dataclass
+
+BLANK = re.compile(r"\s*")
+"""White space, possibly none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,16 @@ Piece = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
 """One step of a parsed answer."""
 
 
-def beginning_of(marker: str, text: str) -> int:
-    """Where the longest tail of `text` that begins `marker` starts; `len(text)` without one."""
-    for start in range(max(0, len(text) - len(marker) + 1), len(text)):
+def beginning_of(marker: str, text: str, at: int = 0) -> int:
+    """Where the longest tail of `text[at:]` that begins `marker` starts, else `len(text)`."""
+    for start in range(max(at, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[start:]):
             return start
     return len(text)
+
+
+def end_of(run: re.Pattern[str], text: str, at: int) -> int:
+    """Where the run of characters ends that begins at `at`, or the text does."""
+    found = run.match(text, at)
+    assert found is not None, "a run may be empty"
+    return found.end()

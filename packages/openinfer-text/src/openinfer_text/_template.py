@@ -6,6 +6,7 @@ items. What goes wrong inside is one `TemplateError`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NoReturn
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openinfer_text._messages import ContentFormat, normalizer_for
 from openinfer_text.errors import InvalidChatInput, TemplateError
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Two private-use characters nobody types; the space tells whether the template trims.
 _END_MARK = "\U000f0c0d\U000f0c0e"
@@ -212,9 +214,11 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML, which no model has seen in training.
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    # Half a surrogate pair, which a model can write into a call, has no UTF-8: it stays escaped.
+    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _raise_exception(message: str) -> NoReturn:

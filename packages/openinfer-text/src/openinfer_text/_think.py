@@ -6,10 +6,14 @@ r"""The `qwen3` reasoning parser: `<think>` reasoning `</think>` content.
 The newlines that templates put around both markers belong to neither side.
 """
 
+import re
+from collections.abc import Callable
+
 from openinfer_text._parser import ParseContext, StatefulStream
-from openinfer_text._pieces import Content, Piece, Reasoning, beginning_of
+from openinfer_text._pieces import BLANK, Content, Piece, Reasoning, beginning_of, end_of
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_NEWLINES = re.compile(r"\n*")
 
 
 class ThinkParser:
@@ -35,50 +39,57 @@ class ThinkParser:
 class _ThinkStream(StatefulStream):
     def __init__(self, *, is_open: bool) -> None:
         super().__init__()
-        self._read = self._read_reasoning if is_open else self._read_start
-        self._has_reasoning = False
+        self._read = self._read_leading if is_open else self._read_start
 
     def finish(self) -> list[Piece]:
-        text, self._text = self._text, ""
+        text = self._take(len(self._text))
         if not text:
             return []
-        if self._read == self._read_reasoning:
+        if self._read in (self._read_leading, self._read_reasoning):
             return [Reasoning(text)]
-        return [] if self._read == self._read_behind else [Content(text)]
+        return [Content(text)]
 
     def _read_start(self, pieces: list[Piece]) -> bool:
-        text = self._text.lstrip()
-        if text.startswith(_OPEN):
-            self._text = text[len(_OPEN) :]
-            self._read = self._read_reasoning
+        self._seen = end_of(BLANK, self._text, self._seen)
+        if self._text.startswith(_OPEN, self._seen):
+            self._take(self._seen + len(_OPEN))
+            self._read = self._read_leading
             return True
-        if _OPEN.startswith(text):
+        if _OPEN.startswith(self._text[self._seen : self._seen + len(_OPEN)]):
             return False
+        self._go_back()
         self._read = self._read_content
         return True
 
+    def _read_leading(self, pieces: list[Piece]) -> bool:
+        self._skip_newlines(self._read_reasoning)
+        return True
+
     def _read_reasoning(self, pieces: list[Piece]) -> bool:
-        text = self._text if self._has_reasoning else self._text.lstrip("\n")
-        end = text.find(_CLOSE)
-        shown = text[: beginning_of(_CLOSE, text) if end < 0 else end].rstrip("\n")
-        if shown:
-            self._has_reasoning = True
-            pieces.append(Reasoning(shown))
-        if end < 0:
-            self._text = text[len(shown) :]
+        close = self._text.find(_CLOSE, self._seen)
+        end = beginning_of(_CLOSE, self._text, self._seen) if close < 0 else close
+        # Newlines are held: they are dropped if the end mark follows.
+        num_shown = len(self._text[self._seen : end].rstrip("\n"))
+        if num_shown:
+            pieces.append(Reasoning(self._take(self._seen + num_shown)))
+        if close < 0:
+            self._seen = end
             return False
-        self._text = text[end + len(_CLOSE) :]
+        self._take(close + len(_CLOSE))
         self._read = self._read_behind
         return True
 
     def _read_behind(self, pieces: list[Piece]) -> bool:
-        self._text = self._text.lstrip("\n")
-        if not self._text:
-            return False
-        self._read = self._read_content
+        self._skip_newlines(self._read_content)
         return True
 
+    def _skip_newlines(self, read: Callable[[list[Piece]], bool]) -> None:
+        """Drops newlines; `read` goes on with what is none."""
+        end = end_of(_NEWLINES, self._text, self._seen)
+        self._take(end)
+        if end < len(self._text):
+            self._read = read
+
     def _read_content(self, pieces: list[Piece]) -> bool:
-        pieces.append(Content(self._text))
-        self._text = ""
+        pieces.append(Content(self._take(len(self._text))))
         return False
