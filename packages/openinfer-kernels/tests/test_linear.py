@@ -14,7 +14,7 @@ ROWS = [0, 1, 2, 3, 7, 8, 9, 17, 40]
 
 @pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 @pytest.mark.parametrize("num_tokens", ROWS)
-@pytest.mark.parametrize(("out_features", "in_features"), [(130, 96), (16, 38), (33, 64)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(130, 96), (16, 38), (33, 64), (20, 2)])
 def test_linear(backend, num_tokens, out_features, in_features, dtype, random, assert_close):
     spec = LinearSpec(in_features=in_features, out_features=out_features, dtype=dtype)
     x = random(num_tokens, in_features, dtype=dtype) / 8
@@ -102,6 +102,163 @@ def test_zeros_stay_zeros():
     for quantization in ("int8", "int4"):
         stored = dequantize_weight(*quantize_weight(torch.zeros(2, 64), quantization))
         assert torch.equal(stored, torch.zeros(2, 64))
+
+
+# Groups, as the bits of bf16, of which two scales lose the same but for the order of the sum.
+NEAR_TIES = [
+    [
+        -16569,
+        16260,
+        16180,
+        16059,
+        16206,
+        16027,
+        -16532,
+        -16332,
+        -16391,
+        16831,
+        16296,
+        16205,
+        16410,
+        16167,
+        -16451,
+        16197,
+        16227,
+        16404,
+        16442,
+        -16255,
+        16340,
+        -15835,
+        16259,
+        16679,
+        16202,
+        16008,
+        16039,
+        16357,
+        15756,
+        -17021,
+        16277,
+        15939,
+    ],
+    [
+        16492,
+        -16688,
+        15992,
+        -16293,
+        16354,
+        -16629,
+        16192,
+        -16590,
+        -16507,
+        16498,
+        16497,
+        -16473,
+        16028,
+        16522,
+        -16495,
+        16975,
+        16330,
+        -16544,
+        -16471,
+        17043,
+        16467,
+        -16684,
+        15984,
+        -16456,
+        16734,
+        16415,
+        15566,
+        -16536,
+        -16472,
+        16275,
+        16245,
+        -16782,
+    ],
+    [
+        -16487,
+        -16704,
+        -16977,
+        -16063,
+        15829,
+        15933,
+        17032,
+        16495,
+        16524,
+        -16592,
+        15761,
+        -16261,
+        -16043,
+        -16473,
+        -16183,
+        16459,
+        15924,
+        16058,
+        16102,
+        15937,
+        15599,
+        16188,
+        16246,
+        -16526,
+        -16344,
+        -16168,
+        -16220,
+        -16183,
+        -16702,
+        -17112,
+        16147,
+        -16742,
+    ],
+    [
+        17075,
+        16174,
+        16514,
+        16520,
+        16117,
+        16124,
+        16036,
+        15705,
+        -16351,
+        15593,
+        16780,
+        -15988,
+        -16649,
+        -16293,
+        16315,
+        -16205,
+        -16497,
+        16038,
+        15837,
+        -16529,
+        16289,
+        -16254,
+        -16630,
+        -16319,
+        -16884,
+        15754,
+        -16546,
+        -16746,
+        15866,
+        16310,
+        -16399,
+        16350,
+    ],
+]
+
+
+@pytest.mark.parametrize("backend", ["native"])
+def test_where_two_scales_are_as_good_every_backend_takes_the_same(backend):
+    weight = torch.tensor(NEAR_TIES, dtype=torch.int16).view(torch.bfloat16)
+    spec = LinearSpec(
+        in_features=32,
+        out_features=len(weight),
+        dtype=torch.bfloat16,
+        quantization="int4",
+        is_looked_up=True,
+    )
+    linear = plan_linear(spec, "cpu", backend)
+    _, scales = quantize_weight(weight, "int4")
+    packed = linear.pack(weight.clone())
+    assert torch.equal(packed[1][0, 0, : len(weight)], scales[:, 0])
 
 
 def shifted_groups(q, scales):

@@ -1,5 +1,6 @@
 """How the C kernels are had, and what is said where they cannot be."""
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,38 @@ print(len({line.split()[-1] for line in maps if "omp" in line.rsplit("/")[-1]}))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == ["1"], run.stderr
+
+
+def test_the_exponential_is_as_exact_as_float32_allows(machine, tmp_path):
+    """Within 2 ulp of e^x; what is beyond float32 is infinite, NaN is NaN."""
+    source, library = tmp_path / "exp.c", tmp_path / "exp.so"
+    source.write_text("""
+#include "common.h"
+void exponentials(float *y, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) _mm512_storeu_ps(y + i, exp16(_mm512_loadu_ps(x + i)));
+}
+""")
+    folder = f"-I{native.__path__[0]}"
+    command = ["gcc", *native._COMPILE, folder, "-shared", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    exponentials = ctypes.CDLL(str(library)).exponentials
+    exponentials.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+
+    def exp16(x):
+        y = torch.empty_like(x)
+        exponentials(y.data_ptr(), x.data_ptr(), len(x))
+        return y
+
+    x = torch.cat((torch.linspace(-87, 88.5, 1 << 20), torch.linspace(-1, 1, 1 << 20)))
+    exact = x.double().exp()
+    ulp = 2.0 ** (exact.log2().floor() - 23)
+    assert ((exp16(x).double() - exact).abs() / ulp).max() < 2
+    x = torch.tensor([-torch.inf, -1e9, 89, 3e38, torch.inf, torch.nan, -torch.nan, 0] * 2)
+    least, infinite = torch.tensor(-87.0).exp(), torch.tensor(torch.inf)
+    expected = torch.stack((least, least, infinite, infinite, infinite)).repeat(2)
+    torch.testing.assert_close(exp16(x).view(2, 8)[:, :5].flatten(), expected)
+    assert exp16(x).view(2, 8)[:, 5:7].isnan().all()
+    assert exp16(x)[7] == 1
 
 
 def test_without_a_compiler_ops_fall_back(fresh, monkeypatch):

@@ -190,6 +190,25 @@ def mixed(harness: Harness, prompts):
     return rows_of(sequences)
 
 
+def decoded_at_length(harness: Harness, prompts, num_decoded: int = 24):
+    """All but the last tokens in one step, then all sequences token by token, together.
+
+    Of the prompts' rows only the token that came is reported: the gate's means are of the decoded.
+    """
+    sequences = [Sequence_() for _ in prompts]
+    heads = [ids[:-num_decoded] for ids in prompts]
+    harness.step(list(zip(sequences, heads, strict=True)))
+    for index in range(-num_decoded, 0):
+        harness.step([(s, [ids[index]]) for s, ids in zip(sequences, prompts, strict=True)])
+    rows = rows_of(sequences)
+    for logprobs, ids in zip(rows, prompts, strict=True):
+        for row in range(len(ids) - num_decoded):
+            came = logprobs[row, ids[row + 1]]
+            logprobs[row] = np.nan
+            logprobs[row, ids[row + 1]] = came
+    return rows
+
+
 PATHS = {path.__name__: path for path in (alone, batched, chunked, decode, prefix_cached, mixed)}
 
 
@@ -205,6 +224,12 @@ def ways():
 
 
 @pytest.fixture
+def long_way():
+    """A way for sequences longer than what one task of a decode kernel attends."""
+    return decoded_at_length
+
+
+@pytest.fixture
 def harness():
     return Harness
 
@@ -214,3 +239,15 @@ def prompts() -> list[list[int]]:
     """Sequences of odd and even lengths, on both sides of block boundaries."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(320, (n,), generator=generator).tolist() for n in (33, 2, 16, 50)]
+
+
+@pytest.fixture(scope="session")
+def long_prompts() -> list[list[int]]:
+    """Decoded over 257 ... 717 tokens: on both sides of where kernels split a sequence."""
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(320, (n,), generator=generator).tolist() for n in (717, 270)]
+
+
+@pytest.fixture(scope="session")
+def long_shape() -> TinyCheckpoint:
+    return TinyCheckpoint(name="gqa2-d64-long", tie_word_embeddings=False, max_position=1024)

@@ -28,6 +28,15 @@ def test_float16_is_as_good_as_transformers(shape, checkpoint, harness, way, pro
     run_gate(folder, lambda ids: way(model, ids), prompts, torch.float16).check()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_long_decode_is_what_transformers_computes(
+    dtype, checkpoint, harness, long_way, long_prompts, long_shape
+):
+    folder = checkpoint(long_shape)
+    model = harness(folder, dtype)
+    run_gate(folder, lambda ids: long_way(model, ids), long_prompts, dtype).check()
+
+
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_every_attention_backend_passes(backend, checkpoint, harness, way, prompts):
     folder = checkpoint("odd7-mqa-d64")

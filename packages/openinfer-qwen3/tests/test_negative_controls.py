@@ -136,6 +136,43 @@ def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
         report.check()
 
 
+def the_newest_token_is_lost_at_length(harness):
+    for attention in _attentions(harness):
+
+        def shorter(q, k, v, cu, lens, table, max_q, max_k):
+            return q, k, v, cu, lens - ((lens > 256) & (max_q == 1)).int(), table, max_q, max_k
+
+        attention._attend = Patched(attention._attend, shorter)
+
+
+def a_block_is_read_twice_at_length(harness):
+    for attention in _attentions(harness):
+
+        def repeated(q, k, v, cu, lens, table, max_q, max_k):
+            if max_q == 1:
+                table = table.clone()
+                table[:, 16:17] = table[:, 15:16]
+            return q, k, v, cu, lens, table, max_q, max_k
+
+        attention._attend = Patched(attention._attend, repeated)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "fault",
+    [the_newest_token_is_lost_at_length, a_block_is_read_twice_at_length],
+    ids=lambda fault: fault.__name__,
+)
+def test_the_gate_of_long_decodes_goes_red(
+    fault, dtype, checkpoint, harness, long_way, long_prompts, long_shape
+):
+    folder = checkpoint(long_shape)
+    model = harness(folder, dtype)
+    fault(model)
+    report = run_gate(folder, lambda ids: long_way(model, ids), long_prompts, dtype)
+    assert not report.is_accurate, report
+
+
 def test_a_path_that_reports_nothing_is_refused(checkpoint, prompts):
     def silent(sequences):
         return [torch.full((len(ids) - 1, 320), float("nan")).numpy() for ids in sequences]

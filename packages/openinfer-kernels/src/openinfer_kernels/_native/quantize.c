@@ -23,11 +23,13 @@ INLINE Group quantized_group(Group w, float scale, float least, float most) {
     return (Group){quantized(w.low, inverse, least, most), quantized(w.high, inverse, least, most)};
 }
 
+/* Summed in halves, as linear/_quantize.py does: near ties a scale would depend on the order. */
 INLINE float squared_error(Group w, Group q, float scale) {
     const __m512 s = _mm512_set1_ps(scale);
     const __m512 low = _mm512_sub_ps(_mm512_mul_ps(q.low, s), w.low);
     const __m512 high = _mm512_sub_ps(_mm512_mul_ps(q.high, s), w.high);
-    return _mm512_reduce_add_ps(_mm512_fmadd_ps(low, low, _mm512_mul_ps(high, high)));
+    return _mm512_reduce_add_ps(
+        _mm512_add_ps(_mm512_mul_ps(low, low), _mm512_mul_ps(high, high)));
 }
 
 /* The value of largest magnitude, with its sign. */

@@ -81,7 +81,8 @@ class _Bfloat16(_Panels):
             torch.split(ordered, _PANELS_AT_A_TIME),
             strict=True,
         ):
-            target.copy_(source.transpose(1, 2).contiguous())
+            # A copy also where the order is the same, as of rows of one pair.
+            target.copy_(source.transpose(1, 2).clone(memory_format=torch.contiguous_format))
         return (weight,)
 
     def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
