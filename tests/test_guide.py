@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from openinfer._config_file import read_config_file
 from openinfer._flags import FLAGS
 from openinfer._serve import _DEFAULTS
-from openinfer_engine import EngineOptions
+from openinfer_engine import EngineOptions, installed_lines
 
 _GUIDE = (Path(__file__).parents[1] / "docs/guides/serving.md").read_text(encoding="utf-8")
 _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL)
@@ -33,6 +34,14 @@ def _row(flag):
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.dest)
 def test_every_flag_has_its_row(flag):
     assert _row(flag) in _GUIDE, f"docs/guides/serving.md lacks the line\n{_row(flag)}"
+
+
+def test_the_model_lines_own_flags_are_named_with_their_values():
+    words = " ".join(_GUIDE.split())
+    for line in installed_lines().values():
+        for field in msgspec.structs.fields(line.options):
+            choices = f" ({', '.join(get_args(field.type))})"
+            assert f"`--{field.name.replace('_', '-')}`{choices}" in words
 
 
 def test_no_row_names_a_flag_that_is_gone():
@@ -114,3 +123,15 @@ def test_the_tools_guides_program_without_a_server_ends_in_a_call(tiny_server):
 def test_the_tools_guide_quotes_the_servers_log(tiny_server):
     (quoted,) = re.findall(r"INFO (chats: .*)$", _TOOLS_GUIDE, re.MULTILINE)
     assert any(quoted in line for line in tiny_server.log)
+
+
+def test_the_guide_quotes_the_servers_first_and_last_words(tiny_server):
+    (first,) = re.findall(r"begins with `(starting: .*?)`", _GUIDE)
+    assert tiny_server.log[0].endswith(first)
+    (cache,) = re.findall(r"INFO (KV cache: .*)$", _GUIDE, re.MULTILINE)
+    (said,) = (line for line in tiny_server.log if "KV cache: " in line)
+    per_token = [
+        float(text.split("(")[1].split()[0]) / int(text.split("cache: ")[1].split()[0])
+        for text in (cache, said)
+    ]
+    assert per_token[0] == pytest.approx(per_token[1], rel=0.05)

@@ -1,4 +1,6 @@
 import argparse
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -52,6 +54,30 @@ def test_every_command_has_help(command, capsys):
         main((command, "--help"))
     assert caught.value.code == 0
     assert f"usage: openinfer {command}" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_ends_a_command_quietly():
+    code = """
+import sys
+import openinfer._cli as cli
+cli._complete = lambda namespace, extra: [print("x" * 4096, flush=True) for _ in range(1000)]
+sys.exit(cli.main(["complete", "x"]))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_an_interrupt_while_commands_are_loaded_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupted)
+    assert main(("complete", "x")) == 130
 
 
 def test_version(capsys):

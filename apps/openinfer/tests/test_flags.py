@@ -84,7 +84,8 @@ def test_short_flags_of_others_are_not_taken_for_ours(name):
         ("--max-model-len", "1x", "no count such as"),
         ("--dtype", "fp8", "none of auto"),
         ("--block-size", "many", "no whole number"),
-        ("--seed", str(2**70), "must be between"),
+        ("--seed", str(2**70), "must be at most"),
+        ("--max-model-len", "0", "must be at least 1"),
         ("--gpu-memory-utilization", "all", "no number"),
         ("--device", "tpu", "choose from"),
     ],
@@ -126,7 +127,7 @@ def test_counts(text, count):
     ],
 )
 def test_what_is_no_count(text):
-    with pytest.raises(ValueError, match=r"number|count|between"):
+    with pytest.raises(ValueError, match=r"number|count|at (least|most)"):
         parse_count(text)
 
 

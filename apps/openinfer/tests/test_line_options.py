@@ -38,8 +38,8 @@ def test_a_bool_is_a_switch(argument, value):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--num-experts", "many"), ("a-line", "num_experts")),
-        (("--mode", "odd"), ("a-line", "mode")),
+        (("--num-experts", "many"), ("a-line", "--num-experts", "`int`")),
+        (("--mode", "odd"), ("a-line", "--mode", "takes one of fast, slow, not 'odd'")),
         (("--num-experts",), ("--num-experts", "expected one argument")),
         (("--is-fused", "stray"), ("unexpected argument", "stray")),
         (("--num-expert", "4"), ("--num-expert ", "did you mean --num-experts")),
@@ -77,8 +77,15 @@ def test_a_line_may_own_a_name_that_others_have():
 
 def test_values_by_name_are_checked_alike():
     assert check_line_options({"num_experts": 2}, _Options, "a-line") == {"num_experts": 2}
-    with pytest.raises(UsageError, match=r"--num-exparts .*did you mean --num-experts"):
+    with pytest.raises(UsageError, match=r"^num_exparts .*did you mean num_experts"):
         check_line_options({"num_exparts": 2}, _Options, "a-line")
+    for name, words in (("max_modle_len", "mean max_model_len"), ("xyzzy", "serving.md")):
+        with pytest.raises(UsageError, match=rf"^{name} is used by neither .*{words}"):
+            check_line_options({name: 2}, _Options, "a-line")
+    with pytest.raises(UsageError, match=r"^mode, .*takes one of fast, slow"):
+        check_line_options({"mode": "odd"}, _Options, "a-line")
+    with pytest.raises(UsageError, match=r"^speculative_config is not available"):
+        check_line_options({"speculative_config": "{}"}, _Options, "a-line")
 
 
 def test_every_engine_flag_is_an_engine_option():

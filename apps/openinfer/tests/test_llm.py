@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import threading
 
 import pytest
@@ -191,6 +192,11 @@ def test_what_cannot_be_honoured_names_its_field_and_runs_nothing(tiny_llm, prom
         with pytest.raises(RequestRejected) as caught:
             tiny_llm.generate(many, SamplingParams(**params), has_progress_bar=False)
         assert caught.value.field == field
+        assert not re.search(r"(sampling|stop)\.|u32", str(caught.value))
+        if field == "prompt_token_ids":
+            assert str(caught.value).startswith("prompt 1: ")
+            with pytest.raises(RequestRejected, match=r"^(the prompt|token id)"):
+                tiny_llm.generate([prompt] if prompt == "" else many[1:], has_progress_bar=False)
     assert _num_output_tokens(tiny_llm) == before
 
 
@@ -310,12 +316,12 @@ def test_closing_twice_and_using_it_closed():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_modle_len": 1}, "--max-modle-len .*did you mean --max-model-len"),
+        ({"max_modle_len": 1}, "^max_modle_len .*did you mean max_model_len"),
         ({"port": 1}, "port is an option of the server"),
         ({"max_model_len": "1x"}, "max_model_len: .*1x"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be"),
         ({"quantization": "fp8"}, "quantization must be one of int8, int4"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is not available"),
+        ({"kv_cache_dtype": "fp8"}, "^kv_cache_dtype is not available"),
         ({"device": "tpu"}, "device must be one of"),
     ],
 )

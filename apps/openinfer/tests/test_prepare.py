@@ -31,7 +31,7 @@ def test_what_cannot_be_honoured_is_refused_before_a_process_starts(values, word
 
 
 def test_options_nobody_owns_are_refused_from_both_sides():
-    with pytest.raises(UsageError, match="--num-experts"):
+    with pytest.raises(UsageError, match=r"^num_experts is used by neither"):
         prepare(None, {}, line_values={"num_experts": 2})
     with pytest.raises(UsageError, match="--num-experts"):
         prepare(None, {}, line_arguments=("--num-experts", "2"))

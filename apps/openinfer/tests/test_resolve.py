@@ -10,7 +10,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from openinfer import ModelNotFound
+from openinfer import ModelNotFound, UsageError
 from openinfer._resolve import ResolvedModel, installed_checkpoints, resolve_model
 from openinfer_tiny import CHECKPOINT
 
@@ -44,6 +44,13 @@ def test_the_default_is_the_built_in_model():
     tiny = ResolvedModel(Path(CHECKPOINT.path()), "tiny")
     assert resolve_model(None) == resolve_model("tiny") == tiny
     assert installed_checkpoints()["tiny"] == tiny.path
+
+
+@pytest.mark.parametrize("option", ["revision", "download_dir"])
+def test_options_of_the_hub_are_refused_for_what_is_here(option, tmp_path):
+    for name in (None, "tiny", _write(tmp_path, "config.json")):
+        with pytest.raises(UsageError, match=rf"{option} .*does not come from the hub"):
+            resolve_model(name, **{option: "main"})
 
 
 def test_a_folder_is_served_under_its_name(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 import pytest
 
-from openinfer import SamplingParams
+from openinfer import RequestRejected, SamplingParams
 from openinfer_contract import LogprobOptions, Sampling, StopRules, pack_ids
 from openinfer_text import GenerationDefaults
 
@@ -101,3 +101,13 @@ def test_stop_strings(stop, stops):
 def test_n_must_be_positive():
     with pytest.raises(ValueError, match="n must be"):
         SamplingParams(n=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("top_p", 1.5), ("top_k", -2), ("frequency_penalty", 3)],
+)
+def test_a_number_out_of_range_is_refused_at_once(field, value):
+    with pytest.raises(RequestRejected, match=rf"^{field} must be") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == f"sampling.{field}"

@@ -202,3 +202,40 @@ def test_a_feature_that_is_not_honoured_is_rejected_by_name(
 def test_no_speculation_can_be_asked_of_anyone(make_info: Make, make_request: Make) -> None:
     info = make_info(honoured=frozenset())
     assert check_request(make_request(speculate=False), info) is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop", "is_possible"),
+    [
+        ({}, {}, True),
+        ({}, {"min_tokens": 2}, False),
+        ({}, {"min_tokens": 2, "ignore_eos": True}, True),
+        ({"allowed_token_ids": pack_ids([2, 7])}, {"min_tokens": 2}, True),
+        ({"allowed_token_ids": pack_ids([2, 7])}, {"min_tokens": 2, "stop_token_ids": (7,)}, False),
+        ({"bad_words": (pack_ids([2]),)}, {}, False),
+        ({"bad_words": (pack_ids([2, 2]),)}, {}, True),
+    ],
+)
+def test_a_request_that_rules_out_every_token_is_refused(
+    make_info: Make, make_request: Make, sampling: Any, stop: Any, is_possible: bool
+) -> None:
+    request = make_request(
+        sampling=Sampling(**{"allowed_token_ids": pack_ids([2])} | sampling),
+        stop=StopRules(max_tokens=8, **stop),
+    )
+    rejected = check_request(request, make_info())
+    assert (rejected is None) == is_possible
+    if rejected is not None:
+        assert (rejected.kind, rejected.field) == ("invalid", "sampling.allowed_token_ids")
+        assert "min_tokens" in rejected.message
+
+
+def test_min_tokens_that_an_output_prefix_has_reached_rule_nothing_out(
+    make_info: Make, make_request: Make
+) -> None:
+    request = make_request(
+        sampling=Sampling(allowed_token_ids=pack_ids([2])),
+        stop=StopRules(max_tokens=8, min_tokens=2),
+        num_output_prefix=2,
+    )
+    assert check_request(request, make_info()) is None

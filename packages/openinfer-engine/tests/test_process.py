@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -35,6 +36,8 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import EngineChild, LaunchSpec, ProcessSpec, RemoteEngine
+from openinfer_engine._launch import Started
+from openinfer_engine._process import _progress_to, _tell
 from openinfer_testing.engine import EngineNeeds, Recorder
 
 Request = Callable[..., Any]
@@ -336,3 +339,16 @@ def test_a_closed_engine_leaves_no_socket_file(tmp_path: Path) -> None:
         assert not path.exists()
 
     asyncio.run(main())
+
+
+def test_a_parent_that_went_away_during_the_start_costs_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, parents = socket.socketpair()
+    with ours:
+        assert _tell(ours, Started(()))
+        parents.close()
+        assert not _tell(ours, Started(()))
+        with _progress_to(ours):
+            logging.getLogger("test").warning("loading")
+    assert "Error" not in capsys.readouterr().err

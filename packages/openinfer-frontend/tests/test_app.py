@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 
 import pytest
 
@@ -37,9 +38,27 @@ def test_unknown_model(client, engine):
         ("/tokenize", {"prompt": "Hi"}),
     ):
         error = error_of(client.post(path, body | {"model": "nope"}))
-        assert error["message"] == "The model `nope` does not exist."
+        served = "served here: `tiny`, `other`."
+        assert error["message"] == f"The model `nope` does not exist; {served}"
         assert (error["param"], error["code"]) == ("model", 404)
     assert not engine.requests
+
+
+def test_an_unknown_route_is_named(client):
+    error = error_of(client.get("/v1/modles" + "s" * 999))
+    assert error["code"] == 404
+    assert error["message"].startswith("there is no route /v1/modless")
+    assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [(["x"] * 65, "at most 64 strings of .* these are 65"), ("x" * 1025, "1024"), (3, "string")],
+)
+def test_too_many_stops_are_counted(client, stop, words):
+    error = error_of(client.post("/v1/completions", {"prompt": "Hi", "stop": stop}))
+    assert (error["param"], error["code"]) == ("stop", 400)
+    assert re.search(words, error["message"])
 
 
 def test_every_served_name_works_and_is_echoed(client):

@@ -248,6 +248,13 @@ def test_chat_fields_that_would_be_dropped_are_refused(client, field):
     assert response.json()["error"]["param"] == field
 
 
+def test_an_older_field_is_refused_with_the_one_that_took_its_place(client):
+    messages = [{"role": "user", "content": "Hi"}]
+    for field, instead in (("functions", "tools"), ("guided_json", "structured_outputs.json")):
+        response = client.post("/v1/chat/completions", {"messages": messages, field: ["x"]})
+        assert response.json()["error"]["message"].endswith(f"by this server; use {instead}")
+
+
 def test_chat_names_its_own_fields(client):
     messages = [{"role": "user", "content": "x" * 600}]
     response = client.post("/v1/chat/completions", {"messages": messages})

@@ -95,6 +95,7 @@ def test_what_is_asked_for_is_taken(spec, checkpoint):
         ("kv_cache_bytes", 0, "at least 1"),
         ("num_threads", 0, "at least 1"),
         ("gpu_memory_utilization", 1.5, "must be in"),
+        ("tensor_parallel_size", 0, "at least 1"),
     ],
 )
 def test_an_option_that_is_not_honoured_is_named(spec, option, value, words):
@@ -112,7 +113,23 @@ def test_quantization_is_refused_on_a_gpu(spec, quantization, monkeypatch):
     monkeypatch.setattr("openinfer_qwen3.line._has_nvidia_driver", lambda: True)
     with pytest.raises(OptionRejected, match=words):
         LINE.plan(spec(quantization=quantization))
-    assert LINE.plan(spec(device="cpu", quantization=quantization)).device == "cpu"
+    options = {"device": "cpu", "dtype": "bfloat16", "quantization": quantization}
+    assert LINE.plan(spec(**options)).device == "cpu"
+
+
+def test_int8_of_another_dtype_names_both_flags(spec):
+    words = "the dtype is float32; take --dtype bfloat16, or leave out --quantization"
+    with pytest.raises(OptionRejected, match=words) as error:
+        LINE.plan(spec(device="cpu", dtype="float32", quantization="int8"))
+    assert error.value.option == "quantization"
+    assert LINE.plan(spec(device="cpu", dtype="float32", quantization="int4")).dtype == "float32"
+
+
+def test_a_share_of_a_gpus_memory_is_refused_on_a_cpu(spec):
+    with pytest.raises(OptionRejected, match="has no effect on a CPU") as error:
+        LINE.plan(spec(device="cpu", gpu_memory_utilization=0.5))
+    assert error.value.option == "gpu_memory_utilization"
+    assert LINE.plan(spec(device="cuda", gpu_memory_utilization=0.5)).device == "cuda"
 
 
 def test_fewer_tokens_than_slots_are_refused(spec):

@@ -55,7 +55,7 @@ def test_a_shortened_length_is_said(checkpoint, block_bytes, caplog):
     assert "--kv-cache-memory-bytes" in caplog.text
 
 
-def test_threads_fit_the_model_unless_told(checkpoint, monkeypatch):
+def test_threads_fit_the_model_unless_told(checkpoint, monkeypatch, caplog):
     asked = []
     monkeypatch.setattr(
         "openinfer_runtime._launch.useful_threads", lambda size: asked.append(size) or 2
@@ -66,6 +66,10 @@ def test_threads_fit_the_model_unless_told(checkpoint, monkeypatch):
         assert asked == [dict(info.memory)["weights"]]
         LINE.launch(spec_of(checkpoint(), num_threads=1))
         assert torch.get_num_threads() == 1
+        assert "--num-threads" not in caplog.text
+        monkeypatch.setattr("openinfer_runtime._launch.physical_cores", lambda: 1)
+        LINE.launch(spec_of(checkpoint(), num_threads=2))
+        assert "--num-threads 2 on 1 cores" in caplog.text
     finally:
         torch.set_num_threads(1)
 

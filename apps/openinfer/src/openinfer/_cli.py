@@ -1,6 +1,7 @@
 """The `openinfer` command: serve, chat, complete, doctor, and what installed packages add."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
@@ -12,18 +13,25 @@ _OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit status: 0; 1 and one sentence on stderr if it failed; 2 for usage."""
-    parser = _parser()
-    namespace, extra = _parse(parser, list(sys.argv[1:] if arguments is None else arguments))
-    if extra and not getattr(namespace, "takes_extra", False):
-        parser.error(f"unrecognised arguments: {' '.join(extra)}")
+    """Runs one command. Exit status: 0; 1 and one sentence on stderr if it failed; 2 for usage.
+
+    As of shells' commands: 130 after Ctrl-C, 141 when nobody reads the output any more.
+    """
     try:
+        parser = _parser()
+        namespace, extra = _parse(parser, list(sys.argv[1:] if arguments is None else arguments))
+        if extra and not getattr(namespace, "takes_extra", False):
+            parser.error(f"unrecognised arguments: {' '.join(extra)}")
         return int(namespace.run(namespace, extra))
     except OpenInferError as error:
         print(f"openinfer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; as the interpreter ends it would be flushed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parse(
@@ -67,6 +75,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         usage="openinfer serve [MODEL] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
+        epilog="A model's own line may take further flags: docs/guides/serving.md lists them.",
     )
     parser.add_argument("--config", help="YAML file of flags; the command line wins over it")
     add_flags(parser, ("server", "engine", "frontend"))

@@ -344,8 +344,10 @@ def parse_int(text: str) -> int:
 
 
 def _check_range(value: int, least: int) -> int:
-    if not least <= value <= _MOST:
-        raise ValueError(f"must be between {least} and {_MOST}")
+    if value < least:
+        raise ValueError(f"must be at least {least}")
+    if value > _MOST:
+        raise ValueError(f"must be at most {_MOST}")
     return value
 
 

@@ -6,8 +6,8 @@ model's own line, is an error that names it and what comes nearest.
 
 import argparse
 import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -97,13 +97,13 @@ def parse_line_options(
         raise UsageError(str(error)) from error
     if unknown:
         raise unknown_flag(unknown[0], line_name, options)
-    return check_line_options(vars(namespace), options, line_name)
+    return _convert(vars(namespace), options, line_name, _flag)
 
 
 def check_line_options(
     values: Mapping[str, Any], options: type[msgspec.Struct], line_name: str
 ) -> dict[str, Any]:
-    """Converts the values of a line's options.
+    """Converts the values of a line's options: keyword arguments, keys of a config file.
 
     Raises:
         UsageError: naming the option that is unknown or does not convert.
@@ -111,12 +111,44 @@ def check_line_options(
     known = {field.name for field in msgspec.structs.fields(options)}
     for name in values:
         if name not in known:
-            raise unknown_flag("--" + name.replace("_", "-"), line_name, options)
-    try:
-        converted = msgspec.convert(dict(values), options, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"option of {line_name}: {error}") from error
-    return {name: getattr(converted, name) for name in values}
+            raise _unknown_option(name, line_name, known)
+    return _convert(values, options, line_name, str)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _convert(
+    values: Mapping[str, Any],
+    options: type[msgspec.Struct],
+    line_name: str,
+    spell: Callable[[str], str],
+) -> dict[str, Any]:
+    converted = {}
+    for field in msgspec.structs.fields(options):
+        if field.name not in values:
+            continue
+        value = values[field.name]
+        try:
+            converted[field.name] = msgspec.convert(value, field.type, strict=False)
+        except msgspec.ValidationError as error:
+            is_choice = get_origin(field.type) is Literal
+            choices = ", ".join(map(str, get_args(field.type))) if is_choice else ""
+            reason = f"takes one of {choices}, not {value!r}" if choices else str(error)
+            where = f"{spell(field.name)}, an option of {line_name}"
+            raise UsageError(f"{where}: {reason}") from error
+    return converted
+
+
+def _unknown_option(name: str, line_name: str, known: Collection[str]) -> UsageError:
+    """The error for a keyword argument or key that nobody consumes."""
+    flag = _flag(name)
+    if flag in _KNOWN_ELSEWHERE:
+        return UsageError(f"{name} is not available in this version of OpenInfer; leave it out")
+    near = difflib.get_close_matches(name, [*known, *(flag.dest for flag in FLAGS)], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; docs/guides/serving.md lists the options"
+    return UsageError(f"{name} is used by neither OpenInfer nor the model line {line_name}{hint}")
 
 
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
@@ -127,7 +159,7 @@ def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> Us
     if name in _KNOWN_ELSEWHERE:
         return UsageError(f"{name} is not available in this version of OpenInfer; leave it out")
     spellings = [spelling for entry in FLAGS for spelling in (*entry.names, *entry.off)]
-    spellings += ["--" + f.name.replace("_", "-") for f in msgspec.structs.fields(options)]
+    spellings += [_flag(field.name) for field in msgspec.structs.fields(options)]
     if name in spellings:
         return UsageError(f"{name} has no effect on this command; leave it out")
     near = difflib.get_close_matches(name, spellings, n=1)

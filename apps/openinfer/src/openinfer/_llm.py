@@ -12,7 +12,7 @@ from openinfer._batch import Batch, Completion, Message, Prompt, Sample
 from openinfer._defaults import keep_honoured_defaults
 from openinfer._flags import FLAGS, convert_option
 from openinfer._prepare import Prepared, prepare
-from openinfer._sampling_params import SamplingParams
+from openinfer._sampling_params import SamplingParams, refused
 from openinfer._text_options import TextOptions
 from openinfer.errors import GenerationFailed, RequestRejected, UsageError
 from openinfer_contract import (
@@ -112,15 +112,15 @@ class LLM:
         """
         params = params or SamplingParams()
         batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
-        encoded = [self._encode(prompt) for prompt in batch]
-        return self._run(
-            [
-                self._sample(ids, params, Completion(prompt=prompt, index=index, sample=sample))
-                for index, (prompt, ids) in enumerate(zip(batch, encoded, strict=True))
-                for sample in range(params.n)
-            ],
-            has_progress_bar=has_progress_bar,
-        )
+        samples = []
+        for index, prompt in enumerate(batch):
+            with _named(f"prompt {index}" if len(batch) > 1 else ""):
+                ids = self._encode(prompt)
+                samples += [
+                    self._sample(ids, params, Completion(prompt=prompt, index=index, sample=sample))
+                    for sample in range(params.n)
+                ]
+        return self._run(samples, has_progress_bar=has_progress_bar)
 
     def chat(
         self,
@@ -150,20 +150,20 @@ class LLM:
         params = params or SamplingParams(max_tokens=None)
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         batch: Any = [conversations] if is_one else list(conversations)
-        chats = [self._encode_chat(m, tools=tools, **template_options) for m in batch]
-        return self._run(
-            [
-                self._chat_sample(
-                    chat,
-                    params,
-                    Completion(prompt=messages, index=index, sample=sample),
-                    has_tools=bool(tools),
-                )
-                for index, (messages, chat) in enumerate(zip(batch, chats, strict=True))
-                for sample in range(params.n)
-            ],
-            has_progress_bar=has_progress_bar,
-        )
+        samples = []
+        for index, messages in enumerate(batch):
+            with _named(f"conversation {index}" if len(batch) > 1 else ""):
+                chat = self._encode_chat(messages, tools=tools, **template_options)
+                samples += [
+                    self._chat_sample(
+                        chat,
+                        params,
+                        Completion(prompt=messages, index=index, sample=sample),
+                        has_tools=bool(tools),
+                    )
+                    for sample in range(params.n)
+                ]
+        return self._run(samples, has_progress_bar=has_progress_bar)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -197,6 +197,9 @@ class LLM:
                     pass
 
     def _encode(self, prompt: Prompt) -> bytes:
+        if len(prompt) == 0:
+            message = "the prompt is empty; give it a text or at least one token id"
+            raise RequestRejected(message, "prompt_token_ids")
         if isinstance(prompt, str):
             return self.text.encode(prompt)
         vocab_size = self.engine.info.vocab_size
@@ -291,7 +294,7 @@ class LLM:
         )
         rejected = check_request(request, info)
         if rejected is not None:
-            raise RequestRejected(rejected.message, rejected.field)
+            raise refused(rejected)
         return request
 
     def _run(self, samples: Sequence[Sample], *, has_progress_bar: bool) -> list[Completion]:
@@ -318,6 +321,17 @@ def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     # Integral, not int: ids also come out of numpy arrays.
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Says of a refusal which part of a batch it is about."""
+    try:
+        yield
+    except RequestRejected as error:
+        if not what:
+            raise
+        raise RequestRejected(f"{what}: {error}", error.field) from error
 
 
 @contextmanager

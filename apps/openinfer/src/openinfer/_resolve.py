@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from openinfer.errors import ModelNotFound
+from openinfer.errors import ModelNotFound, UsageError
 
 DEFAULT_MODEL = "tiny"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -44,10 +44,24 @@ def resolve_model(
 
     Raises:
         ModelNotFound: with everything that was tried.
+        UsageError: an option of the hub is given, and the model is none of the hub's.
     """
     name = DEFAULT_MODEL if name is None else os.fspath(name)
     if not name:
         raise ModelNotFound(name, "the name is empty; leave it out for the built-in model")
+    local = _local_model(name)
+    if local is None:
+        return ResolvedModel(_from_hub(name, revision, download_dir), name)
+    for option, value in (("revision", revision), ("download_dir", download_dir)):
+        if value is not None:
+            flag = "--" + option.replace("_", "-")
+            message = f"{option} ({flag}): {name} does not come from the hub; leave it out"
+            raise UsageError(message)
+    return local
+
+
+def _local_model(name: str) -> ResolvedModel | None:
+    """A folder or an installed checkpoint; None for what can be a hub id alone."""
     # These two report what pathlib would raise (no such user, no access, a name too long) as no.
     folder = os.path.expanduser(name)
     if os.path.isdir(folder):
@@ -58,12 +72,12 @@ def resolve_model(
     checkpoints = installed_checkpoints()
     if name in checkpoints:
         return ResolvedModel(checkpoints[name], name)
-    if not _looks_like_hub_id(name):
-        installed = ", ".join(sorted(checkpoints)) or "none"
-        raise ModelNotFound(
-            name, f"neither a folder nor an installed checkpoint (installed: {installed})"
-        )
-    return ResolvedModel(_from_hub(name, revision, download_dir), name)
+    if _looks_like_hub_id(name):
+        return None
+    installed = ", ".join(sorted(checkpoints)) or "none"
+    raise ModelNotFound(
+        name, f"neither a folder nor an installed checkpoint (installed: {installed})"
+    )
 
 
 def _looks_like_hub_id(name: str) -> bool:

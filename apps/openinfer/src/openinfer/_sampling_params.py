@@ -4,13 +4,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openinfer_contract import GenerateRequest, Grammar, LogprobOptions, StopRules
+from openinfer.errors import RequestRejected
+from openinfer_contract import (
+    GenerateRequest,
+    Grammar,
+    LogprobOptions,
+    Rejected,
+    Sampling,
+    StopRules,
+    check_sampling,
+)
 from openinfer_text import GenerationDefaults, grammar_of_structure
+
+
+def refused(rejected: Rejected) -> RequestRejected:
+    """A refusal in the names that `LLM` has for things."""
+    message, field = rejected.message, rejected.field
+    name = field.removeprefix("sampling.").removeprefix("stop.")
+    if field and message.startswith(field):
+        message = name + message[len(field) :]
+    return RequestRejected(message, field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to generate. None leaves a choice to the checkpoint's generation_config.json."""
+    """How to generate. None leaves a choice to the checkpoint's generation_config.json.
+
+    Raises:
+        ValueError: `n` is below 1.
+        RequestRejected: a number is out of its range.
+    """
 
     n: int = 1
     """Samples of each prompt."""
@@ -43,6 +66,23 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ValueError("n must be at least 1")
+        if self.top_k is not None and self.top_k < -1:
+            message = "top_k must be at least 1; 0 and -1 switch it off"
+            raise RequestRejected(message, "sampling.top_k")
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty")
+            if (value := getattr(self, name)) is not None
+        }
+        rejected = check_sampling(
+            Sampling(
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                **given,
+            )
+        )
+        if rejected is not None:
+            raise refused(rejected)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         format="%(asctime)s %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
     )
+    _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_run(prepared, values, begun))
     return 0

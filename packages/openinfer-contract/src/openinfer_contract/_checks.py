@@ -6,7 +6,7 @@ The front end asks before it tokenises, the engine asks again at intake; both ge
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from openinfer_contract._columns import num_ids, unpack_ids
+from openinfer_contract._columns import num_ids, pack_ids, unpack_ids
 from openinfer_contract._events import Rejected
 from openinfer_contract._info import EngineInfo
 from openinfer_contract._request import GenerateRequest, Sampling
@@ -76,6 +76,7 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     yield from _sampling_problems(request.sampling)
     yield from _bad_word_problems(request.sampling, info)
     yield from _stop_problems(request, info)
+    yield from _ruled_out_problems(request, info)
     yield from _length_problems(request, info)
     for name in ("logprobs", "prompt_logprobs"):
         options = getattr(request, name)
@@ -139,6 +140,22 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
         yield _invalid("stop.ignore_eos", "cannot be combined with a grammar, which has an end")
     if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
         yield _invalid("stop.stop_token_ids", f"ids must be below {info.vocab_size}")
+
+
+def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
+    """What would fail at its first token: everything allowed is ruled out by the other fields."""
+    allowed, stop = request.sampling.allowed_token_ids, request.stop
+    ruled_out = {word for word in request.sampling.bad_words if num_ids(word) == 1}
+    if not allowed or len(allowed) % 4 or not (ruled_out or stop.min_tokens > 0):
+        return
+    if stop.min_tokens > request.num_output_prefix:
+        ends = (*stop.stop_token_ids, *(() if stop.ignore_eos else info.eos_token_ids))
+        ruled_out.update(pack_ids((i,)) for i in ends if 0 <= i < info.vocab_size)
+    if all(allowed[i : i + 4] in ruled_out for i in range(0, len(allowed), 4)):
+        yield _invalid(
+            "sampling.allowed_token_ids",
+            "names nothing but ids that bad_words or min_tokens (no stop id before it) rule out",
+        )
 
 
 def _length_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:

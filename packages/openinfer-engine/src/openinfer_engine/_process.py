@@ -46,10 +46,7 @@ class _ProgressHandler(logging.Handler):
         self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._parent.sendall(encode_start(Progress(record.getMessage())))
-        except OSError:
-            self.handleError(record)
+        _tell(self._parent, Progress(record.getMessage()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,14 +83,24 @@ def _run(parent: socket.socket, addresses: Sequence[str], stack: ExitStack) -> i
     except Exception as error:
         if not _is_explained(error):
             _logger.error("the engine did not start", exc_info=error)
-        parent.sendall(encode_start(_failure(error)))
+        _tell(parent, _failure(error))
         return EXIT_START_FAILED
     stack.callback(loop.close)
     bound = tuple(bound_address(listener) for listener in listeners)
-    parent.sendall(encode_start(Started(bound)))
+    if not _tell(parent, Started(bound)):
+        return EXIT_START_FAILED
     server = EngineServer(loop, parent, listeners)
     reason = server.run()
     return 0 if reason is None else EXIT_DIED
+
+
+def _tell(parent: socket.socket, message: Progress | Started | StartFailed) -> bool:
+    """Whether the parent can still be told: one that was ended during the start listens no more."""
+    try:
+        parent.sendall(encode_start(message))
+    except OSError:
+        return False
+    return True
 
 
 def _build(spec: ProcessSpec) -> EngineLoop:

@@ -52,7 +52,9 @@ class Backend:
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 if a request names another model."""
         if name is not None and name not in self.config.served_model_names:
-            raise ApiError(404, f"The model `{name[:200]}` does not exist.", param="model")
+            served = ", ".join(f"`{known}`" for known in self.config.served_model_names)
+            message = f"The model `{name[:200]}` does not exist; served here: {served}."
+            raise ApiError(404, message, param="model")
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

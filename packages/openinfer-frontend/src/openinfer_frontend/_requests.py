@@ -30,6 +30,18 @@ _NUMBERS = (
     "prompt_logprobs",
 )
 _MAX_USER_CHARS = 512
+_INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "structural_tag": "structured_outputs.structural_tag",
+}
+"""What says today what an older field said."""
+_MAX_STOPS = 64
+_STOP_FORMS = f"must be a string or at most {_MAX_STOPS} strings of at most 1024 characters each"
 _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
@@ -50,7 +62,9 @@ class RequestModel(BaseModel):
         for name, value in (self.model_extra or {}).items():
             harmless = self.UNSUPPORTED.get(name)
             if harmless is not None and value is not None and value not in harmless:
-                raise ApiError(400, f"{name} is not supported by this server", param=name)
+                instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+                message = f"{name} is not supported by this server{instead}"
+                raise ApiError(400, message, param=name)
 
 
 class StreamOptions(BaseModel):
@@ -94,7 +108,8 @@ class GenerationRequest(RequestModel):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and -1 switch it off."""
     min_p: float | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     repetition_penalty: float | None = None
@@ -106,7 +121,7 @@ class GenerationRequest(RequestModel):
         Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=128)]
         | None
     ) = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -134,9 +149,15 @@ class GenerationRequest(RequestModel):
     def _short_text_or_none(cls, value: Any) -> str | None:
         return value if isinstance(value, str) and len(value) <= _MAX_USER_CHARS else None
 
-    @field_validator("stop")
+    @field_validator("stop", mode="wrap")
     @classmethod
-    def _no_empty_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+    def _one_message_for_all_stops(cls, stop: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            stop = check(stop)
+        except ValidationError:
+            raise ValueError(_STOP_FORMS) from None
+        if isinstance(stop, list) and len(stop) > _MAX_STOPS:
+            raise ValueError(f"{_STOP_FORMS}; these are {len(stop)}")
         if stop == "" or (isinstance(stop, list) and "" in stop):
             raise ValueError("a stop string must not be empty")
         return stop

@@ -32,7 +32,7 @@ class Router:
                 (m for prefix, m in self._prefixes.items() if path.startswith(prefix)), None
             )
         if methods is None:
-            raise ApiError(404, "there is no such route")
+            raise ApiError(404, f"there is no route {path[:200]}")
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
             allowed = ", ".join(sorted(methods))

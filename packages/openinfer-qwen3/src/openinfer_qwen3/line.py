@@ -65,6 +65,7 @@ class Qwen3Line:
         options = spec.engine
         _line_options(spec)
         _check(options)
+        _check_quantization(options, config)
         max_num_seqs, max_num_batched_tokens = _step_limits(options)
         return ServePlan(
             device=options.device,
@@ -123,28 +124,43 @@ def _line_options(spec: LaunchSpec) -> Qwen3Options:
 
 
 def _check(options: EngineOptions) -> None:
+    counts = (
+        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+        "kv_cache_bytes", "num_threads", "tensor_parallel_size",
+    )  # fmt: skip
+    for name in counts:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionRejected(name, f"must be at least 1, not {value}")
     if options.tensor_parallel_size != 1:
         raise OptionRejected(
             "tensor_parallel_size",
             f"{options.tensor_parallel_size} is not available yet; start one server per GPU, "
             "each with its own CUDA_VISIBLE_DEVICES and port",
         )
-    if options.quantization is not None and _device(options) == "cuda":
+    share = options.gpu_memory_utilization
+    if not 0.0 < share <= 1.0:
+        raise OptionRejected("gpu_memory_utilization", "must be in (0, 1]")
+    if share != EngineOptions().gpu_memory_utilization and _device(options) == "cpu":
+        raise OptionRejected(
+            "gpu_memory_utilization",
+            "has no effect on a CPU; leave it out, --kv-cache-memory-bytes sizes the cache there",
+        )
+
+
+def _check_quantization(options: EngineOptions, config: Qwen3Config) -> None:
+    quantization, dtype = options.quantization, _dtype(options, config)
+    if quantization is not None and _device(options) == "cuda":
         raise OptionRejected(
             "quantization",
-            f"{options.quantization} is not yet on CUDA; leave out --quantization, or take "
-            "--device cpu",
+            f"{quantization} is not yet on CUDA; leave out --quantization, or take --device cpu",
         )
-    if not 0.0 < options.gpu_memory_utilization <= 1.0:
-        raise OptionRejected("gpu_memory_utilization", "must be in (0, 1]")
-    counts = (
-        "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-        "kv_cache_bytes", "num_threads",
-    )  # fmt: skip
-    for name in counts:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise OptionRejected(name, f"must be at least 1, not {value}")
+    if quantization == "int8" and dtype != "bfloat16":
+        raise OptionRejected(
+            "quantization",
+            f"int8 computes in bfloat16, and the dtype is {dtype}; take --dtype bfloat16, or "
+            "leave out --quantization",
+        )
 
 
 def _step_limits(options: EngineOptions) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from openinfer_nn import (
     weight_bytes,
 )
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._machine import useful_threads
+from openinfer_runtime._machine import physical_cores, useful_threads
 from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._recorder import CudaGraphs
@@ -92,7 +92,7 @@ def launch_torch(
         with _timed("weights loaded"):
             model = _load(spec, build, build_options)
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-        torch.set_num_threads(spec.engine.num_threads or useful_threads(weights_bytes))
+        _set_threads(spec.engine.num_threads, weights_bytes)
         shapes = _recorded_shapes(spec, plan, device)
         with _timed("memory planned"):
             memory = plan_memory(
@@ -200,6 +200,16 @@ def _resolve_device(name: str) -> torch.device:
         else "torch finds no usable NVIDIA GPU; see nvidia-smi, or take --device cpu"
     )
     raise DeviceUnavailable(name, reason)
+
+
+def _set_threads(wanted: int | None, weights_bytes: int) -> None:
+    if wanted is not None and wanted > (cores := physical_cores()):
+        _logger.warning(
+            "--num-threads %d on %d cores: threads that wait for a core make every step slower",
+            wanted,
+            cores,
+        )
+    torch.set_num_threads(wanted or useful_threads(weights_bytes))
 
 
 def _load(
