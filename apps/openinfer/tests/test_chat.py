@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import openinfer._chat as chat_module
+import openinfer._screen as screen_module
 from openinfer import RemoteServerError, UsageError
 from openinfer._chat import MAX_ROUNDS, chat
 from openinfer._terminal_model import Ended
@@ -64,7 +65,7 @@ def _call(name, arguments, index=0, reason="tool_calls"):
 def talk(monkeypatch, capsys):
     """Runs a conversation: (status, stdout, stderr). Given answers are typed, else piped in."""
 
-    def run(model, *lines, is_typed=False, **options):
+    def run(model, *lines, is_typed=False, is_seen=True, **options):
         given = iter(lines)
 
         def read(prompt=""):
@@ -77,6 +78,10 @@ def talk(monkeypatch, capsys):
 
         monkeypatch.setattr(builtins, "input", read)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: is_typed, raising=False)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: is_typed and is_seen, raising=False)
+        monkeypatch.setenv("NO_COLOR", "1")
+        # There is no terminal behind it; test_screen.py has one.
+        monkeypatch.setattr(screen_module, "_drop_type_ahead", lambda: None)
         monkeypatch.setattr(chat_module, "open_model", lambda *_: model)
         defaults = {"positional": None, "url": None, "system": None, "tools": ""}
         defaults |= {"run_tools": False}
@@ -113,7 +118,9 @@ def test_who_types_is_greeted_and_prompted(talk):
     assert "Hello!\n" in out
     assert ">" in out + err
     _, _, err = talk(_Model(), is_typed=True, tools="python,shell")
-    assert "may call python, shell on this machine, without a sandbox" in err
+    assert "may call python, shell on this machine, without a sandbox; you are asked" in err
+    _, _, err = talk(_Model(), is_typed=True, tools="python", run_tools=True)
+    assert "without a sandbox; you are NOT asked" in err
 
 
 def test_a_system_message_comes_first_and_options_go_along(talk):
@@ -259,6 +266,26 @@ def test_always_asks_once(talk):
     assert len(model.asked) == 5
 
 
+@pytest.mark.parametrize("command", [None, "/tools python,shell", "/clear"])
+def test_always_is_for_one_tool_until_the_tools_or_the_talk_change(talk, command):
+    shell = _call("shell", {"command": "echo hi"})
+    # Without a command the other tool is asked for, with one the same again.
+    model = _Model(CODE, ["Done."], CODE if command else shell, ["Done."])
+    lines = ["x", "always", *([command] if command else []), "y", "n"]
+    _, out, err = talk(model, *lines, is_typed=True, tools="python,shell")
+    assert (out + err).count("run it?") == 2
+    assert model.asked[1][0][2]["content"] == "42"
+    assert len(model.asked) == 3, "the second call was refused"
+
+
+def test_who_does_not_see_the_call_is_not_asked(talk):
+    model = _Model(CODE, ["Fine."])
+    _, out, err = talk(model, "6 * 7?", "And?", is_typed=True, is_seen=False, tools="python")
+    assert "run it?" not in out + err
+    assert "where standard input or error is no terminal" in err
+    assert model.asked[1][0][2]["content"].startswith("not run")
+
+
 def test_piped_calls_are_not_run_unless_told(talk):
     model = _Model(CODE, ["Fine."])
     _, out, err = talk(model, "6 * 7?", "And?", tools="python")
@@ -284,8 +311,17 @@ def test_calls_that_cannot_be_run_are_told_to_the_model(talk):
 def test_rounds_are_bounded(talk):
     model = _Model(*[CODE] * 20)
     _, _, err = talk(model, "x", tools="python", run_tools=True)
-    assert len(model.asked) == MAX_ROUNDS == 8
+    assert MAX_ROUNDS == 8
     assert "stopped after 8 rounds" in err
+    # What ends the turn is an answer: the model is asked once more, and offered nothing.
+    assert model.tools == [["python"]] * 8 + [[]]
+
+
+def test_a_turn_whose_rounds_are_over_ends_by_an_answer(talk):
+    model = _Model(*[CODE] * 8, ["It is 42."], ["Yes."])
+    assert talk(model, "x", "Sure?", tools="python", run_tools=True)[1] == "It is 42.\nYes.\n"
+    result, answer, question = model.asked[9][0][-3:]
+    assert (result["role"], answer, question) == ("tool", _assistant("It is 42."), _user("Sure?"))
 
 
 def test_a_call_that_was_cut_off_is_not_kept(talk):
@@ -309,4 +345,7 @@ def test_ctrl_c_while_a_call_runs_answers_all_calls(talk, monkeypatch):
     assert "[stopped]" in err
     results = model.asked[1][0][2:4]
     assert [message["tool_call_id"] for message in results] == ["call_0", "call_1"]
-    assert {message["content"] for message in results} == {"not run: the user interrupted it"}
+    assert [message["content"] for message in results] == [
+        "error: the user stopped it; it may have done a part of its work",
+        "not run: the user interrupted it",
+    ]

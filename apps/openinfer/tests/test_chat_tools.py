@@ -97,9 +97,25 @@ def test_what_takes_too_long_is_killed(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chat_tools, "TIMEOUT_S", 0.3)
     result = _shell(command)
-    assert result == ("a\n" if "echo" in command else "") + "[stopped after 0.3 s]"
+    assert (
+        result
+        == ("a\n" if "echo" in command else "")
+        + "[stopped after 0.3 s: its process group was killed]"
+    )
     time.sleep(1.2)
     assert not (tmp_path / "it").exists(), "something was left running"
+
+
+def test_a_session_of_its_own_goes_on_and_the_result_claims_no_more(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chat_tools, "TIMEOUT_S", 0.5)
+    # It holds the output open, so that the call is waited for.
+    result = _shell("setsid sh -c 'sleep 1; touch it'")
+    assert result == "[stopped after 0.5 s: its process group was killed]"
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "it").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_an_interrupt_kills_what_runs_and_passes_through(tmp_path):

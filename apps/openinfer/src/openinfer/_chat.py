@@ -15,12 +15,13 @@ from openinfer_text import AssistantTurn, Content, Reasoning, ToolCall
 
 MAX_ROUNDS = 8
 _HELP = """\
-/tools [NAMES]   the tools that the model may call; python,shell or none sets them
+/tools [NAMES]   the tools that the model may call; python,shell or none sets them, and asks again
 /system [TEXT]   the system message; TEXT sets it
 /clear, /new     forgets the talk, keeps the system message
 /quit            ends, as does Ctrl-D; Ctrl-C stops an answer"""
 _NO_TERMINAL = (
-    "not run: nobody can be asked here; --run-tools runs calls unasked, without a sandbox"
+    "not run: nobody can be asked here, where standard input or error is no terminal; "
+    "--run-tools runs calls unasked, without a sandbox"
 )
 
 
@@ -33,10 +34,10 @@ def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     model = open_model(namespace, extra, namespace.positional)
     with closing(model):
         talk = Talk(model, screen, sampling_options(namespace), runs_unasked=namespace.run_tools)
-        talk.tools = tools
+        talk.offer(tools)
         talk.system = namespace.system
         if screen.is_interactive:
-            _greet(screen, model.name, tools)
+            _greet(screen, model.name, tools, runs_unasked=namespace.run_tools)
         while (line := screen.read_line()) is not None:
             if _is_command(line):
                 if not _obey(line, talk, screen):
@@ -46,11 +47,12 @@ def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     return 0
 
 
-def _greet(screen: Screen, name: str, tools: Sequence[Tool]) -> None:
+def _greet(screen: Screen, name: str, tools: Sequence[Tool], *, runs_unasked: bool) -> None:
     screen.remark(f"{name}, by OpenInfer {version('openinfer')}")
     if tools:
         named = ", ".join(tool.name for tool in tools)
-        screen.remark(f"It may call {named} on this machine, without a sandbox; you are asked.")
+        asked = "you are NOT asked" if runs_unasked else "you are asked"
+        screen.remark(f"It may call {named} on this machine, without a sandbox; {asked}.")
         screen.remark('Try: "What is 1234 * 5678?"')
     else:
         screen.remark('Try: "Tell me a story about a fox." With --tools python it can calculate.')
@@ -72,7 +74,7 @@ def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
     if name == "/help":
         screen.remark(_HELP)
     elif name in ("/clear", "/new"):
-        talk.messages.clear()
+        talk.forget()
         screen.remark("a new talk")
     elif name == "/system":
         if rest:
@@ -80,7 +82,8 @@ def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
         screen.remark(f"system message: {talk.system or 'none'}")
     elif name == "/tools":
         try:
-            talk.tools = parse_tools(rest) if rest else talk.tools
+            if rest:
+                talk.offer(parse_tools(rest))
         except UsageError as error:
             screen.error(str(error))
         named = ", ".join(tool.name for tool in talk.tools)
@@ -94,12 +97,13 @@ class Talk:
     """A conversation with one model.
 
     Whatever happens in a turn, an interrupt included, what is kept is a conversation that a model
-    can go on with: every call has its result, and every question an answer, if only a part of one.
+    can go on with: every call has its result, and every question an answer, if only a part of one;
+    only calls that the user refused or interrupted end a turn by their results.
 
     Attributes:
         messages: all but the system message.
         system: the system message.
-        tools: what the model may call.
+        tools: what the model may call; `offer` changes it.
     """
 
     def __init__(
@@ -120,8 +124,22 @@ class Talk:
         self._screen = screen
         self._options = options
         self._runs_unasked = runs_unasked
+        self._allowed: set[str] = set()
+        """Names of the tools whose calls the user wants to be run unasked."""
         self._turn: AssistantTurn | None = None
         self._open_calls: list[ToolCall] = []
+        self._is_running = False
+        """Whether the first open call was begun."""
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        """Sets the tools; what was allowed for good is asked for again."""
+        self.tools = tools
+        self._allowed.clear()
+
+    def forget(self) -> None:
+        """Forgets all but the system message and the tools."""
+        self.messages.clear()
+        self._allowed.clear()
 
     def say(self, line: str) -> None:
         """One turn of the user, and all that the model makes of it.
@@ -146,17 +164,18 @@ class Talk:
 
     def _answer(self) -> None:
         for _ in range(MAX_ROUNDS):
-            if not self._take_turn():
+            if not self._take_turn(self.tools):
                 return
             if not self._run_calls():
                 return
         self._screen.remark(f"[stopped after {MAX_ROUNDS} rounds of calls]")
+        self._take_turn(())
 
-    def _take_turn(self) -> bool:
+    def _take_turn(self, offered: Sequence[Tool]) -> bool:
         """Streams one answer of the model; whether it ends in calls that wait for results."""
         self._turn = turn = AssistantTurn()
         system = [{"role": "system", "content": self.system}] if self.system else []
-        tools = [tool.definition for tool in self.tools]
+        tools = [tool.definition for tool in offered]
         reason = ""
         stream = self._model.stream_chat([*system, *self.messages], self._options, tools)
         with closing(stream):
@@ -169,7 +188,7 @@ class Talk:
                     self._screen.content(piece.text)
                 elif isinstance(piece, Reasoning):
                     self._screen.reasoning(piece.text)
-        has_calls = reason == "tool_calls" and bool(turn.calls)
+        has_calls = reason == "tool_calls" and bool(turn.calls and offered)
         self._open_calls = list(turn.calls) if has_calls else []
         self._keep(turn, with_calls=has_calls)
         if reason == "length":
@@ -197,7 +216,8 @@ class Talk:
             if tool is None:
                 known = ", ".join(tool.name for tool in self.tools)
                 result = f"error: there is no tool {call.name!r}; there are: {known}"
-            elif text is None or self._may_run():
+            elif text is None or self._may_run(tool):
+                self._is_running = True
                 result = run_call(tool, call.arguments)
             else:
                 goes_on, result = False, "not run: the user did not allow it"
@@ -205,23 +225,28 @@ class Talk:
             self._close_call(result)
         return goes_on
 
-    def _may_run(self) -> bool:
-        if self._runs_unasked:
+    def _may_run(self, tool: Tool) -> bool:
+        if self._runs_unasked or tool.name in self._allowed:
             return True
-        if not self._screen.is_interactive:
+        if not self._screen.can_ask:
             self._screen.error(_NO_TERMINAL)
             return False
         answer = self._screen.ask("run it? [y/N/always] ")
-        self._runs_unasked = answer in ("a", "always")
-        return self._runs_unasked or answer in ("y", "yes")
+        if answer in ("a", "always"):
+            self._allowed.add(tool.name)
+            self._screen.remark(f"calls of {tool.name} are no longer asked for; /tools resets that")
+        return tool.name in self._allowed or answer in ("y", "yes")
 
     def _close_call(self, result: str) -> None:
         call = self._open_calls.pop(0)
+        self._is_running = False
         self.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": result})
 
     def _settle(self) -> None:
-        """After an interrupt: what has come of the answer stays, calls count as not run."""
+        """After an interrupt: what has come of the answer stays; calls say how far they came."""
         if self._turn is not None:
             self._keep(self._turn, with_calls=False)
+        if self._is_running:
+            self._close_call("error: the user stopped it; it may have done a part of its work")
         while self._open_calls:
             self._close_call("not run: the user interrupted it")

@@ -88,7 +88,8 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
 def run_call(tool: Tool, arguments: str) -> str:
     """Runs one call in the current folder; its output, errors included, is what the model reads.
 
-    An interrupt kills what runs and passes through.
+    An interrupt kills what runs and passes through. Killed is the command's process group: what it
+    started in a session of its own (`setsid`, a daemon) goes on.
     """
     text = tool.argument(arguments)
     if text is None:
@@ -120,7 +121,7 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
                 except subprocess.TimeoutExpired:
                     remark = _too_long()
         finally:
-            # Also what the command has left running.
+            # Also what the command has left running, save what began a session of its own.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -145,4 +146,4 @@ def _collect(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[bytes
 
 
 def _too_long() -> str:
-    return f"[stopped after {TIMEOUT_S:g} s]"
+    return f"[stopped after {TIMEOUT_S:g} s: its process group was killed]"

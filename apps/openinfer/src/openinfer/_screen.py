@@ -2,9 +2,14 @@
 
 Answers go to standard output and nothing else does, so that they can be piped; reasoning, calls,
 results and remarks go to standard error.
+
+What a model, a tool or a server wrote is shown, never obeyed: characters that move the cursor,
+erase or reorder what is on the screen are spelled out. Otherwise a call could hide what it would
+run from the user who is asked about it.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -12,6 +17,11 @@ from typing import TextIO
 _STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "red": "\x1b[31m"}
 _RESET = "\x1b[0m"
 _MAX_RESULT_LINES = 20
+# C0 and C1 but newline and tab, marks of text direction, and what no UTF-8 can spell.
+_COMMANDS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Screen:
@@ -19,10 +29,12 @@ class Screen:
 
     Attributes:
         is_interactive: whether somebody types.
+        can_ask: whether who types sees what a question is about.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.is_interactive = sys.stdin.isatty()
+        self.can_ask = self.is_interactive and sys.stderr.isatty()
         is_plain = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
         self._has_styles = sys.stderr.isatty() and not is_plain
         self._open_stream: TextIO | None = None
@@ -37,7 +49,12 @@ class Screen:
         return line
 
     def ask(self, question: str) -> str:
-        """An answer in one word, lower case; "" when there is none."""
+        """An answer in one word, lower case; "" when there is none.
+
+        What was typed before the question was there is dropped: it is no answer to it.
+        """
+        self.end_line()
+        _drop_type_ahead()
         return (self._read(question) or "").strip().lower()
 
     def _read(self, prompt: str) -> str | None:
@@ -56,32 +73,33 @@ class Screen:
             return ""
 
     def content(self, text: str) -> None:
-        """The next characters of an answer."""
-        self._write(text, sys.stdout)
+        """The next characters of an answer; as they are where they meet no terminal."""
+        is_shown = self.is_interactive or sys.stdout.isatty()
+        self._write(_spelled(text, _COMMANDS if is_shown else _SURROGATES), sys.stdout)
 
     def reasoning(self, text: str) -> None:
         """The next characters of what the model thinks."""
-        self._write(text, sys.stderr, "dim")
+        self._write(_spelled(text), sys.stderr, "dim")
 
     def remark(self, text: str) -> None:
         """A line about the talk."""
         self.end_line()
-        print(self._styled(text, "dim"), file=sys.stderr, flush=True)
+        print(self._styled(_spelled(text), "dim"), file=sys.stderr, flush=True)
 
     def error(self, text: str) -> None:
         """A line about what went wrong."""
         self.end_line()
-        print(self._styled(text, "red"), file=sys.stderr, flush=True)
+        print(self._styled(_spelled(text), "red"), file=sys.stderr, flush=True)
 
     def call(self, name: str, text: str) -> None:
         """A call, and what it would run."""
         self.end_line()
-        print(self._styled(f"[{name}]", "bold"), file=sys.stderr)
-        print(_indented(text), file=sys.stderr, flush=True)
+        print(self._styled(_spelled(f"[{name}]"), "bold"), file=sys.stderr)
+        print(_indented(_spelled(text)), file=sys.stderr, flush=True)
 
     def result(self, text: str) -> None:
         """What a call gave; long results are cut here, and only here."""
-        lines = text.splitlines()
+        lines = _spelled(text).splitlines()
         if len(lines) > _MAX_RESULT_LINES:
             num_more = len(lines) - _MAX_RESULT_LINES
             lines[_MAX_RESULT_LINES:] = [f"... and {num_more} more lines"]
@@ -109,6 +127,19 @@ class Screen:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _spelled(text: str, characters: re.Pattern[str] = _COMMANDS) -> str:
+    """The text with these characters as Python would write them in a string."""
+    return characters.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+
+
+def _drop_type_ahead() -> None:
+    try:
+        import termios
+    except ImportError:  # no POSIX terminal
+        return
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def _prepare_line_editing() -> Callable[[str], None]:
