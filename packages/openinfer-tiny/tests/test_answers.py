@@ -17,7 +17,8 @@ def speaker(training, folder):
 
 
 def test_held_out_questions_are_called_answered_and_ended(speaker, training):
-    from tiny_training.evaluate import ask_rows, has_valid_calls, is_right, rows
+    from tiny_training.evaluate import ask_rows, has_valid_calls, is_right
+    from tiny_training.questions import rows
 
     chosen = [
         row
@@ -28,7 +29,7 @@ def test_held_out_questions_are_called_answered_and_ended(speaker, training):
             "-, 3 digits",
             "x, 4 digits",
             "÷, 2 digits",
-            "dates: between",
+            "days between two dates",
             "kilometres and miles",
             "degrees Celsius and degrees Fahrenheit",
             "shell: list",
@@ -44,6 +45,58 @@ def test_held_out_questions_are_called_answered_and_ended(speaker, training):
     assert all(turn.has_ended for _, turn in pairs)
     assert sum(has_valid_calls(*pair) for pair in pairs) >= 0.95 * len(pairs)
     assert sum(bool(is_right(*pair)) for pair in pairs) >= 0.9 * len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_listing", "expected"),
+    [
+        ("Two files: b.md and a.md.", True, True),
+        ("Two files: b.md and a.md.", False, False),
+        ("Two files: a.md and b.md.", False, True),
+        ("Two files: a.md and b.md", False, False),
+        ("Two files: a.md and c.md.", True, False),
+    ],
+)
+def test_only_listings_may_come_in_any_order(training, said, is_listing, expected):
+    from tiny_training.curriculum import Conversation
+    from tiny_training.evaluate import is_right
+    from tiny_training.lessons import Draw, exchange
+    from tiny_training.speaker import Answer, Turn
+
+    right = "Two files: a.md and b.md."
+    drawn = Draw(
+        keys=("key",),
+        topic="topic",
+        opening=exchange("Which files?", right),
+        accepted=frozenset({right}),
+        is_listing=is_listing,
+    )
+    turn = Turn(Conversation([], []), folder="folder", answers=[Answer(said, 1, True)])
+    assert is_right(drawn, turn) is expected
+
+
+@pytest.mark.parametrize("kind", ["find ending", "find name", "list", "search"])
+def test_what_find_prints_is_a_listing(training, kind):
+    from tiny_training.shell import Shell
+
+    drawn = Shell((kind,)).draw("held-out", Random(0))
+    assert drawn.is_listing == kind.startswith("find")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("shell", "env"), ("python", "import os; print(dict(os.environ))")],
+)
+def test_what_a_model_wrote_does_not_see_our_environment(
+    training, monkeypatch, tmp_path, name, text
+):
+    from tiny_training.speaker import run_tool
+
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    said = run_tool(name, {"text": text}, str(tmp_path))
+    assert "PATH" in said
+    assert "SECRET_TOKEN" not in said
+    assert "hunter2" not in said
 
 
 @pytest.mark.parametrize(

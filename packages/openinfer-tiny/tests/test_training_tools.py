@@ -280,7 +280,7 @@ def test_shell_responses_are_what_the_commands_print(training, tmp_path):
         run = subprocess.run(
             ["sh", "-c", arguments["command"]],
             cwd=folder,
-            env={**os.environ, "LC_ALL": "C"},
+            env={"PATH": os.defpath, "LC_ALL": "C"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -76,8 +76,9 @@ _SYSTEM = (
     "|. Answer in short sentences.|. Be brief.|. Answer the user.|. Use the tools that you have."
     "| of the OpenInfer project.]"
 )
-_DROPPED = re.compile(r" (the|a|an|is|are|do|does|of|to|me|there) ")
-_BEFORE = (
+# What noise leaves out and puts before; `wordings.py` knows what questions it makes of others.
+DROPPED = re.compile(r" (the|a|an|is|are|do|does|of|to|me|there) ")
+BEFORE = (
     "[So, |Hey, |Ok, |Hi! |Hello! |Well, |And |Please, |Thanks. |Good. |Oh, |Hi, |Hello, "
     "|Hey Tiny, |I have a question. |I am new here. |I wonder: |One more thing: |Excuse me, ]"
 )
@@ -176,9 +177,9 @@ def _noisy(text: str, is_exact: bool, rng: Random) -> str:
     if not is_exact and rng.random() < 0.04:
         text = _slip(text, rng)
     if not is_exact and rng.random() < 0.04:
-        text = _DROPPED.sub(" ", text, count=1)
+        text = DROPPED.sub(" ", text, count=1)
     if text.endswith("?") and rng.random() < 0.08:
-        text = draw(_BEFORE, rng) + text
+        text = draw(BEFORE, rng) + text
     if not is_exact and rng.random() < 0.2:
         text = text.lower()
     if text[-1] in "?!." and not is_exact and rng.random() < 0.2:

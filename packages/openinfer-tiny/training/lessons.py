@@ -2,7 +2,10 @@
 
 Every fill (a pattern's reading, a pair of operands, a pair of dates) has a name, and the hash of
 that name decides between training and held-out text before a single word is written, so no
-held-out fill is ever trained on. A new family is one more subclass, listed in `curriculum.py`.
+held-out fill is ever drawn for training. The noise of `curriculum.py` comes after that: now and
+then it turns the wording of a training question into a held-out one, operands aside. `wordings.py`
+finds such questions and the evaluation does not ask them. A new family is one more subclass, listed
+in `curriculum.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Draw:
         results: what a right last answer must hold, where a tool finds it.
         files: text by path, what the folder holds when the shell tool runs.
         is_exact: the user's words are to be copied, so that no slip may change them.
+        is_listing: the answer names what the tool found, in whatever order it was found.
     """
 
     keys: tuple[str, ...]
@@ -47,6 +51,7 @@ class Draw:
     results: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
+    is_listing: bool = False
 
 
 class Lesson(ABC):
@@ -67,10 +72,14 @@ class Lesson(ABC):
         """One draw whose fills all belong to `split`."""
 
 
+def plain(text: str) -> str:
+    """The text without what makes no difference to the split: case and punctuation."""
+    return re.sub(r"[\s?.!,:]+", " ", text.lower()).strip()
+
+
 def split_of(key: str) -> Split:
     """The split that the fill named `key` belongs to; case and punctuation make no difference."""
-    plain = re.sub(r"[\s?.!,:]+", " ", key.lower()).strip()
-    digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(plain(key).encode(), digest_size=8).digest()
     return "held-out" if int.from_bytes(digest, "little") % _HELD_OUT_ONE_IN == 0 else "train"
 
 

@@ -1,4 +1,8 @@
-"""Questions about OpenInfer whose answers are read from the project's own pages."""
+"""Questions about OpenInfer whose answers are read from the project's own tables.
+
+`text/terms.md` and `text/packages.md` are the tables of `docs/terms.md` and of the README as they
+were when the committed weights were made. Copy them anew for new weights, never without.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from .calculation import ask, phrase_key
 from .grammar import load, readings
 from .lessons import Draw, Lesson, Split, exchange
 
-_ROOT = Path(__file__).parents[3]
+_TEXT = Path(__file__).with_name("text")
 _ROW = re.compile(r"^\| (?P<name>[^|]+?) \| (?P<meaning>[^|]+?) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^]]+)\]\([^)]+\)")
 # What would not read as a sentence, or not as one that a small model says well.
@@ -20,7 +24,7 @@ _MAX_MEANING = 110
 
 
 class Project(Lesson):
-    """A term of `docs/terms.md`, or a package of the README's table."""
+    """A term of the project's glossary, or a package of the README's table."""
 
     name = "project"
 
@@ -50,7 +54,7 @@ class Project(Lesson):
 
 def _terms() -> list[dict[str, str]]:
     rows = []
-    for names, meaning in _table(_ROOT / "docs" / "terms.md"):
+    for names, meaning in _table(_TEXT / "terms.md"):
         rows += [{"name": name, "term": name, "meaning": meaning} for name in names.split(", ")]
     return rows
 
@@ -58,7 +62,7 @@ def _terms() -> list[dict[str, str]]:
 def _packages() -> list[dict[str, str]]:
     return [
         {"name": name, "meaning": meaning}
-        for name, meaning in _table(_ROOT / "README.md")
+        for name, meaning in _table(_TEXT / "packages.md")
         if name.startswith("openinfer")
     ]
 

@@ -17,6 +17,8 @@ from .memory import made_up_word, odd_word
 
 SHELL = "shell"
 _MISSING_SHARE = 0.06
+# `find` lists as the file system does; `ls` sorts.
+_LISTED_IN_ANY_ORDER = ("find ending", "find name")
 _MADE_UP_SHARE = 0.35
 _ROOTS = ("srv", "data", "tmp", "opt", "var", "work", "app", "usr", "mnt", "code", "repo", "w")
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -69,6 +71,7 @@ class Shell(Lesson):
             results=(response,),
             files=files,
             is_exact=True,
+            is_listing=kind["kind"] in _LISTED_IN_ANY_ORDER,
         )
 
     def _key(self, kind: Mapping[str, Any], slots: Mapping[str, str]) -> str:

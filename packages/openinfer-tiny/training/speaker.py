@@ -173,15 +173,18 @@ def _act(turn: Turn, talk: Conversation, answer: Answer) -> bool:
     shaped = [{"type": "function", "function": call} for call in valid]
     talk.messages.append({"role": "assistant", "content": "", "tool_calls": shaped})
     for call in valid:
-        response = _run(str(call["name"]), call["arguments"], turn.folder)
+        response = run_tool(str(call["name"]), call["arguments"], turn.folder)
         turn.responses.append(response)
         message: Message = {"role": "tool", "content": response}
         talk.messages.append(message)
     return True
 
 
-def _run(name: str, arguments: object, folder: str) -> str:
-    """What the tool prints: a Python process or a shell, in `folder`."""
+def run_tool(name: str, arguments: object, folder: str) -> str:
+    """What the tool prints: a Python process or a shell, in `folder`.
+
+    A model wrote the text, so nothing of our own environment goes with it.
+    """
     assert isinstance(arguments, dict)
     if name not in ("python", "shell"):
         return "Error: the tool is not available"
@@ -191,7 +194,7 @@ def _run(name: str, arguments: object, folder: str) -> str:
         ran = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "LC_ALL": "C"},
+            env={"PATH": os.defpath, "HOME": folder, "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

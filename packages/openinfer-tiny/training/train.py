@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from .pins import commit, libraries, talks_digest, text_digest
 from .stream import training_batches
 from .tokenizer import END, END_OF_TEXT, VOCAB_SIZE, save_tokenizer, train_tokenizer
 
@@ -52,7 +53,15 @@ def build(folder: Path, recipe: Recipe, device: torch.device) -> None:
         num_tokens = _train(model, batches, recipe)
     _save(model, config, folder)
     wall_time_s = round(time.monotonic() - started)
-    record = {**asdict(recipe), "num_tokens": num_tokens, "wall_time_s": wall_time_s}
+    record = {
+        **asdict(recipe),
+        "num_tokens": num_tokens,
+        "wall_time_s": wall_time_s,
+        "text_digest": text_digest(),
+        "talks_digest": talks_digest(recipe.seed),
+        "commit": commit(),
+        "libraries": libraries(),
+    }
     (folder / "recipe.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

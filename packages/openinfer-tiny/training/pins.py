@@ -1,0 +1,53 @@
+"""What weights were made from: digests of the text, the commit, and the libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+from .curriculum import plain_story, talk
+from .tokenizer import Renderer
+
+_FOLDER = Path(__file__).parent
+_SAMPLE_TALKS = 400
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
+
+
+def text_digest() -> str:
+    """A digest of every file of `text/` and of the template: what the lessons read."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in (*sorted((_FOLDER / "text").iterdir()), _FOLDER / "chat_template.jinja"):
+        digest.update(f"{path.name}\0{path.read_text(encoding='utf-8')}\0".encode())
+    return digest.hexdigest()
+
+
+def talks_digest(seed: int) -> str:
+    """A digest of the first training talks of worker 0 of `seed`: what the lessons make."""
+    rng, renderer = Random(f"{seed}/0/train"), Renderer()
+    digest = hashlib.blake2b(digest_size=16)
+    for _ in range(_SAMPLE_TALKS):
+        story = plain_story("train", rng)
+        text = story if story is not None else renderer.render(talk("train", rng))
+        digest.update(f"{text}\0".encode())
+    return digest.hexdigest()
+
+
+def libraries() -> dict[str, str]:
+    """The versions that decide text, training and answers."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+
+
+def commit() -> str | None:
+    """The commit of the working tree, with `-dirty` if files differ; None outside a clone."""
+    ran = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+        cwd=_FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout.strip() or None
