@@ -142,7 +142,7 @@ def test_ctrl_c_at_the_prompt_and_in_the_question_does_not_end_it(scripted, term
     shown.line("6 * 7?")
     shown.expect("run it? [y/N/always] ")
     shown.interrupt()
-    shown.expect("not run: the user did not allow it")
+    shown.expect("not run: it was not allowed")
     shown.line("Well?")
     shown.expect("Then not.")
     assert shown.end() == 0

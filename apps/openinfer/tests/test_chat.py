@@ -254,7 +254,7 @@ def test_anything_but_yes_is_no_and_the_talk_goes_on(talk, answer):
     talk(model, "6 * 7?", answer, "Never mind.", is_typed=True, tools="python")
     if not isinstance(answer, EOFError):
         tool, user = model.asked[1][0][2:]
-        assert tool["content"] == "not run: the user did not allow it"
+        assert tool["content"] == "not run: it was not allowed"
         assert user == _user("Never mind.")
 
 
@@ -349,3 +349,24 @@ def test_ctrl_c_while_a_call_runs_answers_all_calls(talk, monkeypatch):
         "error: the user stopped it; it may have done a part of its work",
         "not run: the user interrupted it",
     ]
+
+
+def test_a_call_that_the_model_breaks_off_is_said(talk):
+    model = _Model([*_call("python", '{"code": "pri')[:2], Ended("stop")])
+    _, _, err = talk(model, "hi", is_typed=True, tools="python")
+    assert "[the model broke off a call; nothing was run]" in err
+
+
+def test_a_full_talk_says_how_to_go_on(talk):
+    model = _Model(["cut", Ended("length")], [RemoteServerError("too long")])
+    _, _, err = talk(model, "hi", "more", is_typed=True)
+    assert "[cut off: no tokens left; /clear begins a new talk]" in err
+    assert "too long\n[the talk so far is kept; /clear begins a new one]" in err
+    _, _, err = talk(_Model(["cut", Ended("length")]), "hi", is_typed=True, max_tokens=3)
+    assert "[cut off: no tokens left]" in err
+
+
+def test_run_tools_without_tools_is_refused_where_none_can_be_named_later(talk):
+    with pytest.raises(UsageError, match="--run-tools has no effect"):
+        talk(_Model(), run_tools=True)
+    assert talk(_Model(), is_typed=True, run_tools=True)[0] == 0

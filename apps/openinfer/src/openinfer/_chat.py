@@ -29,6 +29,10 @@ def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Runs a conversation on the terminal until the input ends."""
     screen = Screen()
     tools = parse_tools(namespace.tools)
+    if namespace.run_tools and not (tools or screen.is_interactive):
+        raise UsageError(
+            "--run-tools has no effect without tools; name some by --tools, or both go"
+        )
     if screen.is_interactive and not namespace.url:
         screen.remark("loading the model ...")
     model = open_model(namespace, extra, namespace.positional)
@@ -160,6 +164,8 @@ class Talk:
             if not self._screen.is_interactive:
                 raise
             self._screen.error(str(error))
+            if self.messages:
+                self._screen.remark("[the talk so far is kept; /clear begins a new one]")
         self._screen.end_line()
 
     def _answer(self) -> None:
@@ -192,7 +198,11 @@ class Talk:
         self._open_calls = list(turn.calls) if has_calls else []
         self._keep(turn, with_calls=has_calls)
         if reason == "length":
-            self._screen.remark("[cut off: no tokens left]")
+            is_full = self._screen.is_interactive and "max_tokens" not in self._options
+            way_out = "; /clear begins a new talk" if is_full else ""
+            self._screen.remark(f"[cut off: no tokens left{way_out}]")
+        elif turn.calls and not has_calls:
+            self._screen.remark("[the model broke off a call; nothing was run]")
         return has_calls
 
     def _keep(self, turn: AssistantTurn, *, with_calls: bool) -> None:
@@ -220,7 +230,7 @@ class Talk:
                 self._is_running = True
                 result = run_call(tool, call.arguments)
             else:
-                goes_on, result = False, "not run: the user did not allow it"
+                goes_on, result = False, "not run: it was not allowed"
             self._screen.result(result)
             self._close_call(result)
         return goes_on
