@@ -3,7 +3,8 @@ import argparse
 import pytest
 
 from openinfer import UsageError
-from openinfer._flags import FLAGS, add_flags, convert_option, parse_count, parse_dtype
+from openinfer._flag_values import parse_count, parse_dtype
+from openinfer._flags import FLAGS, add_flags, convert_option
 
 _SCOPES = ("engine", "frontend", "server")
 _TEXTS = {

@@ -96,6 +96,31 @@ def test_tools_that_nobody_would_find_are_refused(folder, monkeypatch, tmp_path,
     assert caught.value.field == "tools"
 
 
+@pytest.mark.parametrize(
+    ("tool", "field"),
+    [
+        ("f", "tools[1]"),
+        ({"type": "web_search"}, "tools[1].type"),
+        ({"type": "function", "function": {"name": ""}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": "f", "parameters": 1}},
+         "tools[1].function.parameters"),
+    ],
+)  # fmt: skip
+def test_definitions_are_checked_as_over_http(llm, tool, field):
+    with pytest.raises(RequestRejected, match=field.replace("[", r"\[")) as caught:
+        llm.chat(HELLO, tools=[TOOL, tool])
+    assert caught.value.field == field
+
+
+def test_half_a_surrogate_pair_is_refused_by_field(llm):
+    with pytest.raises(RequestRejected) as caught:
+        llm.chat([{"role": "user", "content": "\ud83d"}])
+    assert caught.value.field == "messages"
+    with pytest.raises(RequestRejected) as caught:
+        llm.generate("\ud83d")
+    assert caught.value.field == "prompt"
+
+
 def test_the_terminals_view_of_it(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder.parent / "site")
     model = LocalModel(str(folder), argparse.Namespace(), ())

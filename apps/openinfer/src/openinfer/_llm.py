@@ -33,6 +33,7 @@ from openinfer_text import (
     ParseContext,
     StructureError,
     TemplateError,
+    check_tools,
 )
 
 _OPTIONS = {
@@ -201,7 +202,10 @@ class LLM:
             message = "the prompt is empty; give it a text or at least one token id"
             raise RequestRejected(message, "prompt_token_ids")
         if isinstance(prompt, str):
-            return self.text.encode(prompt)
+            try:
+                return self.text.encode(prompt)
+            except ValueError as error:
+                raise RequestRejected(str(error), "prompt") from error
         vocab_size = self.engine.info.vocab_size
         for position, token_id in enumerate(prompt):
             if not 0 <= token_id < vocab_size:
@@ -223,10 +227,11 @@ class LLM:
             message = "this model has no tool parser; name one by tool_call_parser"
             raise RequestRejected(message, "tools")
         try:
+            check_tools(tools or ())
             return self.text.encode_chat(messages, tools=tools or None, **template_options)
         except InvalidChatInput as error:
             raise RequestRejected(str(error), error.field) from error
-        except (NoChatTemplate, TemplateError) as error:
+        except (NoChatTemplate, TemplateError, ValueError) as error:
             raise RequestRejected(str(error), "messages") from error
 
     def _chat_sample(

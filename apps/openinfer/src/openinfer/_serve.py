@@ -94,13 +94,7 @@ _NOT_FLAGS = frozenset({"command", "run", "takes_extra", "config", "positional"}
 async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> None:
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bind(values["host"], values["port"]))
-        front = FrontSpec(
-            model_path=str(prepared.model.path),
-            served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
-            generation_config=values.get("generation_config", "auto"),
-            text=TextOptions.from_values(values),
-            version=version("openinfer"),
-        )
+        front = _front_spec(prepared, values)
         addresses = [values["engine_address"]] if values.get("engine_address") else []
         if values["api_server_count"] > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openinfer-"))
@@ -134,6 +128,16 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
             # A second signal cut off what was left here.
             others.kill()
         _logger.info("shutting down")
+
+
+def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
+    return FrontSpec(
+        model_path=str(prepared.model.path),
+        served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
+        generation_config=values.get("generation_config", "auto"),
+        text=TextOptions.from_values(values),
+        version=version("openinfer"),
+    )
 
 
 def _describe_parsers(text: TextModel) -> str:

@@ -1,13 +1,11 @@
-"""What a chat request says about tools, checked by name.
-
-Tools reach the chat template as they came: their keys and the order of these are what the model
-reads.
-"""
+"""What a chat request says about tools, checked by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import openinfer_text
 from openinfer_frontend.errors import ApiError
+from openinfer_text import InvalidChatInput
 
 _CHOICES = (None, "auto", "none", "required")
 
@@ -18,21 +16,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ApiError: 400, naming the field, such as `tools[1].function.name`.
     """
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.get("type") != "function":
-            raise _wrong(f"{where}.type", "must be function, the only kind of tool there is here")
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise _wrong(f"{where}.function", "must be an object")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise _wrong(f"{where}.function.name", "must be a string that is not empty")
-        if not isinstance(function.get("description", ""), str | None):
-            raise _wrong(f"{where}.function.description", "must be a string")
-        if not isinstance(function.get("parameters", {}), dict | None):
-            raise _wrong(f"{where}.function.parameters", "must be a JSON schema, an object")
-        if not isinstance(function.get("strict", False), bool | None):
-            raise _wrong(f"{where}.function.strict", "must be true or false")
+    try:
+        openinfer_text.check_tools(tools)
+    except InvalidChatInput as error:
+        raise ApiError(400, str(error), param=error.field) from error
 
 
 def check_tool_choice(choice: object) -> None:

@@ -28,6 +28,7 @@ from openinfer_text._stop import StopStrings
 from openinfer_text._structured import grammar_of_response_format, grammar_of_structure
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import Tokenizer
+from openinfer_text._tool_definitions import check_tools
 from openinfer_text.errors import (
     CheckpointTextError,
     InvalidChatInput,
@@ -52,6 +53,7 @@ __all__ = [
     # chats
     "ChatTemplate",
     "ContentFormat",
+    "check_tools",
     # output streams
     "OutputText",
     "TextDelta",
