@@ -55,15 +55,17 @@ class OpenInfer:
 
         self._loop = assemble(launch_torch(spec, LINE.plan(spec), build), options)
         self._num_requests = 0
+        self._quantization = quantization
 
     def versions(self) -> dict[str, str]:
         from openinfer_kernels import describe
 
         backends = {report.op: report.backend for report in describe("cpu")}
-        linear, attention = backends["linear"], backends["paged_attention"]
+        product = "linear" if self._quantization is None else f"linear {self._quantization}"
+        linear, attention = backends[product], backends["paged_attention"]
         return {
             "torch": torch.__version__,
-            "backends": f"linear {linear}, paged_attention {attention}",
+            "backends": f"{product} {linear}, paged_attention {attention}",
         }
 
     def stamps(self, num_prompt_tokens: int, num_tokens: int) -> list[float]:

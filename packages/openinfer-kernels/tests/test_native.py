@@ -1,6 +1,7 @@
 """How the C kernels are had, and what is said where they cannot be."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from openinfer_kernels import LinearSpec, RMSNormSpec, plan_linear, plan_rms_norm
+from openinfer_kernels import LinearSpec, RMSNormSpec, _dispatch, plan_linear, plan_rms_norm
 from openinfer_kernels import _native as native
 
 CPU = torch.device("cpu")
@@ -33,6 +34,21 @@ def machine(fresh):
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     return fresh
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """The library's file in the cache of this machine."""
+    if native.why_not(torch.bfloat16, CPU) is not None:
+        pytest.skip("no native kernels here")
+    return native.library()._name
+
+
+@pytest.fixture
+def quick(compiled, machine, monkeypatch):
+    """A machine whose compiler only copies."""
+    monkeypatch.setattr(native, "_run", lambda command: shutil.copy(compiled, command[-1]))
+    return machine
 
 
 def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
@@ -143,10 +159,87 @@ def test_a_folder_that_others_can_write_is_not_trusted(machine):
     assert "can be written by others" in native.why_not(torch.bfloat16, CPU)
 
 
-def test_a_library_that_is_damaged_is_a_reason(machine):
+@pytest.mark.parametrize(
+    "damage", [lambda b: b"", lambda b: b[: len(b) // 2]], ids=["empty", "half"]
+)
+def test_a_library_that_is_damaged_is_compiled_anew(damage, quick, caplog):
     built = native._built()
-    built.write_bytes(b"no library")
-    assert native.why_not(torch.bfloat16, CPU) is not None
+    built.write_bytes(damage(built.read_bytes()))
+    assert native.why_not(torch.bfloat16, CPU) is None
+    assert "is damaged; it is compiled anew" in caplog.text
+    assert native._built() == built
+
+
+def test_what_killed_compilations_and_old_versions_left_is_swept(quick):
+    quick.mkdir(parents=True)
+    (quick / "compiling-old").mkdir()
+    (quick / "compiling-now").mkdir()
+    for name in ("kernels-old.so", "kernels-recent.so"):
+        (quick / name).touch()
+    for name in ("compiling-old", "kernels-old.so"):
+        os.utime(quick / name, (0, 0))
+    native._built()
+    left = {entry.name for entry in quick.iterdir()}
+    assert {"compiling-now", "kernels-recent.so"} < left
+    assert not {"compiling-old", "kernels-old.so"} & left
+
+
+def test_without_a_home_folder_there_is_a_reason(machine, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native.Path, "home", homeless)
+    assert "set HOME or XDG_CACHE_HOME" in native.why_not(torch.bfloat16, CPU)
+
+
+def test_a_relative_cache_folder_is_ignored(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(native.Path, "home", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert native._cache_folder() == tmp_path / ".cache" / "openinfer" / "native"
+
+
+def test_a_folder_of_another_user_is_named(fresh, monkeypatch):
+    mine = os.getuid()
+    monkeypatch.setattr(native.os, "getuid", lambda: mine + 1)
+    with pytest.raises(native.NativeUnavailable, match=f"another user .uid {mine}."):
+        native._cache_folder()
+
+
+def test_a_full_disk_is_named(monkeypatch):
+    """ld says why in a line of its own, before gcc says that ld failed."""
+    stderr = "ld: final link failed: No space left on device\ncollect2: error: ld returned 1\n"
+    failed = subprocess.CompletedProcess([], 1, stderr=stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(native.NativeUnavailable, match="No space left on device"):
+        native._run(["gcc"])
+
+
+def test_a_choice_is_logged_once_and_slow_kernels_are_a_warning(machine, monkeypatch, caplog):
+    _dispatch._announce.cache_clear()
+    _dispatch._warn_of_slow_kernels.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    caplog.set_level("INFO")
+    spec = RMSNormSpec(hidden_size=8, eps=0.0, dtype=torch.bfloat16)
+    for _ in range(2):
+        plan_rms_norm(spec, "cpu")
+    plan_linear(LinearSpec(in_features=8, out_features=16, dtype=torch.bfloat16), "cpu")
+    said = [(record.levelname, record.message) for record in caplog.records]
+    assert [level for level, _ in said] == ["INFO", "WARNING", "INFO"]
+    assert said[0][1].startswith("rms_norm on cpu: torch (not native: gcc is not installed")
+    assert said[1][1].endswith(native.why_not(torch.bfloat16, CPU))
+
+
+def test_another_dtype_is_no_warning(machine, monkeypatch, caplog):
+    _dispatch._announce.cache_clear()
+    _dispatch._warn_of_slow_kernels.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    caplog.set_level("INFO")
+    plan_rms_norm(RMSNormSpec(hidden_size=8, eps=0.0, dtype=torch.float32), "cpu")
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

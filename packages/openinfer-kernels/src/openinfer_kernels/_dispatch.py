@@ -5,14 +5,19 @@ returns None for yes or the reason why not, its `plan...(spec, device)` function
 callables. Adding a backend is adding a module and naming it in the table.
 """
 
+import functools
 import importlib
+import logging
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from openinfer_kernels import _native
 from openinfer_kernels.errors import BackendUnavailable
+
+_logger = logging.getLogger(__name__)
 
 # op -> device type -> backends, the preferred one first.
 BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
@@ -102,13 +107,17 @@ def choose(op: str, spec: Any, device: torch.device) -> Choice:
 def backend_module(op: str, spec: Any, device: torch.device | str, backend: str) -> ModuleType:
     """Returns the module that runs `op`: the one named, or what "auto" chooses.
 
+    A choice is logged, with what was passed over and why, when it is made for the first time.
+
     Raises:
         ValueError: The op has no backend of that name.
         BackendUnavailable: It cannot run this spec on this device.
     """
     device = torch.device(device)
     if backend == "auto":
-        return _load(op, choose(op, spec, device).backend)
+        choice = choose(op, spec, device)
+        _announce(op, device.type, choice.backend, tuple(choice.passed_over.items()))
+        return _load(op, choice.backend)
     known = _backends(op)
     if backend not in known:
         raise ValueError(f"{op} has no backend {backend!r}; it has {', '.join(known)}")
@@ -116,6 +125,23 @@ def backend_module(op: str, spec: Any, device: torch.device | str, backend: str)
     if reason is not None:
         raise BackendUnavailable(op, backend, reason)
     return _load(op, backend)
+
+
+@functools.cache
+def _announce(
+    op: str, device_type: str, backend: str, passed_over: tuple[tuple[str, str], ...]
+) -> None:
+    """Logs a choice; layers that choose alike are one line."""
+    reasons = "; ".join(f"not {name}: {reason}" for name, reason in passed_over)
+    _logger.info("%s on %s: %s%s", op, device_type, backend, f" ({reasons})" if reasons else "")
+    reason = _native.failure() if "native" in dict(passed_over) else None
+    if reason is not None and dict(passed_over)["native"] == reason:
+        _warn_of_slow_kernels(reason)
+
+
+@functools.cache
+def _warn_of_slow_kernels(reason: str) -> None:
+    _logger.warning("the fast kernels for this CPU cannot be used, inference is slow: %s", reason)
 
 
 def is_of_part(part: str, op: str, backend: str) -> bool:

@@ -6,20 +6,28 @@ this file; gcc turns them into one shared library in the user's cache folder whe
 for the first time (about ten seconds), later starts load it. Where it cannot be had, `why_not` says
 so in words and the ops fall back on torch.
 
+A library's name ends with the digest of its bytes, so one that a crash or a full disk has damaged
+is seen before it is loaded, and compiled anew.
+
 The library runs on torch's own OpenMP, so there is one pool of threads and `torch.set_num_threads`
-rules both. Functions take pointers and do not check them: the backends that call them do. ctypes
-releases the interpreter while they run.
+rules both. Functions take pointers. The backends that call them check device, dtype, shape and
+strides first; here positions and slots are checked. What is not: the lengths and block numbers
+that attention is given, which the scheduler answers for. ctypes releases the interpreter while
+they run.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -33,6 +41,12 @@ _ISA = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "
 # Products and sums are fused where the sources say so, whatever the compiler's default.
 _COMPILE = ("-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", *_ISA)
 _COMPILE_TIMEOUT_S = 300
+# What compilations that were killed have left, and libraries of versions nobody starts any more.
+_OLD_SCRATCH_S = 3600 + len(_SOURCES) * _COMPILE_TIMEOUT_S
+_OLD_LIBRARY_S = 30 * 24 * 3600
+_SCRATCH = "compiling-"
+
+_logger = logging.getLogger(__name__)
 
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
@@ -50,13 +64,17 @@ _SIGNATURES = {
     "rms_norm": [_POINTER] * 3 + [_SIZE] * 5 + [_FLOAT, _INT],
     # y, x, residual, weight, rows, size, eps, threads
     "add_rms_norm": [_POINTER] * 4 + [_SIZE] * 2 + [_FLOAT, _INT],
-    # q out, k out, q, k, cos_sin, positions, tokens, heads, kv heads, head_dim, strides, threads
-    "rope": [_POINTER] * 6 + [_SIZE] * 6 + [_INT],
+    # q out, k out, q, k, cos_sin, positions, rows of cos_sin, tokens, heads, kv heads, head_dim,
+    # strides, threads
+    "rope": [_POINTER] * 6 + [_SIZE] * 7 + [_INT],
     # y, gate_up, tokens, size, threads
     "silu_and_mul": [_POINTER] * 2 + [_SIZE] * 2 + [_INT],
-    # k, v, k_cache, v_cache, slots, tokens, width, k, v and block strides in bytes, block size
-    "store_kv": [_POINTER] * 5 + [_SIZE] * 6,
+    # k, v, k_cache, v_cache, slots, tokens, width, k, v and block strides in bytes, block size,
+    # blocks
+    "store_kv": [_POINTER] * 5 + [_SIZE] * 7,
 }
+# The others return nothing.
+_RESULTS = {"decode_attention": _INT, "rope": _SIZE, "store_kv": _SIZE}
 
 
 class NativeUnavailable(KernelError):
@@ -71,6 +89,18 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"computes in bfloat16, not in {str(dtype).removeprefix('torch.')}"
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
+
+
+def failure() -> str | None:
+    """Returns why a machine that could run the kernels does without them; None if it does not."""
+    loaded = _load()
+    if not isinstance(loaded, str):
+        return None
+    try:
+        _check_machine()
+    except NativeUnavailable:
+        return None
+    return loaded
 
 
 def library() -> ctypes.CDLL:
@@ -96,7 +126,7 @@ def _load() -> ctypes.CDLL | str:
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes = arguments
-        function.restype = ctypes.c_int if name == "decode_attention" else None
+        function.restype = _RESULTS.get(name)
     return loaded
 
 
@@ -117,17 +147,38 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _built() -> Path:
-    """The library's file, compiled if this version of it is not in the cache yet."""
+    """The library's file, compiled unless this version of it lies whole in the cache."""
     openmp = _openmp_runtime()
     digest = hashlib.sha256(" ".join([*_COMPILE, openmp.name]).encode())
     folder = Path(__file__).parent
     for name in (*_HEADERS, *_SOURCES):
         digest.update((folder / name).read_bytes())
-    cache = _cache_folder()
-    built = cache / f"kernels-{digest.hexdigest()[:16]}.so"
-    if not built.exists():
-        _compile(folder, built, openmp)
-    return built
+    cache, version = _cache_folder(), f"kernels-{digest.hexdigest()[:16]}"
+    for built in cache.glob(f"{version}-*.so"):
+        if built.name == _name(version, built.read_bytes()):
+            with contextlib.suppress(OSError):  # a cache that can only be read serves as well
+                os.utime(built)
+            return built
+        _logger.warning("%s is damaged; it is compiled anew", built)
+        built.unlink()
+    _sweep(cache)
+    return _compile(folder, cache, version, openmp)
+
+
+def _name(version: str, library: bytes) -> str:
+    return f"{version}-{hashlib.sha256(library).hexdigest()[:16]}.so"
+
+
+def _sweep(cache: Path) -> None:
+    """Removes what is too old to be in use."""
+    now = time.time()
+    for entry in cache.iterdir():
+        with contextlib.suppress(OSError):  # somebody else has swept it
+            age = now - entry.stat().st_mtime
+            if entry.name.startswith(_SCRATCH) and age > _OLD_SCRATCH_S:
+                shutil.rmtree(entry)
+            elif entry.name.startswith("kernels-") and age > _OLD_LIBRARY_S:
+                entry.unlink()
 
 
 def _openmp_runtime() -> Path:
@@ -141,29 +192,43 @@ def _openmp_runtime() -> Path:
 
 def _cache_folder() -> Path:
     """Ours alone: what lies there is loaded into the process."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(root) / "openinfer" / "native"
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # the specification has relative ones ignored
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError:
+            reason = "there is no home folder for the cache; set HOME or XDG_CACHE_HOME"
+            raise NativeUnavailable(reason) from None
+    folder = root / "openinfer" / "native"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid != os.getuid():
+        owner = f"{folder} belongs to another user (uid {status.st_uid})"
+        raise NativeUnavailable(f"{owner}; set XDG_CACHE_HOME to a folder of your own")
+    if status.st_mode & 0o022:
         raise NativeUnavailable(f"{folder} can be written by others; chmod go-w it, or remove it")
     return folder
 
 
-def _compile(sources: Path, target: Path, openmp: Path) -> None:
-    """Compiles to a name of its own, then renames: processes may do this at the same time."""
+def _compile(sources: Path, cache: Path, version: str, openmp: Path) -> Path:
+    """Compiles in a folder of its own, then renames: processes may do this at the same time."""
     compiler = shutil.which("gcc")
     if compiler is None:
         raise NativeUnavailable("gcc is not installed; the package gcc makes CPU inference faster")
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    _logger.info("compiling the CPU kernels: about ten seconds, once on this machine")
+    with tempfile.TemporaryDirectory(dir=cache, prefix=_SCRATCH) as scratch:
         objects = []
         for name in _SOURCES:
             objects.append(f"{scratch}/{name}.o")
             _run([compiler, *_COMPILE, "-c", str(sources / name), "-o", objects[-1]])
         # Linked without -fopenmp, which would add the compiler's own OpenMP library.
-        library = f"{scratch}/{target.name}"
-        _run([compiler, "-shared", *objects, str(openmp), "-lm", "-o", library])
+        library = Path(scratch) / "library"
+        _run([compiler, "-shared", *objects, str(openmp), "-lm", "-o", str(library)])
+        target = cache / _name(version, library.read_bytes())
+        with library.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(library, target)
+    return target
 
 
 def _run(command: list[str]) -> None:
@@ -174,5 +239,8 @@ def _run(command: list[str]) -> None:
     except subprocess.TimeoutExpired:
         raise NativeUnavailable(f"gcc took more than {_COMPILE_TIMEOUT_S} s") from None
     if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if "error" in line), "it failed")
+        # The first error says what, the last lines why: of a full disk ld's, not gcc's, names it.
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        first = [line for line in lines if "error" in line][:1]
+        reason = "; ".join(dict.fromkeys([*first, *lines[-3:]])) or "it failed"
         raise NativeUnavailable(f"gcc cannot compile the kernels: {reason}")

@@ -1,12 +1,7 @@
 """linear on the CPU by the native kernels: weights in panels of 16 rows, in bf16, int8 or int4.
 
 A weight is read once a call, at the speed of the memory bus for few rows of x, and prefills run at
-the speed of oneDNN, so nothing keeps a second copy. One thread of Zen 4, the products of a layer of
-Qwen3-0.6B, giga-weights a second at 1, 2, 4, 8, 16 rows (oneDNN; ATen's 4-bit operator):
-
-    bf16  11.3, 10.4, 7.6, 5.4, 3.9     (4.5, 4.6, 4.3, 3.8, 3.0; ATen's bf16 at one row 9.9)
-    int8  16.5, 14.0, 10.5, 6.3, 4.2
-    int4  30.2, 25.5, 17.2, 10.2, 5.8   (17.1, 13.9, 10.0, 5.1, 2.6)
+the speed of oneDNN, so nothing keeps a second copy.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from openinfer_kernels._native import library, why_not
+from openinfer_kernels._native._checks import refused
 from openinfer_kernels.linear import Linear, LinearSpec, PackedWeight
 from openinfer_kernels.linear._quantize import (
     GROUP_SIZE,
@@ -22,6 +18,7 @@ from openinfer_kernels.linear._quantize import (
     why_not_quantized,
 )
 
+_numel = torch.Tensor.numel
 _PANEL = 16  # output rows
 # Panels packed at a time: what is needed in float32 meanwhile stays small.
 _PANELS_AT_A_TIME = 256
@@ -50,8 +47,28 @@ class _Panels:
     def __init__(self, spec: LinearSpec, name: str) -> None:
         self._spec = spec
         self._product = getattr(library(), name)
+        # Of the parts that `pack` returns: weights of another backend, or of another shape, differ.
+        items = -(-spec.out_features // _PANEL) * _PANEL * spec.in_features
+        scales = items // GROUP_SIZE
+        self._num_items: tuple[int, ...] = {
+            None: (items,),
+            "int8": (items, scales),
+            "int4": (items // 4, scales),
+        }[spec.quantization]
 
     def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        if (
+            x.dtype is not torch.bfloat16
+            or x.dim() != 2
+            or x.size(1) != self._spec.in_features
+            or not x.is_contiguous()
+            or not x.is_cpu
+            or tuple(map(_numel, weight)) != self._num_items
+        ):
+            shape = f"[num_tokens, {self._spec.in_features}]"
+            wanted = f"x {shape} in bf16, contiguous, and a weight that it has packed"
+            parts = {f"packed_{index}": part for index, part in enumerate(weight)}
+            raise refused("linear", wanted, x=x, **parts)
         y = torch.empty(x.shape[0], self._spec.out_features, dtype=x.dtype)
         self._product(
             y.data_ptr(),
@@ -64,6 +81,16 @@ class _Panels:
         )
         return y
 
+    def _check_stored(self, weight: torch.Tensor) -> None:
+        shape = (self._spec.out_features, self._spec.in_features)
+        if (
+            weight.dtype is not torch.bfloat16
+            or weight.shape != shape
+            or not weight.is_contiguous()
+            or not weight.is_cpu
+        ):
+            raise refused("linear", f"a weight {list(shape)} in bf16, contiguous", weight=weight)
+
 
 class _Bfloat16(_Panels):
     """Packed: ([panels * 16, in_features], in the order [panels, in_features / 2, 16, 2],)."""
@@ -73,6 +100,7 @@ class _Bfloat16(_Panels):
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         """In place where the rows fill their panels: a panel's bytes stay where they are."""
+        self._check_stored(weight)
         weight = _padded(weight)
         ordered = self._ordered(weight)
         stored = weight.view(-1, _PANEL, self._spec.in_features // 2, 2)
@@ -101,6 +129,7 @@ class _Quantized(_Panels, ABC):
         self._quantize = getattr(library(), f"quantize_{spec.quantization}")
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
+        self._check_stored(weight)
         num_panels = -(-self._spec.out_features // _PANEL)
         q = torch.empty(num_panels, *self._panel_shape(), dtype=self._q_dtype)
         num_groups = self._spec.in_features // GROUP_SIZE

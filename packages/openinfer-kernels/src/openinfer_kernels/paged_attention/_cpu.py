@@ -89,8 +89,7 @@ def plan_sequences(spec: PagedAttentionSpec, *, is_decode_attended: bool) -> Cal
 def _plan_decode(spec: PagedAttentionSpec) -> Callable[..., torch.Tensor]:
     """One query over a sequence's blocks, a stretch at a time, so that the cost stays linear.
 
-    Heads are far apart in a gathered stretch; beyond the cache each of them would read memory anew
-    (a context of 8,192 tokens cost 55 us a token, one of 2,048 17 us).
+    Heads are far apart in a gathered stretch; beyond the cache each of them would read memory anew.
     """
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size
     group_size = spec.num_heads // num_kv_heads

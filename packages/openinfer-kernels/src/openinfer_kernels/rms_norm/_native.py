@@ -3,6 +3,7 @@
 import torch
 
 from openinfer_kernels._native import library, why_not
+from openinfer_kernels._native._checks import refused
 from openinfer_kernels.rms_norm import AddRMSNorm, RMSNorm, RMSNormSpec
 
 
@@ -16,8 +17,21 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
     native, size, eps = library().rms_norm, spec.hidden_size, spec.eps
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        dims = x.dim()
+        if (
+            x.dtype is not torch.bfloat16
+            or weight.dtype is not torch.bfloat16
+            or dims not in (2, 3)
+            or x.size(-1) != size
+            or x.stride(-1) != 1
+            or weight.numel() != size
+            or not weight.is_contiguous()
+            or not (x.is_cpu and weight.is_cpu)
+        ):
+            wanted = f"rows of {size} and a weight [{size}] in bf16, the last dimension contiguous"
+            raise refused("rms_norm", wanted, x=x, weight=weight)
         y = torch.empty(x.shape, dtype=x.dtype)
-        heads, head_stride = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
+        heads, head_stride = (1, 0) if dims == 2 else (x.size(1), x.stride(1))
         native(
             y.data_ptr(),
             x.data_ptr(),
@@ -42,7 +56,22 @@ def plan_add(spec: RMSNormSpec, device: torch.device | str) -> AddRMSNorm:
     def add_rms_norm(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.empty(x.shape, dtype=x.dtype)
+        shape = x.shape
+        if (
+            x.dtype is not torch.bfloat16
+            or residual.dtype is not torch.bfloat16
+            or weight.dtype is not torch.bfloat16
+            or shape[1:] != (size,)
+            or residual.shape != shape
+            or weight.numel() != size
+            or not (x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous())
+            or not (x.is_cpu and residual.is_cpu and weight.is_cpu)
+        ):
+            wanted = (
+                f"x and residual [num_tokens, {size}] and a weight [{size}] in bf16, contiguous"
+            )
+            raise refused("add_rms_norm", wanted, x=x, residual=residual, weight=weight)
+        y = torch.empty(shape, dtype=x.dtype)
         native(
             y.data_ptr(),
             x.data_ptr(),
