@@ -167,10 +167,11 @@ def test_two_fronts_do_not_disturb_each_other(make_request: Request, tmp_path: P
             mine, yours = Recorder("mine"), Recorder("yours")
             one.submit(make_request(request_id="mine", max_tokens=900), mine)
             two.submit(make_request(request_id="yours", max_tokens=50), yours)
+            # Two connections: only a token shows that the engine has read the first one's.
+            await mine.until_tokens()
             same = Recorder("mine")
             two.submit(make_request(request_id="mine"), same)
             assert (await same.rejected()).kind == "duplicate"
-            await mine.until_tokens()
             one.disconnect()
             assert isinstance(mine.end, Failed)
             assert (await yours.finished()).num_output_tokens == 50
