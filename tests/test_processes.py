@@ -245,7 +245,7 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
         (("--engine-address", "nowhere"), ("nowhere", "unix:PATH")),
         (("--chat-template", "none.jinja"), ("none.jinja",)),
         (("tiny", "--model", "other"), ("tiny", "other")),
-        (("--attention-backend", "odd"), ("attention_backend",)),
+        (("--attention-backend", "odd"), ("--attention-backend", "reference", "odd")),
         (("--enable-prefix-caching", "a", "b"), ("unexpected argument", "a")),
     ],
 )
@@ -287,7 +287,7 @@ def test_an_unknown_key_in_a_config_file_is_named(run_openinfer, tmp_path):
     file.write_text("max-modle-len: 1k\n")
     status, _, stderr = run_openinfer("serve", "--port", "0", "--config", str(file))
     assert status == 1
-    assert "--max-model-len" in stderr
+    assert "did you mean max_model_len?" in stderr
 
 
 def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_server, tmp_path):

@@ -22,6 +22,9 @@ from openinfer_kernels._triton_support import CompileCase
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+EVERY_SHAPE = (90, 120)
+"""Where every shape is compiled: most and least shared memory, two ways to multiply. On the others
+the first shape of a kernel and its types stands for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,13 @@ def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
 
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
-    """Compiles each case to a cubin for each architecture, in order; a process for each core."""
-    work = [(case, arch) for case in cases for arch in SHARED_MEMORY_KIB]
+    """Compiles the cases to cubins for the architectures, in order; a process for each core."""
+    work, seen = [], set()
+    for case in cases:
+        kind = (case.kernel, *sorted(case.signature.items()))
+        is_first = kind not in seen
+        seen.add(kind)
+        work += [(case, arch) for arch in SHARED_MEMORY_KIB if is_first or arch in EVERY_SHAPE]
     num_processes = min(len(os.sched_getaffinity(0)), len(work))
     # Kernels cannot be sent to a process: those of a fork know them by their place in the list.
     _work[:] = work
