@@ -53,6 +53,8 @@ def test_other_talks_have_another_digest(pins, recipe, training, monkeypatch):
 
 
 def test_what_built_the_weights_is_written_down(pins):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     assert set(pins.libraries()) >= {"python", "torch", "transformers", "tokenizers"}
     assert len((pins.commit() or "0" * 40).removesuffix("-dirty")) == 40
 
