@@ -9,12 +9,7 @@ reaches in the same run. Sampling, embedding and the host's time are not in it.
 """
 
 import argparse
-import json
-import statistics
-import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from _gpu import record, replay
 
 from openinfer_kernels import (
     FusedAttentionSpec,
@@ -78,7 +74,9 @@ def main() -> None:
             for row in _measure(name, bandwidth, arguments)
         ]
     if arguments.record:
-        _record(arguments.record, bandwidth, rows)
+        read_tb_s = round(bandwidth / 1e12, 3)
+        fields = {"triton": triton.__version__, "read_tb_s": read_tb_s, "rows": rows}
+        record(arguments.record, "decode_step", **fields)
 
 
 class Chain:
@@ -155,7 +153,7 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
     chain = Chain(shape, arguments.backend)
     for batch in arguments.batch or [1, 8, 32, 64, 128]:
         inputs = _inputs(shape, batch, arguments.length)
-        took = _replay(lambda inputs=inputs: chain.step(*inputs))
+        took = replay([lambda inputs=inputs: chain.step(*inputs)], NUM_REPLAYS)
         token_bytes = 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         floor = (chain.weight_bytes + batch * arguments.length * token_bytes) / bandwidth * 1e3
         print(
@@ -200,26 +198,6 @@ def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
     return torch.randn(batch, shape.hidden, device="cuda", dtype=DTYPE), rows, cos_sin, cache
 
 
-def _replay(step: Callable[[], Any], num_replays: int = NUM_REPLAYS) -> float:
-    """Milliseconds of one step: the median over replays of its graph."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = step()
-    times = []
-    for replay in range(num_replays + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= 3:
-            times.append(begin.elapsed_time(end))
-    del kept
-    return statistics.median(times)
-
-
 @triton.jit
 def _read(x_ptr, out_ptr, SPAN: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, BLOCK)
@@ -235,30 +213,10 @@ def _read_bandwidth() -> float:
     x = torch.randn(1 << 30, device="cuda", dtype=DTYPE)
     out = torch.empty(x.numel() // 16_384, device="cuda")
     took = min(
-        _replay(lambda w=w: _read[(x.numel() // 16_384,)](x, out, 16_384, 4096, num_warps=w), 5)
+        replay([lambda w=w: _read[(x.numel() // 16_384,)](x, out, 16_384, 4096, num_warps=w)], 5)
         for w in (4, 8)
     )
     return x.nbytes / took * 1e3
-
-
-def _record(folder: Path, bandwidth: float, rows: list[dict[str, Any]]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    result = {
-        "benchmark": "decode_step",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit,
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "read_tb_s": round(bandwidth / 1e12, 3),
-        "rows": rows,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"decode_step-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

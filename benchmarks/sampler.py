@@ -11,17 +11,14 @@ card's bandwidth. Goals: plain temperature at batch 1 at most 45 us over reading
 
 import argparse
 import functools
-import json
-import statistics
-import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _gpu import record, replay
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
 from openinfer_sampler import Sampler
@@ -77,7 +74,7 @@ def main() -> None:
         ]
         _read_once()
     if arguments.record:
-        _record(arguments.record, rows)
+        record(arguments.record, "sampler", rows=rows)
     sys.exit(1 if wrong else 0)
 
 
@@ -145,7 +142,7 @@ def _check(name: str, case: dict[str, Any], device: str) -> int:
 def _measure(name: str, case: dict[str, Any], kind: str, batch: int) -> dict[str, Any]:
     sampler = _sampler(batch, case, "cuda", "auto")
     steps = [_step(sampler, logits) for logits in _buffers(kind, batch)]
-    took = _replay(steps)
+    took = 1e3 * replay(steps, NUM_REPLAYS)
     has_penalties = "repetition_penalty" in case
     num_bytes = batch * VOCAB_SIZE * (2 + 4 * has_penalties + 4 * ("logit_bias" in case))
     floor = num_bytes / BANDWIDTH * 1e6
@@ -165,50 +162,12 @@ def _measure(name: str, case: dict[str, Any], kind: str, batch: int) -> dict[str
     }
 
 
-def _replay(steps: list[Callable[[], Any]]) -> float:
-    """Microseconds of one step: the median over replays of a graph of all."""
-    for step in steps[:2]:
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [step() for step in steps]
-    times = []
-    for replay in range(NUM_REPLAYS + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= 3:
-            times.append(begin.elapsed_time(end) * 1000 / len(steps))
-    del kept
-    return statistics.median(times)
-
-
 def _read_once() -> None:
     """What reading the logits and nothing else takes here."""
     for batch in BATCHES:
-        took = _replay([lambda x=x: x.amax(dim=1) for x in _buffers("flat", batch)])
+        reads = [lambda x=x: x.amax(dim=1) for x in _buffers("flat", batch)]
+        took = 1e3 * replay(reads, NUM_REPLAYS)
         print(f"torch.amax of the logits {batch:>15d}{took:>9.1f}")
-
-
-def _record(folder: Path, rows: list[dict[str, Any]]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    result = {
-        "benchmark": "sampler",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit,
-        "machine": torch.cuda.get_device_name() if rows else "no GPU",
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"sampler-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":
