@@ -12,6 +12,7 @@ import pytest
 from openinfer_contract import CacheOptions, pack_ids
 from openinfer_kv_cache import CacheGroup, Plane, Resume, plan_slabs
 from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst
+from openinfer_testing.content import HostilePolicy
 
 FULL = CacheGroup(name="full", tokens_per_block=2, planes=(Plane(name="kv", bytes_per_token=32),))
 COMPRESSED = CacheGroup(
@@ -41,29 +42,13 @@ MODELS = {
 }
 
 
-class Hostile:
-    """Any order, any chunk, any victim, another one every time."""
-
-    def __init__(self, rng):
-        self.rng = rng
-
-    def order(self, sequences, now, /):
-        return self.rng.sample(list(sequences), len(sequences))
-
-    def chunk(self, sequence, max_tokens, /):
-        return self.rng.choice((-3, 0, 1, 2, max_tokens, 10**9))
-
-    def victim(self, candidates, /):
-        return self.rng.choice(candidates)
-
-
 POLICIES = {
     "fcfs": lambda _: FCFS(),
     "priority": lambda _: Priority(),
     "longest-prefix-match": lambda _: LongestPrefixMatch(),
     "shortest-prefill-first": lambda _: ShortestPrefillFirst(),
     "fair": lambda _: Fair(),
-    "hostile": Hostile,
+    "hostile": HostilePolicy,
 }
 
 

@@ -8,26 +8,7 @@ from hypothesis import strategies as st
 
 from openinfer_contract import Adapter, CacheOptions, Grammar
 from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst
-
-
-class Hostile:
-    """Any order, any chunk, any victim, another one every time."""
-
-    def __init__(self, rng):
-        self.rng = rng
-
-    def order(self, sequences, now, /):
-        return self.rng.sample(list(sequences), len(sequences))
-
-    def chunk(self, sequence, max_tokens, /):
-        return self.rng.choice((-3, 0, 1, 2, max_tokens, 10**9))
-
-    def victim(self, candidates, /):
-        return self.rng.choice(candidates)
-
-    def charge(self, sequence, num_tokens, /):
-        assert num_tokens
-
+from openinfer_testing.content import HostilePolicy
 
 POLICIES = {
     "fcfs": lambda _: FCFS(),
@@ -35,7 +16,7 @@ POLICIES = {
     "longest-prefix-match": lambda rng: LongestPrefixMatch(rng.choice((0.0, 0.02, 30.0))),
     "shortest-prefill-first": lambda rng: ShortestPrefillFirst(rng.choice((0.0, 0.02, 30.0))),
     "fair": lambda _: Fair(),
-    "hostile": Hostile,
+    "hostile": HostilePolicy,
 }
 
 ADAPTERS = tuple(Adapter(name, name.encode() * 16) for name in "abc")
