@@ -14,6 +14,7 @@ from openinfer_text import (
 )
 from openinfer_text._installed_parsers import choose_parser
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 QWEN3 = r"{\"name\": <function-name>, \"arguments\": <args-json-object>} </tool_call><tool_call>"
 TEMPLATES = {
     "hermes": QWEN3,
@@ -135,10 +136,10 @@ def test_a_text_model_parses_what_its_template_writes(checkpoints, templates):
 
     full = model()
     assert (full.tool_parser.name, full.reasoning_parser.name) == ("hermes", "qwen3")
-    assert set(full.parser("", has_tools=False).markers) == {"<think>", "</think>"}
-    assert "<tool_call>" in full.parser("", has_tools=True).markers
+    assert set(full.parser("", tools=None).markers) == {"<think>", "</think>"}
+    assert "<tool_call>" in full.parser("", tools=TOOLS).markers
     none = model(tool_parser="none", reasoning_parser="none")
-    assert none.parser("", has_tools=True) is None
+    assert none.parser("", tools=TOOLS) is None
     assert model(chat_template="{{ messages }}").tool_parser is None
     assert model(chat_template="x", tool_parser="hermes").tool_parser.name == "hermes"
     with pytest.raises(ParserError):

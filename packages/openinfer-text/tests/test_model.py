@@ -151,7 +151,7 @@ def test_output_uses_the_stop_tokens_of_the_checkpoint(folder):
 def test_a_template_that_refuses_the_probe_still_serves(folder):
     source = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}ok"
     model = TextModel.from_folder(folder(template=None), chat_template=source)
-    assert model.encode_chat(CHAT[:1]) == ("ok", model.encode("ok"), (), "ok")
+    assert model.encode_chat(CHAT[:1]) == ("ok", model.encode("ok"), (), "ok", ())
 
 
 def test_nothing_heavy_is_imported():

@@ -160,7 +160,7 @@ class LLM:
                         chat,
                         params,
                         Completion(prompt=messages, index=index, sample=sample),
-                        has_tools=bool(tools),
+                        tools=tools,
                     )
                     for sample in range(params.n)
                 ]
@@ -235,9 +235,14 @@ class LLM:
             raise RequestRejected(str(error), "messages") from error
 
     def _chat_sample(
-        self, chat: ChatPrompt, params: SamplingParams, completion: Completion, *, has_tools: bool
+        self,
+        chat: ChatPrompt,
+        params: SamplingParams,
+        completion: Completion,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
     ) -> Sample:
-        parser = self.text.parser(chat.turn, has_tools=has_tools)
+        parser = self.text.parser(chat.turn, tools=tools, call_ids=chat.call_ids)
         if parser is None:
             parser = OutputParser(ParseContext(), reasoning=None, tools=None)
         return self._sample(chat.token_ids, params, completion, parser, chat.turn)

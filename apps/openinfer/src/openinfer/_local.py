@@ -30,9 +30,7 @@ class LocalModel:
         """The answer to a conversation as it comes; closing the iterator ends it."""
         llm, params = self._llm, SamplingParams(**{"max_tokens": None, **options})
         chat = llm._encode_chat(messages, tools=tools)
-        sample = llm._chat_sample(
-            chat, params, Completion(prompt=messages, index=0), has_tools=bool(tools)
-        )
+        sample = llm._chat_sample(chat, params, Completion(prompt=messages, index=0), tools=tools)
         # Closed by hand: what an interrupt leaves open would only end with the garbage.
         with closing(llm._stream(sample)) as texts:
             for _ in texts:

@@ -125,7 +125,8 @@ class GenerateRoutes:
         parsers = (
             self._text.model.parser(
                 prompt.turn,
-                has_tools=request.offered_tools is not None,
+                tools=request.offered_tools,
+                call_ids=prompt.call_ids,
                 has_parallel_calls=request.parallel_tool_calls is not False,
                 is_call_named=isinstance(request.tool_choice, dict),
             )

@@ -30,6 +30,8 @@ class Prompt:
     """u32 column of positions where messages end."""
     turn: str = ""
     """What a chat's prompt already holds of the turn that is continued."""
+    call_ids: tuple[str, ...] = ()
+    """Ids of the calls in a chat's messages."""
 
 
 class TextWork:
@@ -106,7 +108,10 @@ class TextWork:
                 add_special_tokens=bool(request.add_special_tokens),
             )
             return Prompt(
-                token_ids=chat.token_ids, boundaries=pack_ids(chat.boundaries), turn=chat.turn
+                token_ids=chat.token_ids,
+                boundaries=pack_ids(chat.boundaries),
+                turn=chat.turn,
+                call_ids=chat.call_ids,
             )
 
         return await self._run(encode, size, "messages")

@@ -30,6 +30,8 @@ class ChatPrompt(NamedTuple):
     """Token positions at which a message ends, ascending; hints, possibly none."""
     turn: str
     """What `text` already holds of the turn that the model continues, such as an open `<think>`."""
+    call_ids: tuple[str, ...] = ()
+    """Ids of the calls in the messages, in order."""
 
 
 class TextModel:
@@ -163,7 +165,13 @@ class TextModel:
             chat_template_kwargs=chat_template_kwargs,
         )
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ChatPrompt(text, token_ids, self._boundaries(token_ids), self._open_turn(text))
+        return ChatPrompt(
+            text,
+            token_ids,
+            self._boundaries(token_ids),
+            self._open_turn(text),
+            _call_ids(messages),
+        )
 
     def _open_turn(self, text: str) -> str:
         """What stands behind the last border of two turns; the end of the text without borders."""
@@ -247,7 +255,8 @@ class TextModel:
         self,
         turn: str,
         *,
-        has_tools: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        call_ids: Sequence[str] = (),
         has_parallel_calls: bool = True,
         is_call_named: bool = False,
     ) -> OutputParser | None:
@@ -257,20 +266,27 @@ class TextModel:
 
         Args:
             turn: of the `ChatPrompt`.
-            has_tools: whether tool calls are looked for. Without tools text is left as it is.
+            tools: the request's; calls are looked for if there are any. Without tools text is left
+                as it is.
+            call_ids: of the `ChatPrompt`.
             has_parallel_calls: as `OutputParser`.
             is_call_named: likewise.
         """
-        tools = self.tool_parser if has_tools else None
-        if tools is None and self.reasoning_parser is None:
+        tool_parser = self.tool_parser if tools else None
+        if tool_parser is None and self.reasoning_parser is None:
             return None
         return OutputParser(
-            ParseContext(turn=turn),
+            ParseContext(turn=turn, tools=tuple(tools or ()), call_ids=tuple(call_ids)),
             reasoning=self.reasoning_parser,
-            tools=tools,
+            tools=tool_parser,
             has_parallel_calls=has_parallel_calls,
             is_call_named=is_call_named,
         )
+
+
+def _call_ids(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    return tuple(call["id"] for call in calls if isinstance(call.get("id"), str))
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

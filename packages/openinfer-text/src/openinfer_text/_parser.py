@@ -8,9 +8,9 @@ kind of model is a `ParserFactory`, and that is what an entry point of `openinfe
 """
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from openinfer_text._pieces import Content, Piece, ToolCallEnd, ToolCallStart
 
@@ -26,6 +26,10 @@ class ParseContext:
 
     turn: str = ""
     """What the prompt already holds of the turn that the model continues."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Definitions of the tools that the model was offered, OpenAI's objects."""
+    call_ids: Sequence[str] = ()
+    """Ids of the conversation's earlier calls, in order, as the model has read them."""
     new_call_id: Callable[[], str] = new_call_id
 
 
