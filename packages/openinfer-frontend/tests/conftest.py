@@ -155,6 +155,8 @@ class FakeEngine:
             commands=frozenset(commands),
         )
         self.script: Callable[[GenerateRequest], list[Any]] | None = None
+        self.is_paced = False
+        """Whether the script's entries come one by one, so that none is merged with the next."""
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.commands: list[Command] = []
@@ -180,13 +182,21 @@ class FakeEngine:
         assert request.request_id not in self._live
         self._live[request.request_id] = (request, sink, StreamState(request.request_id))
         self._counts[request.request_id] = 0
-        if self.script is not None:
+        if self.script is not None and self.is_paced:
+            self._pace(iter(self.script(request)), request.request_id)
+        elif self.script is not None:
             for entry in self.script(request):
                 self.emit(entry, request.request_id)
                 if isinstance(entry, TokenEvent) and entry.scheduled is not None:
                     for scores in self._prompt_scores(request):
                         self.emit(scores, request.request_id)
         return Ticket(self, request.request_id)
+
+    def _pace(self, entries: Iterator[Any], request_id: str) -> None:
+        for entry in entries:
+            self.emit(entry, request_id)
+            asyncio.get_running_loop().call_soon(self._pace, entries, request_id)
+            return
 
     def _prompt_scores(self, request: GenerateRequest) -> Iterator[TokenEvent]:
         """Two chunks, the second from the prompt's third token on."""
@@ -295,6 +305,21 @@ def engine() -> FakeEngine:
     fake = FakeEngine()
     fake.script = hello
     return fake
+
+
+@pytest.fixture
+def say(engine: FakeEngine) -> Callable[..., None]:
+    """Makes the engine say a text, token by token."""
+
+    def script(text: str, reason: str = "stop") -> None:
+        engine.script = lambda request: [
+            scheduled(request.num_prompt_tokens, 3),
+            *([token_id] for token_id in encode(text)),
+            *([[IM_END]] if reason == "stop" else []),
+            Finished(reason=reason, stop_token_id=IM_END if reason == "stop" else None),
+        ]
+
+    return script
 
 
 @pytest.fixture

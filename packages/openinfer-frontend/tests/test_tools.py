@@ -26,21 +26,6 @@ def app(engine, make_app, tool_text):
     return make_app(engine, text=tool_text)
 
 
-@pytest.fixture
-def say(engine, fakes):
-    """Makes the engine say a text, token by token."""
-
-    def script(text, reason="stop"):
-        engine.script = lambda request: [
-            fakes.scheduled(request.num_prompt_tokens),
-            *([token_id] for token_id in fakes.encode(text)),
-            *([[fakes.IM_END]] if reason == "stop" else []),
-            Finished(reason=reason, stop_token_id=fakes.IM_END if reason == "stop" else None),
-        ]
-
-    return script
-
-
 def _prompt(engine, text):
     return text.decode(unpack_ids(engine.requests[-1].prompt_token_ids), skip_special_tokens=False)
 

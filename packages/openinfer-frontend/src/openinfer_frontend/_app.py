@@ -6,13 +6,10 @@ import logging
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._exchange import Exchange, Receive, Scope, Send
-from openinfer_frontend._generate_routes import GenerateRoutes
-from openinfer_frontend._info_routes import InfoRoutes
-from openinfer_frontend._openapi import describe
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._router import Router
+from openinfer_frontend._routes import make_routes
 from openinfer_frontend._text_work import TextWork
-from openinfer_frontend._token_routes import TokenRoutes
 from openinfer_frontend.errors import ApiError, ClientGone
 from openinfer_text import TextModel
 
@@ -30,7 +27,7 @@ class FrontendApp:
             text, num_threads=config.num_text_threads, max_inline_bytes=config.max_inline_bytes
         )
         self._backend = Backend(provider, work, config)
-        self._router = _routes(self._backend)
+        self._router = Router(make_routes(self._backend))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -50,9 +47,10 @@ class FrontendApp:
                 raise
 
     async def _answer(self, exchange: Exchange) -> None:
+        exchange.dialect = self._router.dialect(exchange.path)
         try:
             exchange.take_request_id()
-            await self._router.find(exchange.method, exchange.path)(exchange)
+            await self._router.find(exchange.method, exchange.path).handler(exchange)
         except ApiError as error:
             await exchange.respond_error(error)
         except ClientGone:
@@ -88,29 +86,3 @@ def create_app(provider: EngineProvider, text: TextModel, config: FrontendConfig
         config: the operator's choices.
     """
     return FrontendApp(provider, text, config)
-
-
-def _routes(backend: Backend) -> Router:
-    generate, tokens, info = GenerateRoutes(backend), TokenRoutes(backend), InfoRoutes(backend)
-    description = describe(backend.config.version)
-
-    async def openapi(exchange: Exchange) -> None:
-        await exchange.respond(200, description)
-
-    router = Router()
-    for method, path, handler in (
-        ("POST", "/v1/completions", generate.completions),
-        ("POST", "/v1/chat/completions", generate.chat),
-        ("GET", "/v1/models", info.models),
-        ("GET", "/v1/models/", info.model),
-        ("POST", "/tokenize", tokens.tokenize),
-        ("POST", "/detokenize", tokens.detokenize),
-        ("GET", "/health", info.health),
-        ("GET", "/ready", info.ready),
-        ("GET", "/version", info.version),
-        ("GET", "/load", info.load),
-        ("POST", "/reset_prefix_cache", info.reset_prefix_cache),
-        ("GET", "/openapi.json", openapi),
-    ):
-        router.add(method, path, handler)
-    return router

@@ -1,16 +1,17 @@
 """One HTTP request and its response, over raw ASGI."""
 
 import asyncio
-import json
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 from pydantic import ValidationError
 
 from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._dialect import OPENAI, Dialect, to_json
 from openinfer_frontend._requests import RequestModel
 from openinfer_frontend.errors import ApiError, ClientGone
 
@@ -20,17 +21,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 M = TypeVar("M", bound=RequestModel)
 
-# json.dumps with these options would make an encoder for every call.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-DONE = b"data: [DONE]\n\n"
+_MAX_QUERY_FIELDS = 32
 ABORT = "openinfer.abort"
 """ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
-
-
-def to_json(value: object) -> bytes:
-    """Compact UTF-8 JSON."""
-    return _ENCODER.encode(value).encode()
 
 
 class Exchange:
@@ -46,6 +40,9 @@ class Exchange:
         self._stall_timeout_s = config.stall_timeout_s
         self._max_body_bytes = config.max_body_bytes
         self._body_timeout_s = config.body_timeout_s
+        self._query: bytes = scope.get("query_string") or b""
+        self.dialect: Dialect = OPENAI
+        """How the route spells its errors; set before anything is answered."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.num_body_bytes = 0
@@ -55,6 +52,7 @@ class Exchange:
         """Whether the status line is out."""
         self.is_stream = False
         """Whether the response is a stream of events."""
+        self._has_given_id = False
         self.request_id = uuid.uuid4().hex
         """The client's X-Request-Id, else made up; echoed in every response."""
 
@@ -73,11 +71,24 @@ class Exchange:
                     param="X-Request-Id",
                 )
             self.request_id = given
+            self._has_given_id = True
+
+    def offer_request_id(self, request_id: str) -> None:
+        """A body's own name for the request; one in a header comes first."""
+        if not self._has_given_id:
+            self.request_id = request_id
 
     def header(self, name: str) -> str | None:
         """The value of a request header, by its lower-case name."""
         value = self._headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
+
+    def query(self, name: str) -> str | None:
+        """The first value of a parameter of the query."""
+        if not self._query:
+            return None
+        values = parse_qs(self._query.decode("latin-1"), max_num_fields=_MAX_QUERY_FIELDS)
+        return next(iter(values.get(name, ())), None)
 
     async def read_model(self, model: type[M]) -> M:
         """The request's body, validated.
@@ -179,10 +190,10 @@ class Exchange:
 
     async def respond_error(self, error: ApiError) -> None:
         """Sends an error: a response, or the last event of a stream that has begun."""
-        body = to_json(error.body())
         if self.is_stream:
-            await self.end_stream(b"data: " + body + b"\n\n")
+            await self.end_stream(self.dialect.error_event(error, self.request_id))
         elif not self.has_begun:
+            body = to_json(self.dialect.error_body(error, self.request_id))
             await self.respond(error.status, body, *error.headers())
 
     async def begin_stream(self) -> None:
@@ -202,13 +213,14 @@ class Exchange:
         )
 
     async def send_events(self, events: bytes) -> None:
-        """Sends events; returns when the connection takes more."""
-        await self._write(events, more=True)
+        """Sends events, if there are any; returns when the connection takes more."""
+        if events:
+            await self._write(events, more=True)
 
     async def end_stream(self, events: bytes = b"") -> None:
         """Sends the last events and the end mark."""
         self.is_stream = False
-        await self._write(events + DONE, more=False)
+        await self._write(events + self.dialect.end_mark, more=False)
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self._is_complete = not more
@@ -218,6 +230,24 @@ class Exchange:
         self._blocked_since = asyncio.get_running_loop().time()
         await self._send(message)
         self._blocked_since = None
+
+
+@contextmanager
+def translated(names: Mapping[str, str]) -> Iterator[None]:
+    """What goes wrong inside names the fields of the protocol that a chat was translated from.
+
+    Args:
+        names: fields of chat completions, and what the protocol calls them.
+
+    Raises:
+        ApiError: what was raised inside; a chat that is not valid is a 400.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise _explain(error).renamed(names) from None
+    except ApiError as error:
+        raise error.renamed(names) from error
 
 
 def _explain(error: ValidationError) -> ApiError:

@@ -4,23 +4,23 @@ The stream path joins bytes: everything of a chunk that does not change is made 
 """
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
 
 from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
-from openinfer_frontend._exchange import to_json
-from openinfer_frontend._generation import Delta, Usage
+from openinfer_frontend._answer import AnswerFormat, FormatOptions
+from openinfer_frontend._dialect import OPENAI, to_json
+from openinfer_frontend._generation import Delta, Timing, Usage
 from openinfer_frontend._logprobs import (
     Columns,
     CompletionLogprobs,
-    TokenNames,
     chat_logprobs,
     prompt_entries,
 )
-from openinfer_text import OutputParser
+from openinfer_frontend.errors import ApiError
 
 _PLAIN_END = b',"logprobs":null,"finish_reason":null'
 
@@ -34,6 +34,7 @@ class ChoiceResult:
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    timing: Timing | None = None
     prompt_logprobs: TokenLogprobs | None = None
     """From the prompt's second token on."""
 
@@ -45,28 +46,11 @@ class ChoiceResult:
             earlier = self.logprobs
             self.logprobs = earlier.merged(delta.logprobs) if earlier else delta.logprobs
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.timing = delta.timing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatOptions:
-    """What the client wants to see."""
-
-    response_id: str
-    model: str
-    names: TokenNames
-    return_token_ids: bool = False
-    echoes: Sequence[str] = ()
-    """Per prompt the text that goes before the output; none, or one each."""
-    num_top_echoed: int | None = None
-    """Alternatives beside an echoed token; None for no logprobs of an echo."""
-    num_top_prompt: int | None = None
-    """Alternatives in `prompt_logprobs`; None for no such field."""
-    parsers: Sequence[OutputParser] = ()
-    """Per choice what finds reasoning and tool calls; none, or one each."""
-
-
-class Format(ABC):
-    """The wire format of one response.
+class ChoicesFormat(AnswerFormat):
+    """OpenAI's choices, side by side.
 
     A chunk is `head index open text close rest`, where only text and rest change within a choice.
     """
@@ -80,9 +64,8 @@ class Format(ABC):
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
         """A format for these choices, `num_samples` of each prompt."""
-        self.options = options
-        self._requests = requests
-        self._num_samples = num_samples
+        super().__init__(options, requests, num_samples)
+        self._results = [ChoiceResult() for _ in requests]
         self._created = int(time.time())
         self._head = b"data: " + to_json(self._identity(self.chunk_name))[:-1] + b',"choices":['
         self._prefixes = [
@@ -106,21 +89,38 @@ class Format(ABC):
             )
         if self.options.return_token_ids:
             parts.append(b',"token_ids":' + to_json(list(delta.token_ids)))
-        parts.append(b"}]" if usage is None else b'}],"usage":' + to_json(usage.as_json()))
+        if self.options.return_timings and delta.timing is not None:
+            parts.append(b',"timings":' + to_json(delta.timing.as_json()))
+        parts.append(b"}]" if usage is None else b'}],"usage":' + to_json(self._usage(usage)))
         parts.append(b"}\n\n")
         return b"".join(parts)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The event after the last choice has finished."""
-        return self._head + b'],"usage":' + to_json(usage.as_json()) + b"}\n\n"
+    def ending(self, usage: Usage) -> bytes:
+        """The event after the last choice has finished, if the usage is wanted."""
+        if not self.options.include_usage:
+            return b""
+        return self._head + b'],"usage":' + to_json(self._usage(usage)) + b"}\n\n"
 
-    def body(self, results: Sequence[ChoiceResult], usage: Usage) -> dict[str, Any]:
+    def failure(self, error: ApiError) -> bytes:
+        """The error object as data."""
+        return OPENAI.error_event(error, self.options.response_id)
+
+    def add(self, delta: Delta) -> None:
+        """Appends to a choice."""
+        self._results[delta.index].add(delta)
+
+    def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The whole response."""
+        for result, scores in zip(self._results, prompt_logprobs, strict=True):
+            result.prompt_logprobs = scores
         body: dict[str, Any] = self._identity(self.object_name)
-        body["choices"] = [self._choice(index, result) for index, result in enumerate(results)]
-        body["usage"] = usage.as_json()
+        body["choices"] = [self._choice(i, result) for i, result in enumerate(self._results)]
+        body["usage"] = self._usage(usage)
         body["system_fingerprint"] = None
         return body
+
+    def _usage(self, usage: Usage) -> dict[str, object]:
+        return usage.as_json()
 
     def prompt_token_ids(self, index: int) -> list[int]:
         """The ids that choice `index` was generated from."""
@@ -143,15 +143,6 @@ class Format(ABC):
         return {"prompt_logprobs": prompt_entries(self.options.names, ids, scored, num_top)}
 
     @abstractmethod
-    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """What precedes the first chunk of a choice.
-
-        Args:
-            index: of the choice.
-            prompt_logprobs: from its prompt's second token on, if these were scored.
-        """
-
-    @abstractmethod
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
     ) -> object: ...
@@ -169,6 +160,8 @@ class Format(ABC):
         choice["stop_reason"] = result.stop_reason
         if self.options.return_token_ids:
             choice["token_ids"] = result.token_ids
+        if self.options.return_timings and result.timing is not None:
+            choice["timings"] = result.timing.as_json()
         return choice
 
     def _identity(self, object_name: str) -> dict[str, Any]:
@@ -180,7 +173,7 @@ class Format(ABC):
         }
 
 
-class CompletionFormat(Format):
+class CompletionFormat(ChoicesFormat):
     """`text_completion`."""
 
     object_name = chunk_name = "text_completion"
@@ -201,7 +194,7 @@ class CompletionFormat(Format):
         echoes = self.options.echoes
         return echoes[index // self._num_samples] if echoes else ""
 
-    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
+    def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
         """The echoed prompt, its logprobs and its ids, where they are wanted."""
         echo, wants_ids = self._echo(index), self.options.return_token_ids
         if not (echo or wants_ids):
@@ -243,7 +236,7 @@ class CompletionFormat(Format):
         return choice
 
 
-class ChatFormat(Format):
+class ChatFormat(ChoicesFormat):
     """`chat.completion` and `chat.completion.chunk`."""
 
     object_name = "chat.completion"
@@ -251,7 +244,7 @@ class ChatFormat(Format):
     _open = b'"delta":{"content":'
     _close = b"}"
 
-    def opening(self, index: int, prompt_logprobs: TokenLogprobs | None) -> bytes:
+    def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
         """The chunk that names the role; the first one carries the prompt's ids if wanted."""
         ids = b""
         if self.options.return_token_ids and index == 0:
@@ -259,19 +252,19 @@ class ChatFormat(Format):
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""}' % index
         return self._head + delta + _PLAIN_END + b"}]" + ids + b"}\n\n"
 
-    def body(self, results: Sequence[ChoiceResult], usage: Usage) -> dict[str, Any]:
+    def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The whole response."""
-        body = super().body(results, usage)
+        body = super().body(usage, prompt_logprobs)
         if self.options.return_token_ids:
             body["prompt_token_ids"] = self.prompt_token_ids(0)
-        return body | self.prompt_entries(0, results[0])
+        return body | self.prompt_entries(0, self._results[0])
 
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
     ) -> object:
         if logprobs is None:
             return None
-        return chat_logprobs(self.options.names, token_ids, logprobs)
+        return {"content": chat_logprobs(self.options.names, token_ids, logprobs)}
 
     def _stop_reason(self, delta: Delta | None) -> bytes:
         if delta is None or delta.finish_reason is None:

@@ -1,33 +1,32 @@
-"""POST /v1/completions and /v1/chat/completions."""
+"""The routes that generate: completions, chat completions, Responses, Messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from openinfer_contract import EngineHandle, GenerateRequest, unpack_ids
+from openinfer_frontend._answer import AnswerFormat, FormatOptions
 from openinfer_frontend._backend import Backend
-from openinfer_frontend._exchange import Exchange
-from openinfer_frontend._formats import (
-    ChatFormat,
-    ChoiceResult,
-    CompletionFormat,
-    Format,
-    FormatOptions,
-)
+from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._completion_request import CompletionRequest
+from openinfer_frontend._exchange import Exchange, translated
+from openinfer_frontend._formats import ChatFormat, CompletionFormat
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._logprobs import TokenNames
 from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, RequestContext
+from openinfer_frontend._messages_format import MessagesFormat
+from openinfer_frontend._messages_request import MessagesRequest
 from openinfer_frontend._parsed_chat import ParsedChatFormat
-from openinfer_frontend._requests import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    StreamOptions,
-)
+from openinfer_frontend._requests import GenerationRequest, StreamOptions
+from openinfer_frontend._responses_format import ResponsesFormat
+from openinfer_frontend._responses_request import ResponsesRequest
 from openinfer_frontend._structured import WantedForm, check_form, wanted_form
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
 from openinfer_text import OutputParser, OutputText
+
+MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFormat]
+"""Makes the wire format of one response, for these choices, so many of each prompt."""
 
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
@@ -45,7 +44,10 @@ class _Job:
 
 
 class GenerateRoutes:
-    """The routes that generate."""
+    """The routes that generate, whatever protocol they speak.
+
+    Every conversation is a `ChatRequest` by the time it is checked and rendered.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -54,7 +56,7 @@ class GenerateRoutes:
     async def completions(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         request = await exchange.read_model(CompletionRequest)
-        context = _context(exchange, "cmpl-", "prompt", DEFAULT_COMPLETION_TOKENS)
+        context = _context(exchange, request, "cmpl-", "prompt", DEFAULT_COMPLETION_TOKENS)
         with self._backend.admitted(), exchange.watched():
             job = self._check(request, context, len(request.prompts))
             if job.form is not None:
@@ -71,8 +73,29 @@ class GenerateRoutes:
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         request = await exchange.read_model(ChatRequest)
+        await self._converse(exchange, request, "chatcmpl-", chat_format)
+
+    async def responses(self, exchange: Exchange) -> None:
+        """POST /v1/responses."""
+        body = await exchange.read_model(ResponsesRequest)
+        body.refuse_unsupported()
+        with translated(ResponsesRequest.PARAMS):
+            chat = body.conversation()
+            make_format = partial(ResponsesFormat, request=body)
+            await self._converse(exchange, chat, "resp_", make_format)
+
+    async def messages(self, exchange: Exchange) -> None:
+        """POST /v1/messages."""
+        body = await exchange.read_model(MessagesRequest)
+        body.refuse_unsupported()
+        with translated(MessagesRequest.PARAMS):
+            await self._converse(exchange, body.conversation(), "msg_", MessagesFormat)
+
+    async def _converse(
+        self, exchange: Exchange, request: ChatRequest, id_prefix: str, make_format: MakeFormat
+    ) -> None:
         default = self._text.defaults(self._backend.config.generation_config).max_new_tokens
-        context = _context(exchange, "chatcmpl-", "messages", default)
+        context = _context(exchange, request, id_prefix, "messages", default)
         with self._backend.admitted(), exchange.watched():
             self._check_tools(request)
             job = self._check(request, context, 1)
@@ -84,8 +107,7 @@ class GenerateRoutes:
                     job.form.grammar, prompt.turn
                 )
             parsers = self._parsers(request, prompt)
-            form = ParsedChatFormat if parsers else ChatFormat
-            await self._answer(exchange, job, [prompt], form, parsers=parsers)
+            await self._answer(exchange, job, [prompt], make_format, parsers=parsers)
 
     def _check(self, request: GenerationRequest, context: RequestContext, num_prompts: int) -> _Job:
         config = self._backend.config
@@ -145,13 +167,14 @@ class GenerateRoutes:
         exchange: Exchange,
         job: _Job,
         prompts: Sequence[Prompt],
-        format_type: type[Format],
+        make_format: MakeFormat,
         echoes: Sequence[str] = (),
         parsers: Sequence[OutputParser] = (),
     ) -> None:
         request, context = job.request, job.context
         sequences = self._sequences(job, prompts, parsers[0].markers if parsers else ())
         as_ids = request.return_tokens_as_token_ids
+        stream_options = request.stream_options or StreamOptions()
         options = FormatOptions(
             response_id=context.response_id,
             model=request.model or self._backend.config.model_name,
@@ -161,12 +184,16 @@ class GenerateRoutes:
                 scored_ids=request.logprob_token_ids or (),
             ),
             return_token_ids=request.return_token_ids,
+            return_timings=request.return_timings,
+            include_usage=stream_options.include_usage,
+            continuous_usage=stream_options.continuous_usage_stats,
+            include_reasoning=not isinstance(request, ChatRequest) or request.include_reasoning,
             echoes=echoes,
             num_top_echoed=request.num_top_logprobs if echoes else None,
             num_top_prompt=request.prompt_logprobs,
             parsers=parsers,
         )
-        form = format_type(options, [lowered for lowered, _ in sequences], request.n)
+        form = make_format(options, [lowered for lowered, _ in sequences], request.n)
         with Generation(
             job.engine,
             sequences,
@@ -177,8 +204,7 @@ class GenerateRoutes:
             is_prompt_only=request.wanted_max_tokens == 0,
         ) as generation:
             if request.stream:
-                stream_options = request.stream_options or StreamOptions()
-                await _stream(exchange, generation, form, stream_options)
+                await _stream(exchange, generation, form)
             else:
                 await _whole(exchange, generation, form)
 
@@ -215,9 +241,23 @@ class GenerateRoutes:
         )
 
 
+def chat_format(
+    options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+) -> AnswerFormat:
+    """What chat completions look like, with parsers or without."""
+    make = ParsedChatFormat if options.parsers else ChatFormat
+    return make(options, requests, num_samples)
+
+
 def _context(
-    exchange: Exchange, id_prefix: str, prompt_param: str, default_max_tokens: int | None
+    exchange: Exchange,
+    request: GenerationRequest,
+    id_prefix: str,
+    prompt_param: str,
+    default_max_tokens: int | None,
 ) -> RequestContext:
+    if request.request_id is not None:
+        exchange.offer_request_id(request.request_id)
     return RequestContext(
         response_id=id_prefix + exchange.request_id,
         prompt_param=prompt_param,
@@ -228,11 +268,20 @@ def _context(
     )
 
 
-async def _stream(
-    exchange: Exchange, generation: Generation, form: Format, options: StreamOptions
-) -> None:
+async def _stream(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:
+    try:
+        await exchange.end_stream(await _send_chunks(exchange, generation, form))
+    except ApiError as error:
+        if not exchange.is_stream:
+            raise
+        await exchange.end_stream(form.failure(error))
+
+
+async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerFormat) -> bytes:
+    """Sends all events but the last ones; returns these."""
     is_open: set[int] = set()
     parts: list[bytes] = []
+    is_counted = form.options.continuous_usage
     while not generation.is_done:
         deltas = await generation.next()
         if not deltas:
@@ -242,24 +291,21 @@ async def _stream(
             await exchange.begin_stream()
         parts = []
         for delta in deltas:
-            if delta.index not in is_open:
-                is_open.add(delta.index)
-                scores = generation.prompt_logprobs(delta.index)
-                parts.append(form.opening(delta.index, scores))
-            usage = generation.usage(delta.index) if options.continuous_usage_stats else None
-            parts.append(form.chunk(delta, usage))
+            index = delta.index
+            if index not in is_open:
+                is_open.add(index)
+                scores = generation.prompt_logprobs(index)
+                parts.append(form.opening(index, generation.usage(index), scores))
+            parts.append(form.chunk(delta, generation.usage(index) if is_counted else None))
         if not generation.is_done:
             await exchange.send_events(b"".join(parts))
-    if options.include_usage:
-        parts.append(form.usage_chunk(generation.usage()))
-    await exchange.end_stream(b"".join(parts))
+    parts.append(form.ending(generation.usage()))
+    return b"".join(parts)
 
 
-async def _whole(exchange: Exchange, generation: Generation, form: Format) -> None:
-    results = [ChoiceResult() for _ in range(generation.num_choices)]
+async def _whole(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:
     while not generation.is_done:
         for delta in await generation.next():
-            results[delta.index].add(delta)
-    for index, result in enumerate(results):
-        result.prompt_logprobs = generation.prompt_logprobs(index)
-    await exchange.respond_json(form.body(results, generation.usage()))
+            form.add(delta)
+    scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
+    await exchange.respond_json(form.body(generation.usage(), scores))

@@ -1,8 +1,9 @@
 """The choices of one HTTP request while the engine works on them."""
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,29 @@ class Delta:
     """Of at least `token_ids`; more only when a stop string cut the event."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    timing: "Timing | None" = None
+    """With the finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where a choice's time went, in seconds."""
+
+    queue_s: float
+    """Until it left the engine's queue."""
+    prefill_s: float | None
+    """The engine's word; None if a stop string ended the choice, and the engine with it."""
+    decode_s: float | None
+    """Likewise."""
+    first_token_s: float
+    """From its submission to its first token, here."""
+    total_s: float
+    """To its end, here."""
+
+    def as_json(self) -> dict[str, float | None]:
+        """The block that clients get, to the microsecond."""
+        values = asdict(self).items()
+        return {name: value if value is None else round(value, 6) for name, value in values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +85,9 @@ class _Choice:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     prompt_logprobs: TokenLogprobs | None = None
+    queue_s: float = 0.0
+    submitted_at: float = 0.0
+    first_token_s: float | None = None
     is_done: bool = False
     is_released: bool = False
     """Whether the engine is through with it, or was told to be."""
@@ -123,6 +150,7 @@ class Generation:
         submitted: list[str] = []
         try:
             for index, choice in enumerate(self._choices):
+                choice.submitted_at = time.monotonic()
                 self._engine.submit(choice.request, self._fan_in.sink(index))
                 submitted.append(choice.request.request_id)
         except EngineDead as error:
@@ -185,6 +213,7 @@ class Generation:
     def _take(self, index: int, choice: _Choice, event: TokenEvent) -> Delta | None:
         if event.scheduled is not None:
             choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
+            choice.queue_s = event.scheduled.queue_s
         if event.prompt_logprobs is not None:
             earlier, later = choice.prompt_logprobs, event.prompt_logprobs.logprobs
             choice.prompt_logprobs = earlier.merged(later) if earlier else later
@@ -192,6 +221,8 @@ class Generation:
         choice.is_released |= end is not None
         if choice.is_done or not (event.token_ids or end):
             return None
+        if choice.first_token_s is None:
+            choice.first_token_s = time.monotonic() - choice.submitted_at
         if self._is_prompt_only:
             self._close(choice)
             return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
@@ -212,6 +243,7 @@ class Generation:
             if end.stop_token_id not in self._eos_token_ids:
                 delta.stop_reason = end.stop_token_id
         if delta.finish_reason is not None:
+            delta.timing = _timing(choice, end)
             self._close(choice)
         return delta
 
@@ -221,6 +253,17 @@ class Generation:
         if not choice.is_released:
             choice.is_released = True
             self._engine.abort((choice.request.request_id,))
+
+
+def _timing(choice: _Choice, end: Finished | None) -> Timing:
+    total_s = time.monotonic() - choice.submitted_at
+    return Timing(
+        queue_s=choice.queue_s,
+        prefill_s=None if end is None else end.timings.prefill_s,
+        decode_s=None if end is None else end.timings.decode_s,
+        first_token_s=total_s if choice.first_token_s is None else choice.first_token_s,
+        total_s=total_s,
+    )
 
 
 def _failure(failed: Failed) -> ApiError:

@@ -1,6 +1,7 @@
 """What the server says of itself, and commands to its engine."""
 
 import time
+from datetime import UTC, datetime
 
 from msgspec.structs import asdict
 
@@ -21,7 +22,8 @@ class InfoRoutes:
         """GET /v1/models."""
         names = self._backend.config.served_model_names
         data = [self._model(name) for name in names]
-        await exchange.respond_json({"object": "list", "data": data})
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        await exchange.respond_json({"object": "list", "data": data} | pages)
 
     async def model(self, exchange: Exchange) -> None:
         """GET /v1/models/{id}, where ids may hold slashes."""
@@ -30,10 +32,15 @@ class InfoRoutes:
         await exchange.respond_json(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
+        """OpenAI's object, with the fields that Anthropic's clients read beside them."""
         return {
             "id": name,
             "object": "model",
             "created": self._created,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "lifecycle": "active",
             "owned_by": "openinfer",
             "root": self._backend.config.model_name,
             "parent": None,

@@ -108,14 +108,14 @@ def prompt_entries(
 
 def chat_logprobs(
     names: TokenNames, token_ids: Sequence[int], logprobs: TokenLogprobs
-) -> dict[str, object]:
-    """`choices[].logprobs` of chat completions."""
+) -> list[dict[str, object]]:
+    """`choices[].logprobs.content` of chat completions."""
     content = []
     for token_id, logprob, top in names.positions(token_ids, logprobs):
         entry = names.chat_entry(token_id, logprob)
         entry["top_logprobs"] = [names.chat_entry(*alternative) for alternative in top]
         content.append(entry)
-    return {"content": content}
+    return content
 
 
 class CompletionLogprobs:

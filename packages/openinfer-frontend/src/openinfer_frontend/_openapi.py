@@ -1,40 +1,20 @@
-"""The OpenAPI description, from the request models."""
+"""The OpenAPI description, from the table of routes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from openinfer_frontend._exchange import to_json
-from openinfer_frontend._requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from openinfer_frontend._dialect import to_json
+from openinfer_frontend._router import Route
 
-_POSTS: dict[str, tuple[str, type[BaseModel] | None]] = {
-    "/v1/completions": ("Continue prompts.", CompletionRequest),
-    "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
-    "/tokenize": ("Token ids of a prompt or of messages.", TokenizeRequest),
-    "/detokenize": ("The text of token ids.", DetokenizeRequest),
-    "/reset_prefix_cache": ("Forget cached prompts.", None),
-}
-_GETS = {
-    "/v1/models": "The models served.",
-    "/v1/models/{id}": "One model.",
-    "/health": "Whether the engine can answer.",
-    "/ready": "Whether new requests are served.",
-    "/version": "Version of the server.",
-    "/load": "What the engine holds.",
-}
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "type", "param", "code"],
+            "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -46,26 +26,18 @@ _ERROR_SCHEMA = {
 }
 
 
-def describe(version: str) -> bytes:
+def describe(routes: Sequence[Route], version: str) -> bytes:
     """The OpenAPI 3.1 document of the routes, as JSON."""
-    models = [model for _, model in _POSTS.values() if model is not None]
+    models = dict.fromkeys(route.body for route in routes if route.body is not None)
     keyed, definitions = models_json_schema(
         [(model, "validation") for model in models],
         ref_template="#/components/schemas/{model}",
     )
     schemas = dict(definitions.get("$defs", {})) | {"Error": _ERROR_SCHEMA}
-    paths: dict[str, dict[str, Any]] = {
-        path: {"get": _operation(summary, path)} for path, summary in _GETS.items()
-    }
-    for path, (summary, model) in _POSTS.items():
-        operation = _operation(summary, path)
-        if model is not None:
-            schema = keyed[model, "validation"]
-            operation["requestBody"] = {
-                "required": True,
-                "content": {"application/json": {"schema": schema}},
-            }
-        paths[path] = {"post": operation}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        body = None if route.body is None else keyed[route.body, "validation"]
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, body)
     return to_json(
         {
             "openapi": "3.1.0",
@@ -76,16 +48,19 @@ def describe(version: str) -> bytes:
     )
 
 
-def _operation(summary: str, path: str) -> dict[str, Any]:
+def _operation(route: Route, body: Mapping[str, Any] | None) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     operation: dict[str, Any] = {
-        "summary": summary,
+        "summary": route.summary,
         "responses": {
             "200": {"description": "success"},
             "default": {"description": "an error object", "content": error},
         },
     }
-    if "{id}" in path:
+    if "{id}" in route.path:
         parameter = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
         operation["parameters"] = [parameter]
+    if body is not None:
+        content = {"application/json": {"schema": body}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation

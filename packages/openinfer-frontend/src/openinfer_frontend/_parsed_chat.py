@@ -1,12 +1,14 @@
 """Chat completions whose text is parsed: reasoning and tool calls in fields of their own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from openinfer_frontend._exchange import to_json
+from openinfer_contract import GenerateRequest
+from openinfer_frontend._answer import FormatOptions, ParsedChoice
+from openinfer_frontend._dialect import to_json
 from openinfer_frontend._formats import ChatFormat
-from openinfer_frontend._generation import Delta
+from openinfer_frontend._generation import Delta, Usage
 from openinfer_text import (
     AssistantTurn,
     Content,
@@ -27,25 +29,37 @@ class ParsedChatFormat(ChatFormat):
     _open = b'"delta":'
     _close = b""
 
+    def __init__(
+        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+    ) -> None:
+        """A format for these choices, `num_samples` of each prompt."""
+        super().__init__(options, requests, num_samples)
+        self._parsed = [
+            ParsedChoice(parser, include_reasoning=options.include_reasoning)
+            for parser in options.parsers
+        ]
+        self._turns = [AssistantTurn() for _ in requests]
+
+    def add(self, delta: Delta) -> None:
+        """Appends to a choice."""
+        super().add(delta)
+        self._turns[delta.index].add(self._parsed[delta.index].pieces(delta))
+
     def _payload(self, delta: Delta) -> bytes:
-        parser = self.options.parsers[delta.index]
-        pieces = parser.push(delta.text)
-        if delta.finish_reason is not None:
-            pieces += parser.finish()
+        pieces = self._parsed[delta.index].pieces(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Content):
             return b'{"content":%b}' % encode_basestring(pieces[0].text).encode()
         return to_json(_delta(pieces))
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
-        if finish_reason is None:
-            return None
-        return self.options.parsers[index].finish_reason(finish_reason)
+        return None if finish_reason is None else self._parsed[index].finish_reason(finish_reason)
 
     def _content(self, index: int, text: str) -> dict[str, Any]:
-        parser, turn = self.options.parsers[index], AssistantTurn()
-        turn.add(parser.push(text))
-        turn.add(parser.finish())
-        return {"message": turn.message()}
+        return {"message": self._turns[index].message()}
+
+    def _usage(self, usage: Usage) -> dict[str, object]:
+        num_reasoning = sum(parsed.num_reasoning_tokens for parsed in self._parsed)
+        return usage.as_json() | {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
 
 def _delta(pieces: Iterable[Piece]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Unknown fields are ignored: SDKs and proxies add their own. Fields that are know
 output, and are not supported are refused by name (`RequestModel.refuse_unsupported`).
 """
 
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -16,14 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from openinfer_frontend._tools import check_tool_choice, check_tools
 from openinfer_frontend.errors import ApiError
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 StopString = Annotated[str, Field(max_length=1024)]
-Texts = Annotated[list[Annotated[str, Field(strict=True)]], Field(fail_fast=True)]
 _NUMBERS = (
     *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
@@ -42,7 +39,6 @@ _INSTEAD = {
 """What says today what an older field said."""
 _MAX_STOPS = 64
 _STOP_FORMS = f"must be a string or at most {_MAX_STOPS} strings of at most 1024 characters each"
-_PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
 class RequestModel(BaseModel):
@@ -134,6 +130,10 @@ class GenerationRequest(RequestModel):
     session_id: Annotated[str, Field(max_length=512)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    return_timings: bool = False
+    """Whether each choice says where its time went."""
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    """Names the response; the header X-Request-Id comes first."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
@@ -142,7 +142,7 @@ class GenerationRequest(RequestModel):
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
     def _no_boolean(cls, value: Any) -> Any:
-        return _refuse_boolean(value)
+        return refuse_boolean(value)
 
     @field_validator("user", mode="before")
     @classmethod
@@ -206,191 +206,12 @@ class GenerationRequest(RequestModel):
         return self.prompt_logprobs
 
 
-class CompletionRequest(GenerationRequest):
-    """POST /v1/completions."""
+def refuse_boolean(value: Any) -> Any:
+    """For validators: the value, unless it is a boolean.
 
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.UNSUPPORTED | {
-        "suffix": ("",),
-        "prompt_embeds": (),
-    }
-
-    prompt: Annotated[str | TokenIds | Texts | TokenIdLists, Field(union_mode="left_to_right")]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0 asks for the prompt alone: echoed, scored, or both."""
-    echo: bool = False
-    logprobs: Annotated[int, Field(ge=0)] | None = None
-    best_of: int | None = None
-    add_special_tokens: bool = True
-
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def _logprobs_count(cls, value: Any) -> Any:
-        return _refuse_boolean(value)
-
-    @field_validator("prompt", mode="wrap")
-    @classmethod
-    def _one_message_for_all_forms(cls, prompt: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        if prompt == []:
-            raise ValueError("must not be empty")
-        try:
-            return check(prompt)
-        except ValidationError:
-            raise ValueError(_PROMPT_FORMS) from None
-
-    @model_validator(mode="after")
-    def _no_tokens_of_nothing(self) -> Self:
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            message = "max_tokens must be at least 1, unless echo or prompt_logprobs is asked for"
-            raise ApiError(400, message, param="max_tokens")
-        return self
-
-    @model_validator(mode="after")
-    def _best_of_is_n(self) -> Self:
-        if self.best_of is not None and self.best_of != self.n:
-            raise ApiError(400, "best_of is only supported when it equals n", param="best_of")
-        return self
-
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, whatever form they came in."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt and isinstance(prompt[0], int):
-            return [prompt]
-        return cast("list[str] | list[list[int]]", prompt)
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """Logprobs of how many alternatives, None for no logprobs at all."""
-        return self.logprobs
-
-    @property
-    def num_top_prompt_logprobs(self) -> int | None:
-        """Of how many alternatives beside the prompt's tokens, None to leave these unscored."""
-        echoed = self.logprobs if self.echo else None
-        wishes = [wish for wish in (echoed, self.prompt_logprobs) if wish is not None]
-        return max(wishes, default=None)
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    TOP_LOGPROBS_PARAM: ClassVar[str] = "top_logprobs"
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = GenerationRequest.UNSUPPORTED | {
-        "functions": (),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "reasoning_effort": (),
-        "include_reasoning": (True,),
-        "web_search_options": (),
-        "chat_template": (),
-        "documents": ([],),
-        "mm_processor_kwargs": ({},),
-        "media_io_kwargs": ({},),
-        "echo": (False,),
-    }
-
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-
-    @field_validator("tools")
-    @classmethod
-    def _known_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        check_tools(tools or ())
-        return tools
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _known_choice(cls, choice: Any) -> Any:
-        check_tool_choice(choice)
-        return choice
-
-    @model_validator(mode="after")
-    def _a_call_needs_tools(self) -> Self:
-        if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            message = "tool_choice demands a call, but there are no tools"
-            raise ApiError(400, message, param="tool_choice")
-        return self
-
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
-            message = "top_logprobs is only allowed when logprobs is true"
-            raise ApiError(400, message, param="top_logprobs")
-        return self
-
-    @property
-    def wanted_max_tokens(self) -> int | None:
-        """How many tokens the client asked for, if it did."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        """Logprobs of how many alternatives, None for no logprobs at all."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model sees and whose calls are looked for; None for none."""
-        return None if self.tool_choice == "none" else self.tools or None
-
-
-class TokenizeRequest(RequestModel):
-    """POST /tokenize: a prompt, or messages as a chat would see them."""
-
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "chat_template": (),
-        "mm_processor_kwargs": ({},),
-        "media_io_kwargs": ({},),
-    }
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    return_token_strs: bool = False
-
-    @field_validator("tools")
-    @classmethod
-    def _known_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        check_tools(tools or ())
-        return tools
-
-    @model_validator(mode="after")
-    def _one_of_the_two(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ApiError(400, "give either prompt or messages", param="prompt")
-        return self
-
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model would see; None for none."""
-        return self.tools or None
-
-
-class DetokenizeRequest(RequestModel):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: TokenIds
-
-
-def _refuse_boolean(value: Any) -> Any:
+    Raises:
+        ValueError: it is.
+    """
     # pydantic reads true as 1, and a temperature of false as greedy.
     if isinstance(value, bool):
         raise ValueError("must be a number")

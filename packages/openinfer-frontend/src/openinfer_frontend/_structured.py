@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from openinfer_contract import Grammar
+from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._config import GrammarCheck
-from openinfer_frontend._requests import ChatRequest, GenerationRequest
+from openinfer_frontend._requests import GenerationRequest
 from openinfer_frontend.errors import ApiError
 from openinfer_text import (
     CallForm,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from openinfer_contract import pack_ids
-from openinfer_frontend._requests import ChatRequest, TokenizeRequest
+from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._token_requests import TokenizeRequest
 from openinfer_frontend.errors import ApiError
 from openinfer_text import (
     GenerationDefaults,
@@ -28,6 +29,8 @@ class Prompt:
     """u32 column."""
     boundaries: bytes = b""
     """u32 column of positions where messages end."""
+    text: str = ""
+    """What a chat's template made."""
     turn: str = ""
     """What a chat's prompt already holds of the turn that is continued."""
     call_ids: tuple[str, ...] = ()
@@ -104,12 +107,13 @@ class TextWork:
                 tools=tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
-                chat_template_kwargs=request.chat_template_kwargs,
+                chat_template_kwargs=request.template_kwargs,
                 add_special_tokens=bool(request.add_special_tokens),
             )
             return Prompt(
                 token_ids=chat.token_ids,
                 boundaries=pack_ids(chat.boundaries),
+                text=chat.text,
                 turn=chat.turn,
                 call_ids=chat.call_ids,
             )

@@ -1,9 +1,11 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""What needs the tokenizer alone: ids of texts and chats, and back."""
 
-from openinfer_contract import unpack_ids
+from openinfer_contract import num_ids, unpack_ids
 from openinfer_frontend._backend import Backend
-from openinfer_frontend._exchange import Exchange
-from openinfer_frontend._requests import DetokenizeRequest, TokenizeRequest
+from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._exchange import Exchange, translated
+from openinfer_frontend._messages_request import CountTokensRequest
+from openinfer_frontend._token_requests import DetokenizeRequest, TokenizeRequest
 from openinfer_frontend.errors import ApiError
 
 
@@ -37,6 +39,30 @@ class TokenRoutes:
                 "max_model_len": info.limits.max_model_len,
                 "tokens": token_ids,
                 "token_strs": [name(i) for i in token_ids] if request.return_token_strs else None,
+            }
+        )
+
+    async def count_tokens(self, exchange: Exchange) -> None:
+        """POST /v1/messages/count_tokens."""
+        body = await exchange.read_model(CountTokensRequest)
+        self._backend.check_model(body.model)
+        body.refuse_unsupported()
+        with translated(CountTokensRequest.PARAMS):
+            request = body.conversation()
+            prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
+        await exchange.respond_json({"input_tokens": num_ids(prompt.token_ids)})
+
+    async def render_chat(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions/render."""
+        request = await exchange.read_model(ChatRequest)
+        self._backend.check_model(request.model)
+        request.refuse_unsupported()
+        prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
+        await exchange.respond_json(
+            {
+                "prompt": prompt.text,
+                "token_ids": unpack_ids(prompt.token_ids),
+                "boundaries": unpack_ids(prompt.boundaries),
             }
         )
 

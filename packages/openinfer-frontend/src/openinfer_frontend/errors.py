@@ -6,6 +6,7 @@ FrontendError
 └── ListenError   the address cannot be listened on; the message says what to do
 """
 
+import re
 from collections.abc import Mapping
 
 from openinfer_contract import OpenInferError, Rejected
@@ -109,6 +110,29 @@ class ApiError(FrontendError):
         """503: nobody can serve this right now."""
         return cls(503, message, retry_after_s=retry_after_s)
 
+    @property
+    def type(self) -> str:
+        """`error.type`, a name for the status."""
+        return ERROR_TYPES[self.status]
+
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error in the words of another protocol.
+
+        Args:
+            names: fields of chat completions, and what the protocol calls them.
+        """
+        if self.param is None:
+            return self
+        first, *rest = re.split(r"(?=[.[])", self.param, maxsplit=1)
+        known = names.get(self.param) or names.get(first)
+        if known is None:
+            return self
+        param = names.get(self.param) or known + "".join(rest)
+        message = self.message
+        if message.startswith(self.param):
+            message = param + message[len(self.param) :]
+        return ApiError(self.status, message, param=param, retry_after_s=self.retry_after_s)
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers that belong to the error."""
         headers = []
@@ -126,7 +150,7 @@ class ApiError(FrontendError):
         return {
             "error": {
                 "message": self.message,
-                "type": ERROR_TYPES[self.status],
+                "type": self.type,
                 "param": self.param,
                 "code": self.status,
             }

@@ -1,0 +1,99 @@
+"""How each protocol frames errors, and how its streams end."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from openinfer_frontend.errors import ApiError
+
+# json.dumps with these options would make an encoder for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def to_json(value: object) -> bytes:
+    """Compact UTF-8 JSON."""
+    return _ENCODER.encode(value).encode()
+
+
+class Dialect(Protocol):
+    """What a route's responses have in common besides their content.
+
+    Attributes:
+        end_mark: the last bytes of a stream of events.
+    """
+
+    @property
+    def end_mark(self) -> bytes: ...
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        """The error object that is the body of a response."""
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        """The event of a stream that fails."""
+
+
+class OpenAIDialect:
+    """Chat completions, completions, and every route of no protocol in particular."""
+
+    end_mark = b"data: [DONE]\n\n"
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        """OpenAI's nested error object."""
+        return error.body()
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        """The error object as data."""
+        return b"data: " + to_json(error.body()) + b"\n\n"
+
+
+class ResponsesDialect:
+    """OpenAI's Responses: named events, and no mark behind the last one."""
+
+    end_mark = b""
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        """OpenAI's nested error object."""
+        return error.body()
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        """The event `error`."""
+        data = {"type": "error", "code": error.type, "message": error.message}
+        return named_event("error", data | {"param": error.param, "sequence_number": 0})
+
+
+class AnthropicDialect:
+    """Anthropic's Messages: named events, and error objects of their own."""
+
+    end_mark = b""
+
+    _TYPES: Mapping[int, str] = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        408: "timeout_error",
+        409: "invalid_request_error",
+        413: "request_too_large",
+        503: "overloaded_error",
+    }
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = self._TYPES.get(error.status, "api_error")
+        inner = {"type": kind, "message": error.message}
+        return {"type": "error", "error": inner, "request_id": request_id}
+
+    def error_event(self, error: ApiError, request_id: str) -> bytes:
+        """The event `error`."""
+        return named_event("error", self.error_body(error, request_id))
+
+
+OPENAI = OpenAIDialect()
+RESPONSES = ResponsesDialect()
+ANTHROPIC = AnthropicDialect()
+
+
+def named_event(name: str, data: Mapping[str, Any]) -> bytes:
+    """One event with a name, as server-sent events spell it."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))

@@ -1,0 +1,289 @@
+"""The body of OpenAI's `/v1/responses`, as a conversation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from openinfer_frontend._chat_request import ChatRequest, Effort
+from openinfer_frontend._requests import RequestModel, refuse_boolean
+from openinfer_frontend.errors import ApiError
+
+LOGPROBS = "message.output_text.logprobs"
+"""What of `include` is honoured; the rest asks for things that no answer here has."""
+
+_Item = Mapping[str, Any]
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+
+
+class ReasoningConfig(BaseModel):
+    """How much the model is to think."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    effort: Effort | None = None
+    """A hint, as `reasoning_effort` of chat completions. Summaries are not made."""
+
+
+class TextConfig(BaseModel):
+    """The form of the answer's text."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesRequest(RequestModel):
+    """POST /v1/responses. Nothing is stored: a conversation is sent whole every time."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "modalities": (["text"],),
+        "audio": (),
+        "moderation": (),
+    }
+    PARAMS: ClassVar[dict[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
+    """Fields of chat completions that have another name here."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    """A text, or items: messages, function calls and their outputs, reasoning."""
+    instructions: str | None = None
+    stream: bool = False
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    include: list[str] | None = None
+    """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
+    tools: list[dict[str, Any]] | None = None
+    """Tools of other types than `function` are passed over: they run on other services."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    metadata: dict[str, Any] | None = None
+    """Given back as it is."""
+    store: bool | None = None
+    """Whatever it says, nothing is stored; the response says false."""
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    """Names the session, if `session_id` does not."""
+    session_id: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator(
+        *("max_output_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
+        "priority",
+        mode="before",
+    )
+    @classmethod
+    def _no_boolean(cls, value: Any) -> Any:
+        return refuse_boolean(value)
+
+    @field_validator("user", "prompt_cache_key", mode="before")
+    @classmethod
+    def _text_or_none(cls, value: Any) -> str | None:
+        return value if isinstance(value, str) and len(value) <= 512 else None
+
+    def conversation(self) -> ChatRequest:
+        """The request as a chat.
+
+        Raises:
+            ApiError: 400, naming what cannot be translated.
+            ValidationError: of a value that a chat does not take.
+        """
+        tools, choice = _tools(self.tools or ()), self.tool_choice
+        if isinstance(choice, dict):
+            tools, choice = _chosen(tools, choice)
+        has_logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return ChatRequest(
+            model=self.model,
+            messages=_messages(self.instructions, self.input),
+            stream=self.stream,
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            logprobs=has_logprobs,
+            top_logprobs=self.top_logprobs,
+            tools=tools or None,
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            response_format=self._response_format(),
+            user=self.user,
+            session_id=self.session_id or self.prompt_cache_key,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+    def _response_format(self) -> dict[str, Any] | None:
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") != "json_schema":
+            return wanted
+        schema = {key: wanted[key] for key in ("name", "schema", "strict") if key in wanted}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+class _Turns:
+    """Messages as they are put together: what the model said in one go is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
+        """A message of a role."""
+        last = self.messages[-1] if self.messages else {}
+        if role == "assistant" and last.get("role") == role and last["content"] is None:
+            last["content"] = content
+        elif role == last.get("role") == "system" and len(self.messages) == 1:
+            # Templates want one system message, and want it first.
+            last["content"] += f"\n\n{_plain(content)}"
+        elif role == "system" and not self.messages:
+            self.messages.append({"role": role, "content": _plain(content)})
+        else:
+            self.messages.append({"role": role, "content": content})
+
+    def think(self, thoughts: str) -> None:
+        """Reasoning: the assistant's next message begins."""
+        last = self.messages[-1] if self.messages else {}
+        if set(last) == {"role", "content", "reasoning_content"} and last["content"] is None:
+            last["reasoning_content"] += f"\n{thoughts}"
+            return
+        message = {"role": "assistant", "content": None, "reasoning_content": thoughts}
+        self.messages.append(message)
+
+    def call(self, call: dict[str, Any]) -> None:
+        """A call, beside what the assistant said or thought before it."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": None})
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[dict[str, Any]]:
+    turns = _Turns()
+    if instructions:
+        turns.add("system", instructions)
+    if isinstance(given, str):
+        turns.add("user", given)
+        return turns.messages
+    for index, item in enumerate(given):
+        _add_item(turns, item, f"input[{index}]")
+    if not turns.messages:
+        raise _wrong("input", "there is nothing in it")
+    return turns.messages
+
+
+def _add_item(turns: _Turns, item: _Item, field: str) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = _string(item, "role", field)
+        # A message in the middle keeps its role; those at the start are the system's.
+        is_first = all(message["role"] == "system" for message in turns.messages)
+        role = "system" if role == "developer" and is_first else role
+        turns.add(role, _content(item.get("content"), f"{field}.content"))
+    elif kind == "function_call":
+        name = _string(item, "name", field)
+        function = {"name": name, "arguments": _string(item, "arguments", field)}
+        call_id = _string(item, "call_id", field)
+        turns.call({"id": call_id, "type": "function", "function": function})
+    elif kind == "function_call_output":
+        output = _content(item.get("output"), f"{field}.output")
+        call_id = _string(item, "call_id", field)
+        turns.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+    elif kind == "reasoning":
+        thoughts = _reasoning(item, field)
+        if thoughts:
+            turns.think(thoughts)
+    else:
+        known = "message, function_call, function_call_output, reasoning"
+        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; known are {known}")
+
+
+def _reasoning(item: _Item, field: str) -> str:
+    """The text of a reasoning item; what another service has encrypted has none."""
+    parts = item.get("content") or item.get("summary") or ()
+    if not isinstance(parts, list):
+        raise _wrong(f"{field}.content", "must be a list of parts")
+    texts = (_part(part, f"{field}.content[{index}]") for index, part in enumerate(parts))
+    return "\n".join(part["text"] for part in texts)
+
+
+def _content(content: Any, field: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(field, "must be a string or a list of parts")
+    return [_part(part, f"{field}[{index}]") for index, part in enumerate(content)]
+
+
+def _part(part: Any, field: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        return {"type": "text", "text": _string(part, "refusal", field)}
+    if kind not in _TEXT_PARTS:
+        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; this model reads text")
+    return {"type": "text", "text": _string(part, "text", field)}
+
+
+def _plain(content: str | Sequence[_Item]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _tools(tools: Sequence[_Item]) -> list[dict[str, Any]]:
+    translated = []
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            continue
+        function = {"name": _string(tool, "name", f"tools[{index}]")}
+        keys = ("description", "parameters", "strict")
+        function |= {key: tool[key] for key in keys if tool.get(key) is not None}
+        translated.append({"type": "function", "function": function})
+    return translated
+
+
+def _chosen(tools: list[dict[str, Any]], choice: _Item) -> tuple[list[dict[str, Any]], object]:
+    """Tools and choice that a choice by object leaves."""
+    kind = choice.get("type")
+    if kind == "function":
+        function = {"name": _string(choice, "name", "tool_choice")}
+        return tools, {"type": "function", "function": function}
+    if kind != "allowed_tools":
+        raise _wrong("tool_choice.type", "must be function or allowed_tools")
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise _wrong("tool_choice.mode", "must be auto or required")
+    allowed = choice.get("tools")
+    if not isinstance(allowed, list):
+        raise _wrong("tool_choice.tools", "must be a list")
+    names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
+    return [tool for tool in tools if tool["function"]["name"] in names], mode
+
+
+def _string(item: _Item, name: str, field: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise _wrong(f"{field}.{name}", "must be a string")
+    return value
+
+
+def _wrong(param: str, reason: str) -> ApiError:
+    return ApiError(400, f"{param}: {reason}", param=param)

@@ -1,0 +1,144 @@
+"""Every route of the server, in one table."""
+
+from collections.abc import Sequence
+
+from openinfer_frontend._backend import Backend
+from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._completion_request import CompletionRequest
+from openinfer_frontend._dialect import ANTHROPIC, RESPONSES
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._generate_routes import GenerateRoutes
+from openinfer_frontend._info_routes import InfoRoutes
+from openinfer_frontend._messages_request import CountTokensRequest, MessagesRequest
+from openinfer_frontend._openapi import describe
+from openinfer_frontend._responses_request import ResponsesRequest
+from openinfer_frontend._router import Route
+from openinfer_frontend._token_requests import DetokenizeRequest, TokenizeRequest
+from openinfer_frontend._token_routes import TokenRoutes
+
+
+def make_routes(backend: Backend) -> list[Route]:
+    """The routes, and last the one that describes them."""
+    routes = [*_generating(GenerateRoutes(backend)), *_tokens(TokenRoutes(backend))]
+    routes += _info(InfoRoutes(backend))
+    return [*routes, _openapi(routes, backend.config.version)]
+
+
+def _generating(routes: GenerateRoutes) -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/completions",
+            handler=routes.completions,
+            summary="Continue prompts.",
+            body=CompletionRequest,
+        ),
+        Route(
+            method="POST",
+            path="/v1/chat/completions",
+            handler=routes.chat,
+            summary="Answer a conversation.",
+            body=ChatRequest,
+        ),
+        Route(
+            method="POST",
+            path="/v1/responses",
+            handler=routes.responses,
+            summary="Answer a conversation, as OpenAI's Responses.",
+            body=ResponsesRequest,
+            dialect=RESPONSES,
+        ),
+        Route(
+            method="POST",
+            path="/v1/messages",
+            handler=routes.messages,
+            summary="Answer a conversation, as Anthropic's Messages.",
+            body=MessagesRequest,
+            dialect=ANTHROPIC,
+        ),
+    ]
+
+
+def _tokens(routes: TokenRoutes) -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/messages/count_tokens",
+            handler=routes.count_tokens,
+            summary="Tokens of a conversation, as Anthropic counts them.",
+            body=CountTokensRequest,
+            dialect=ANTHROPIC,
+        ),
+        Route(
+            method="POST",
+            path="/v1/chat/completions/render",
+            handler=routes.render_chat,
+            summary="The prompt that a conversation makes, without an answer.",
+            body=ChatRequest,
+        ),
+        Route(
+            method="POST",
+            path="/tokenize",
+            handler=routes.tokenize,
+            summary="Token ids of a prompt or of messages.",
+            body=TokenizeRequest,
+        ),
+        Route(
+            method="POST",
+            path="/detokenize",
+            handler=routes.detokenize,
+            summary="The text of token ids.",
+            body=DetokenizeRequest,
+        ),
+    ]
+
+
+def _info(routes: InfoRoutes) -> list[Route]:
+    return [
+        Route(method="GET", path="/v1/models", handler=routes.models, summary="The models served."),
+        Route(method="GET", path="/v1/models/{id}", handler=routes.model, summary="One model."),
+        Route(
+            method="GET",
+            path="/health",
+            handler=routes.health,
+            summary="Whether the engine can answer.",
+            access="open",
+        ),
+        Route(
+            method="GET",
+            path="/ready",
+            handler=routes.ready,
+            summary="Whether new requests are served.",
+            access="open",
+        ),
+        Route(
+            method="GET",
+            path="/version",
+            handler=routes.version,
+            summary="Version of the server.",
+            access="open",
+        ),
+        Route(method="GET", path="/load", handler=routes.load, summary="What the engine holds."),
+        Route(
+            method="POST",
+            path="/reset_prefix_cache",
+            handler=routes.reset_prefix_cache,
+            summary="Forget cached prompts.",
+            access="admin",
+        ),
+    ]
+
+
+def _openapi(routes: Sequence[Route], version: str) -> Route:
+    description = describe(routes, version)
+
+    async def openapi(exchange: Exchange) -> None:
+        await exchange.respond(200, description)
+
+    return Route(
+        method="GET",
+        path="/openapi.json",
+        handler=openapi,
+        summary="This description.",
+        access="open",
+    )

@@ -1,0 +1,59 @@
+"""The bodies of `/tokenize` and `/detokenize`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from openinfer_frontend._requests import RequestModel, TokenIds
+from openinfer_frontend._tools import check_tools
+from openinfer_frontend.errors import ApiError
+
+
+class TokenizeRequest(RequestModel):
+    """POST /tokenize: a prompt, or messages as a chat would see them."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+        "media_io_kwargs": ({},),
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: bool = False
+
+    @field_validator("tools")
+    @classmethod
+    def _known_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        check_tools(tools or ())
+        return tools
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model would see; None for none."""
+        return self.tools or None
+
+    @property
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Variables of the chat template."""
+        return self.chat_template_kwargs or {}
+
+
+class DetokenizeRequest(RequestModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds

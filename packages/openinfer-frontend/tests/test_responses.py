@@ -1,0 +1,259 @@
+"""OpenAI's Responses, by the official client and by hand."""
+
+import json
+
+import openai
+import pytest
+
+from openinfer_contract import unpack_ids
+
+TOOL = {
+    "type": "function",
+    "name": "f",
+    "description": "Does f.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+ROUTE = "/v1/responses"
+
+
+@pytest.fixture
+def app(engine, make_app, tool_text):
+    return make_app(engine, text=tool_text)
+
+
+def rendered(engine, text):
+    return text.decode(unpack_ids(engine.requests[-1].prompt_token_ids), skip_special_tokens=False)
+
+
+def events_of(client, body):
+    response = client.post(ROUTE, body | {"stream": True})
+    assert response.status_code == 200, response.text
+    assert "[DONE]" not in response.text
+    parts = [part.split("\n") for part in response.text.removesuffix("\n\n").split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name.removeprefix("event: ") for name, _ in parts] == [e["type"] for e in events]
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    return events
+
+
+def test_a_response(sdk, engine, tool_text):
+    response = sdk.responses.create(
+        model="tiny",
+        input="Hi",
+        instructions="Be brief.",
+        max_output_tokens=9,
+        temperature=0.5,
+        metadata={"a": "b"},
+        prompt_cache_key="talk-1",
+        reasoning={"effort": "low", "summary": "auto"},
+    )
+    assert response.output_text == "Hello"
+    assert (response.status, response.model, response.store) == ("completed", "tiny", False)
+    assert response.id.startswith("resp_")
+    assert response.metadata == {"a": "b"}
+    usage = response.usage
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens) == (3, 6)
+    assert usage.output_tokens_details.reasoning_tokens == 0
+    (request,) = engine.requests
+    assert (request.stop.max_tokens, request.session_id) == (9, "talk-1")
+    assert request.sampling.temperature == 0.5
+    prompt = rendered(engine, tool_text)
+    assert prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+
+
+def test_every_event_of_a_text_and_its_order(client):
+    events = events_of(client, {"input": "Hi"})
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    added, part, delta, done, part_done, item_done, completed = events[2:]
+    assert added["item"]["status"] == "in_progress"
+    assert added["item"]["content"] == []
+    assert part["part"]["text"] == ""
+    assert delta["delta"] == done["text"] == part_done["part"]["text"] == "Hello"
+    assert item_done["item"]["status"] == "completed"
+    assert completed["response"]["output"] == [item_done["item"]]
+    assert completed["response"]["usage"]["output_tokens"] == 6
+    assert {e["item_id"] for e in (part, delta, done, part_done)} == {added["item"]["id"]}
+
+
+def test_reasoning_text_and_calls_are_items(client, engine, say):
+    engine.is_paced = True
+    say(f"<think>\nHm\n</think>\n\nSee.\n{CALL}{CALL}")
+    body = {"input": "Hi", "tools": [TOOL]}
+    events = events_of(client, body)
+    kinds = [event["type"] for event in events if not event["type"].endswith("delta")]
+    reasoning = ["response.reasoning_text.done", "response.content_part.done"]
+    call = [
+        "response.output_item.added",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    opening = ["response.output_item.added", "response.content_part.added"]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        *opening,
+        *reasoning,
+        "response.output_item.done",
+        *opening,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        *call,
+        *call,
+        "response.completed",
+    ]
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    assert [event["item"] for event in events if event["type"].endswith("item.done")] == output
+    assert output[0]["content"][0]["text"] == "Hm"
+    assert output[2]["arguments"] == '{"a": 1}'
+    assert output[2]["call_id"] != output[3]["call_id"]
+    deltas = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas.setdefault(event["output_index"], []).append(event["delta"])
+    assert len(deltas[2]) > 1, "arguments are streamed"
+    assert "".join(deltas[2]) == '{"a": 1}'
+    whole = client.post(ROUTE, body).json()
+    texts = [[item.get(k) for k in ("type", "name", "arguments", "status")] for item in output]
+    assert texts == [
+        [item.get(k) for k in ("type", "name", "arguments", "status")] for item in whole["output"]
+    ]
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert whole["usage"] == events[-1]["response"]["usage"]
+
+
+def test_the_sdk_streams(sdk, say):
+    say(f"See.{CALL}")
+    with sdk.responses.stream(model="tiny", input="Hi", tools=[TOOL]) as stream:
+        seen = {event.type for event in stream}
+        response = stream.get_final_response()
+    assert "response.function_call_arguments.done" in seen
+    message, call = response.output
+    assert message.content[0].text == "See."
+    assert (call.name, call.arguments) == ("f", '{"a": 1}')
+
+
+def test_a_history_of_items(client, engine, tool_text):
+    items = [
+        {"role": "developer", "content": "Use tools."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "See.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": '{"a": 2}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "two"}],
+        },
+        {"role": "user", "content": "Go on."},
+    ]
+    others = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "x"}]
+    body = {"instructions": "Be brief.", "input": items, "tools": [*others, TOOL]}
+    response = client.post(ROUTE, body)
+    assert response.status_code == 200, response.text
+    prompt = rendered(engine, tool_text)
+    tools, _, chat = prompt.partition("\n")
+    assert "web_search" not in tools
+    assert chat == (
+        "<|im_start|>system\nBe brief.\n\nUse tools.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n"
+        '<|im_start|>assistant\nSee.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+        '<tool_call>{"name": "f", "arguments": {"a": 2}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\none<|im_end|>\n<|im_start|>tool\ntwo<|im_end|>\n"
+        "<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert response.json()["tools"] == body["tools"]
+
+
+def test_an_incomplete_response(client, say):
+    say("Hello", reason="length")
+    events = events_of(client, {"input": "Hi"})
+    assert events[-1]["type"] == "response.incomplete"
+    response = events[-1]["response"]
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_logprobs(client):
+    include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    body = {"input": "Hi", "include": include, "top_logprobs": 2}
+    part = client.post(ROUTE, body).json()["output"][0]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"][:5]] == list("Hello")
+    assert len(part["logprobs"][0]["top_logprobs"]) == 2
+    assert client.post(ROUTE, {"input": "Hi"}).json()["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_forms_and_choices(client, engine, say):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    assert client.post(ROUTE, {"input": "Hi", "text": {"format": form}}).status_code == 200
+    assert json.loads(engine.requests[-1].grammar.text) == schema
+    say(CALL)
+    other = TOOL | {"name": "g"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}
+    body = {"input": "Hi", "tools": [TOOL, other], "tool_choice": choice}
+    assert client.post(ROUTE, body).status_code == 200
+    assert '"g"' not in engine.requests[-1].grammar.text
+    choice = {"type": "function", "name": "g"}
+    assert client.post(ROUTE, body | {"tool_choice": choice}).status_code == 200
+    assert '"g"' in engine.requests[-1].grammar.text or "g" in engine.requests[-1].grammar.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "mystery"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
+        ({"input": [{"role": "boss", "content": "x"}]}, "input[0].role"),
+        ({"input": "x" * 600}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"top_logprobs": 99}, "top_logprobs"),
+    ],
+)
+def test_bad_input_names_the_field(client, engine, wrong, param):
+    response = client.post(ROUTE, {"input": "Hi"} | wrong)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == (param or "input[0].content[0].type")
+    assert error["param"] in error["message"] or "prompt" in error["message"]
+    assert not engine.requests
+
+
+def test_the_sdk_sees_openai_errors(sdk):
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.responses.create(model="nope", input="Hi")
+    assert caught.value.param == "model"
