@@ -112,28 +112,38 @@ def test_composed(step, heads, dtype, random):
     _check(spec, problem, "cpu", "composed")
 
 
-@pytest.mark.parametrize("few_seqs", [0, 8])
+def _use_load(monkeypatch, load, *, extra_programs, whole_keys=0):
+    """Cuts every step up as that load is, which few sequences would not get."""
+    changed = load._replace(max_seqs=_triton._MAX_SEQS, extra_programs=extra_programs)
+    monkeypatch.setattr(_triton, "_LOADS", (changed,))
+    monkeypatch.setattr(_triton, "_WHOLE_KEYS", whole_keys)
+
+
+@pytest.mark.parametrize("load", _triton._LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_triton(step, heads, few_seqs, random, triton_device, dtype, monkeypatch):
+def test_triton(step, heads, load, random, triton_device, dtype, monkeypatch):
     # Idle programs cost nothing but where they are interpreted.
-    monkeypatch.setattr(_triton, "_EXTRA_PROGRAMS", 4)
-    monkeypatch.setattr(_triton, "_FEW_SEQS", few_seqs)
+    _use_load(monkeypatch, load, extra_programs=4)
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
     spec, problem = _problem(heads, step, dtype, random)
     _check(spec, problem, triton_device, "triton")
 
 
-def test_triton_without_head_norms(random, triton_device):
-    spec, problem = _problem(HEADS["H4-K2-D64"], [(1, 9)], torch.float32, random, eps=None)
+@pytest.mark.parametrize("step", [[(1, 9)], [(5, 9), (2, 2)]], ids=["decode", "prefill"])
+def test_triton_without_head_norms(step, random, triton_device):
+    spec, problem = _problem(HEADS["H4-K2-D64"], step, torch.float32, random, eps=None)
     _check(spec, problem, triton_device, "triton")
 
 
 @pytest.mark.parametrize("num_programs", [1, 4, 24])
-@pytest.mark.parametrize("length", [64, 65, 1100])
-def test_triton_splits_long_sequences(length, num_programs, random, triton_device, monkeypatch):
-    monkeypatch.setattr(_triton, "_EXTRA_PROGRAMS", num_programs)
+@pytest.mark.parametrize(("length", "whole_keys"), [(64, 0), (65, 0), (1100, 256), (200, 256)])
+def test_triton_splits_long_sequences(
+    length, whole_keys, num_programs, random, triton_device, monkeypatch
+):
+    load = _triton.load_of(1)
+    _use_load(monkeypatch, load, extra_programs=num_programs, whole_keys=whole_keys)
     steps = [(1, length), (1, 3), (1, 130)]
     spec, problem = _problem((2, 1, 32), steps, torch.float32, random)
     _check(spec, problem, triton_device, "triton")

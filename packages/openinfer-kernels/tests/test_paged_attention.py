@@ -210,6 +210,19 @@ def test_heads_must_divide():
         )
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_the_scale_is_positive(scale):
+    with pytest.raises(ValueError, match=f"scale must be positive, got {scale}"):
+        PagedAttentionSpec(
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=64,
+            block_size=16,
+            scale=scale,
+            dtype=torch.float32,
+        )
+
+
 def test_triton_refuses_other_heads():
     spec = PagedAttentionSpec(
         num_heads=2, num_kv_heads=2, head_dim=80, block_size=16, scale=1.0, dtype=torch.float32

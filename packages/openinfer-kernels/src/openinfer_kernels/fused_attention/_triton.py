@@ -1,6 +1,6 @@
-"""fused_attention in Triton: one kernel for decode steps, the ops in turn for prefills."""
+"""fused_attention in Triton: one kernel for decode steps, two for prefills."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,17 +12,42 @@ from openinfer_kernels._triton_support import (
     why_not_triton,
 )
 from openinfer_kernels.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
-from openinfer_kernels.fused_attention._composed import plan as plan_composed
-from openinfer_kernels.fused_attention._triton_kernels import decode_kernel
-from openinfer_kernels.paged_attention import PagedAttentionSpec
+from openinfer_kernels.fused_attention._triton_kernels import decode_kernel, prepare_kernel
+from openinfer_kernels.paged_attention import PagedAttentionSpec, plan_paged_attention
 
-_TILE_KEYS = 64
-# Programs beyond one a sequence and key head: what long sequences can be split into.
-_EXTRA_PROGRAMS = 264
 _MAX_SEQS = 1024
 _PADDED_SEQS = (8, 64, 256, _MAX_SEQS)
-# Up to here programs are few enough to hold their first tile in registers.
-_FEW_SEQS = 8
+
+
+class _Load(NamedTuple):
+    """How a decode step of up to so many sequences is cut up.
+
+    Attributes:
+        max_seqs: Sequences at most.
+        extra_programs: Beyond one a sequence and key head: what long sequences are split into.
+        tile_keys: Keys attended to at a time, of 128 dimensions in 16 bits.
+        is_early: Whether a program's first tile waits in registers; few programs have them to
+            spare.
+        merged_chunks: Chunks merged at a time.
+    """
+
+    max_seqs: int
+    extra_programs: int
+    tile_keys: int
+    is_early: bool
+    merged_chunks: int
+
+
+# As found on an H200, with 8 key heads and lengths of 100 to 16,384.
+_LOADS = (
+    _Load(4, 528, 128, True, 16),
+    _Load(8, 400, 64, True, 16),
+    _Load(_MAX_SEQS, 528, 64, False, 4),
+)
+# Keys of a sequence that one program attends to alone: merging takes longer than reading.
+_WHOLE_KEYS = 256
+# Tokens of one head that a program of a prefill prepares.
+_PREPARED_TOKENS = 16
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
@@ -39,14 +64,12 @@ def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention
 
 class _Fused:
     def __init__(self, spec: FusedAttentionSpec, device: torch.device) -> None:
-        self._prefill = plan_composed(spec, device)
-        self._spec = spec.attention
+        self._attend = plan_paged_attention(spec.attention, device)
+        self._whole_spec, self._spec = spec, spec.attention
         self._eps = spec.norm_eps or 0.0
         self._constexprs = constexprs(spec)
         self._has_pdl = launches_dependents(device)
         self._launch = {"launch_pdl": True} if self._has_pdl else {}
-        # Never fewer than one, so that few heads of one sequence still split.
-        self._target_units = max(1, _EXTRA_PROGRAMS // spec.attention.num_kv_heads)
         # Zeros, which the kernel leaves as zeros. Graphs keep the address.
         num_counts = _MAX_SEQS * spec.attention.num_kv_heads
         self._counts = torch.zeros(num_counts, dtype=torch.int32, device=device)
@@ -63,10 +86,24 @@ class _Fused:
     ) -> torch.Tensor:
         num_seqs = step.seq_lens.shape[0]
         if step.max_seqlen_q > 1 or not 0 < num_seqs <= _MAX_SEQS:
-            return self._prefill(qkv, norm_weights, cos_sin, step, k_cache, v_cache)
+            q = self._prepared(qkv, norm_weights, cos_sin, step, k_cache, v_cache)
+            out = self._attend(
+                q,
+                k_cache,
+                v_cache,
+                step.cu_seqlens_q,
+                step.seq_lens,
+                step.block_table,
+                step.max_seqlen_q,
+                step.max_seqlen_k,
+            )
+            return out.view(len(qkv), -1)
         spec, device = self._spec, qkv.device
         group, num_kv_heads = spec.num_heads // spec.num_kv_heads, spec.num_kv_heads
-        num_units = num_seqs + self._target_units
+        load = load_of(num_seqs)
+        # Never fewer than one, so that few heads of one sequence still split.
+        target_units = max(1, load.extra_programs // num_kv_heads)
+        num_units = num_seqs + target_units
         out = torch.empty(
             (len(qkv), spec.num_heads * spec.head_dim), dtype=qkv.dtype, device=device
         )
@@ -93,30 +130,86 @@ class _Fused:
             k_cache.stride(0),
             step.block_table.stride(0),
             num_seqs,
-            self._target_units,
+            target_units,
             spec.scale,
             self._eps,
             PDL=self._has_pdl,
             **self._constexprs,
-            **by_number(num_seqs),
+            **by_load(self._whole_spec, num_seqs),
             num_warps=4,
             num_stages=3,
             **self._launch,
         )
         return out
 
+    def _prepared(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+        cos_sin: torch.Tensor,
+        step: AttentionStep,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes keys and values to the cache; returns queries as they are attended with."""
+        spec, num_tokens = self._spec, len(qkv)
+        q = torch.empty(
+            (num_tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device
+        )
+        if num_tokens == 0:
+            return q
+        q_norm, k_norm = norm_weights or (None, None)
+        kernel: Any = prepare_kernel
+        kernel[(qkv.shape[1], triton.cdiv(num_tokens, _PREPARED_TOKENS))](
+            qkv,
+            q_norm,
+            k_norm,
+            cos_sin,
+            step.positions,
+            step.slot_mapping,
+            q,
+            k_cache,
+            v_cache,
+            k_cache.stride(0),
+            num_tokens,
+            self._eps,
+            PDL=self._has_pdl,
+            **prepare_constexprs(self._whole_spec),
+            num_warps=4,
+            **self._launch,
+        )
+        return q
 
-def by_number(num_seqs: int) -> dict[str, Any]:
-    """Compile-time choices that follow from the number of sequences.
 
-    Programs of few sequences have registers to spare; of many, more of them run at a time without.
-    """
-    is_few = num_seqs <= _FEW_SEQS
+def prepare_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
+    """Compile-time choices of the kernel before a prefill, but PDL."""
+    of = spec.attention
+    return {
+        "NUM_HEADS": of.num_heads,
+        "NUM_KV_HEADS": of.num_kv_heads,
+        "HEAD_DIM": of.head_dim,
+        "BLOCK_SIZE": of.block_size,
+        "TOKENS": _PREPARED_TOKENS,
+        "NORM": spec.norm_eps is not None,
+    }
+
+
+def load_of(num_seqs: int) -> _Load:
+    """The first load that takes so many sequences."""
+    return next(load for load in _LOADS if num_seqs <= load.max_seqs)
+
+
+def by_load(spec: FusedAttentionSpec, num_seqs: int) -> dict[str, Any]:
+    """Compile-time choices that follow from the number of sequences."""
+    of, load = spec.attention, load_of(num_seqs)
+    tile = load.tile_keys // max(1, of.head_dim * of.dtype.itemsize // 256)
     return {
         # Few sizes, so that few kernels are compiled for all the batches of a server.
         "NUM_SEQS_PAD": next(size for size in _PADDED_SEQS if num_seqs <= size),
-        "EARLY": is_few,
-        "CHUNKS": 16 if is_few else 4,
+        "TILE": tile,
+        "WHOLE": _WHOLE_KEYS // tile,
+        "EARLY": load.is_early,
+        "CHUNKS": load.merged_chunks,
     }
 
 
@@ -131,7 +224,6 @@ def constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
         "BLOCK_SIZE": of.block_size,
         # A matrix product has at least 16 rows; the group's heads share them.
         "ROWS": max(16, triton.next_power_of_2(group)),
-        "TILE": _TILE_KEYS // max(1, of.head_dim * of.dtype.itemsize // 256),
         "GROUP_PAD": triton.next_power_of_2(group),
         "NORM": spec.norm_eps is not None,
         "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
@@ -147,16 +239,16 @@ _COMPILED = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """The decode kernel over the heads above, for one and for many sequences."""
-    return [
-        _compile_case(dtype, heads, num_seqs)
-        for dtype, shapes in _COMPILED.items()
-        for heads in shapes
-        for num_seqs in (1, 256)
-    ]
+    """The decode kernel over the heads above, for each load, and the other."""
+    cases = []
+    for dtype, shapes in _COMPILED.items():
+        for heads in shapes:
+            cases += [_compile_case(dtype, heads, num_seqs) for num_seqs in (1, 8, 256)]
+            cases.append(_prepare_case(dtype, heads))
+    return cases
 
 
-def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int) -> CompileCase:
+def _compiled_spec(dtype: torch.dtype, heads: tuple[int, int, int]) -> FusedAttentionSpec:
     attention = PagedAttentionSpec(
         num_heads=heads[0],
         num_kv_heads=heads[1],
@@ -165,7 +257,31 @@ def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int
         scale=1.0,
         dtype=dtype,
     )
-    spec = FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+    return FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+
+
+def _prepare_case(dtype: torch.dtype, heads: tuple[int, int, int]) -> CompileCase:
+    name = TRITON_DTYPES[dtype]
+    pointers = ("qkv", "q_norm", "k_norm", "q_out", "k_cache", "v_cache")
+    return CompileCase(
+        name=f"fused_attention.prepare-{name}-{heads[0]}x{heads[1]}x{heads[2]}",
+        kernel=prepare_kernel,
+        signature={
+            **{f"{pointer}_ptr": f"*{name}" for pointer in pointers},
+            "cos_sin_ptr": "*fp32",
+            "positions_ptr": "*i64",
+            "slot_mapping_ptr": "*i64",
+            "block_stride": "i64",
+            "num_tokens": "i32",
+            "eps": "fp32",
+        },
+        constexprs=prepare_constexprs(_compiled_spec(dtype, heads)),
+        has_pdl=True,
+    )
+
+
+def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int) -> CompileCase:
+    spec = _compiled_spec(dtype, heads)
     name, data = TRITON_DTYPES[dtype], f"*{TRITON_DTYPES[dtype]}"
     pointers = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out")
     integers = ("cu_seqlens_q", "seq_lens", "block_table", "count")
@@ -186,7 +302,7 @@ def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int
             "scale": "fp32",
             "eps": "fp32",
         },
-        constexprs={**constexprs(spec), **by_number(num_seqs)},
+        constexprs={**constexprs(spec), **by_load(spec, num_seqs)},
         num_stages=3,
         has_pdl=True,
     )

@@ -1,11 +1,12 @@
-"""The decode kernel of fused_attention: from a token's projections to its heads' outputs.
+"""The kernels of fused_attention: all of a decode step, and what stands before a prefill.
 
-Program (unit, key head), where a unit is a chunk of one sequence's keys. Chunks are as long as the
-sum of all lengths makes them, so that units are as many as the grid has room for: long sequences
-among short ones are split more often, with nothing but the lengths and on the device. A program
-normalises and rotates the queries of its group itself. The program of a sequence's last chunk does
-the same with the new key, writes it and the new value to the cache, and attends to them where it
-has them; nobody else reads them. Scores, maxima and sums are float32 in base 2 (Dao, 2023).
+Decode: from a token's projections to its heads' outputs. Program (unit, key head), where a unit is
+a chunk of one sequence's keys, or all of them if they are few. Chunks are as long as the sum of all
+lengths makes them, so that units are as many as the grid has room for: long sequences among short
+ones are split more often, with nothing but the lengths and on the device. A program normalises and
+rotates the queries of its group itself. The program of a sequence's last chunk does the same with
+the new key, writes it and the new value to the cache, and attends to them where it has them; nobody
+else reads them. Scores, maxima and sums are float32 in base 2 (Dao, 2023).
 
 The program that finishes a sequence's head last merges its chunks, in their order.
 """
@@ -33,7 +34,7 @@ def _normed(x, weight, scale):
 
 @triton.jit
 def _prepared(
-    x_ptr, offsets, mask, norm_ptr, cos, sin, dims, eps, AXIS: tl.constexpr,
+    x_ptr, offsets, mask, norm, norm_partner, cos, sin, dims, eps, AXIS: tl.constexpr,
     HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     # Heads at `offsets` of their first dimension, normalised and rotated. The partner of a
@@ -47,12 +48,23 @@ def _prepared(
         wide = x.to(tl.float32)
         mean = tl.sum(wide * wide, axis=AXIS, keep_dims=True) / HEAD_DIM
         scale = 1.0 / tl.sqrt(mean + eps)
-        wide_x = _normed(x, tl.load(norm_ptr + dims), scale)
-        wide_y = _normed(y, tl.load(norm_ptr + partner), scale)
+        wide_x = _normed(x, norm, scale)
+        wide_y = _normed(y, norm_partner, scale)
     else:
         wide_x = x.to(tl.float32)
         wide_y = y.to(tl.float32)
     return (wide_x * cos + tl.where(dims < HALF, -wide_y, wide_y) * sin).to(dtype)
+
+
+@triton.jit
+def _norm_weights(norm_ptr, cos, dims, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
+    # For each dimension and for its partner in the rotation. Without a norm, whatever is there.
+    norm = cos
+    norm_partner = cos
+    if NORM:
+        norm = tl.load(norm_ptr + dims)
+        norm_partner = tl.load(norm_ptr + (dims + HEAD_DIM // 2) % HEAD_DIM)
+    return norm, norm_partner
 
 
 @triton.jit
@@ -136,8 +148,8 @@ def decode_kernel(
     block_stride, table_stride, num_seqs, target_units, scale, eps,
     NUM_SEQS_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    GROUP_PAD: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_PAD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, CHUNKS: tl.constexpr,
+    EARLY: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -152,7 +164,8 @@ def decode_kernel(
     lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
     tiles = tl.cdiv(lens, TILE)
     chunk = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target_units), 1) * TILE
-    counts = tl.where(seqs < num_seqs, tl.maximum(tl.cdiv(lens, chunk), 1), 0)
+    counts = tl.where(tiles > WHOLE, tl.cdiv(lens, chunk), 1)
+    counts = tl.where(seqs < num_seqs, counts, 0)
     ends = tl.cumsum(counts, axis=0)
     seq = tl.sum((ends <= unit).to(tl.int32), axis=0)
     if seq >= num_seqs:
@@ -162,7 +175,7 @@ def decode_kernel(
     seq_len = _at(lens, seqs, seq)
     num_older = seq_len - 1  # keys that are in the cache
     begin = (unit - first_unit) * chunk
-    end = tl.minimum(begin + chunk, num_older)
+    end = tl.where(num_chunks > 1, tl.minimum(begin + chunk, num_older), num_older)
     is_last = unit == first_unit + num_chunks - 1
 
     # What is read before the wait is older kernels' work. The first keys are too: with EARLY they
@@ -198,6 +211,8 @@ def decode_kernel(
     angles = cos_sin_ptr + tl.maximum(num_older, 0).to(tl.int64) * HEAD_DIM + dims % HALF
     cos = tl.load(angles)
     sin = tl.load(angles + HALF)
+    q_norm, q_norm_partner = _norm_weights(q_norm_ptr, cos, dims, HEAD_DIM, NORM)
+    k_norm, k_norm_partner = _norm_weights(k_norm_ptr, cos, dims, HEAD_DIM, NORM)
     if PDL:
         gdc_wait()
 
@@ -206,13 +221,14 @@ def decode_kernel(
     heads = kv_head * GROUP + rows
     row_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
     q = _prepared(
-        row_ptr, heads[:, None] * HEAD_DIM, is_row[:, None], q_norm_ptr, cos[None, :],
-        sin[None, :], dims[None, :], eps, 1, HEAD_DIM, NORM,
+        row_ptr, heads[:, None] * HEAD_DIM, is_row[:, None], q_norm[None, :],
+        q_norm_partner[None, :], cos[None, :], sin[None, :], dims[None, :], eps, 1, HEAD_DIM, NORM,
     )  # fmt: skip
     k_ptr = row_ptr + (NUM_HEADS + kv_head) * HEAD_DIM
     new_k = _prepared(
-        k_ptr, 0, (dims < HEAD_DIM) & owns_row, k_norm_ptr, cos, sin, dims, eps, 0, HEAD_DIM, NORM
-    )
+        k_ptr, 0, (dims < HEAD_DIM) & owns_row, k_norm, k_norm_partner, cos, sin, dims, eps, 0,
+        HEAD_DIM, NORM,
+    )  # fmt: skip
     new_v = tl.load(k_ptr + WIDTH + dims, mask=(dims < HEAD_DIM) & owns_row, other=0.0)
     target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * WIDTH
     target += kv_head * HEAD_DIM
@@ -266,3 +282,52 @@ def decode_kernel(
                 NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, CHUNKS,
             )  # fmt: skip
             tl.store(count_ptr, 0)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def prepare_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, positions_ptr, slot_mapping_ptr,
+    q_out_ptr, k_cache_ptr, v_cache_ptr, block_stride, num_tokens, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (head, tokens): queries to a tensor of their own, keys and values to the cache."""
+    if PDL:
+        gdc_launch_dependents()
+    HALF: tl.constexpr = HEAD_DIM // 2
+    head = tl.program_id(0)
+    tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    is_token = (tokens < num_tokens)[:, None]
+    dims = tl.arange(0, HEAD_DIM)[None, :]
+    is_query = head < NUM_HEADS
+    if is_query:
+        target = (tokens * NUM_HEADS + head)[:, None] * HEAD_DIM
+    else:
+        kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
+        slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=0)
+        row = (slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+        target = ((slot // BLOCK_SIZE) * block_stride + row)[:, None]
+    source = (tokens * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * HEAD_DIM
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        position = tl.load(positions_ptr + tokens, mask=tokens < num_tokens, other=0)
+        angles = cos_sin_ptr + position[:, None] * HEAD_DIM + dims % HALF
+        cos = tl.load(angles)
+        sin = tl.load(angles + HALF)
+        norm_ptr = q_norm_ptr
+        if NORM:
+            norm_ptr = q_norm_ptr if is_query else k_norm_ptr
+        norm, norm_partner = _norm_weights(norm_ptr, cos, dims, HEAD_DIM, NORM)
+        if PDL:
+            gdc_wait()
+        x = _prepared(
+            qkv_ptr, source, is_token, norm, norm_partner, cos, sin, dims, eps, 1, HEAD_DIM, NORM
+        )
+        if is_query:
+            tl.store(q_out_ptr + target + dims, x, mask=is_token)
+        else:
+            tl.store(k_cache_ptr + target + dims, x, mask=is_token)
+    else:
+        if PDL:
+            gdc_wait()
+        value = tl.load(qkv_ptr + source + dims, mask=is_token, other=0.0)
+        tl.store(v_cache_ptr + target + dims, value, mask=is_token)

@@ -22,7 +22,7 @@ class PagedAttentionSpec:
         num_kv_heads: Key and value heads; query head h reads h // (num_heads / num_kv_heads).
         head_dim: Dimensions of a head.
         block_size: Tokens a cache block holds.
-        scale: Multiplies the scores, usually head_dim ** -0.5.
+        scale: Multiplies the scores, usually head_dim ** -0.5; positive.
         dtype: Of queries, cache and output.
     """
 
@@ -34,11 +34,14 @@ class PagedAttentionSpec:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        """Checks that query heads divide evenly over key heads."""
+        """Checks that query heads divide evenly over key heads, and the scale's sign."""
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
             )
+        # Kernels find the largest score before they scale.
+        if not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
 
 
 class PagedAttention(Protocol):

@@ -92,8 +92,8 @@ def _decode_kernel(
     for start in range(first, last, TILE):
         keys = start + tl.arange(0, TILE)
         is_key = keys < last
-        k = load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-        v = load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
+        k = load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT, True)
+        v = load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT, True)
         maximum, total, acc = attend_tile(
             q, k, v, is_key[None, :], maximum, total, acc, scale, True, PRECISION
         )

@@ -17,15 +17,22 @@ import triton.language as tl
 
 @triton.jit
 def load_tile(
-    cache_ptr, slots_ptr, keys, is_key, block_stride, kv_head, dims, LAYOUT: tl.constexpr
-):
-    """Keys or values through the block table: [keys, head_dim]."""
+    cache_ptr, slots_ptr, keys, is_key, block_stride, kv_head, dims,
+    LAYOUT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values through the block table: [keys, head_dim]; all, or those that are keys."""
     # LAYOUT is (block_size, num_kv_heads, head_dim).
     BLOCK_SIZE: tl.constexpr = LAYOUT[0]
     WIDTH: tl.constexpr = LAYOUT[1] * LAYOUT[2]
-    block = tl.load(slots_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    if MASKED:
+        block = tl.load(slots_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+    else:
+        block = tl.load(slots_ptr + keys // BLOCK_SIZE).to(tl.int64)
     offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * LAYOUT[2]
-    return tl.load(cache_ptr + offset[:, None] + dims[None, :], mask=is_key[:, None], other=0.0)
+    ptrs = cache_ptr + offset[:, None] + dims[None, :]
+    if MASKED:
+        return tl.load(ptrs, mask=is_key[:, None], other=0.0)
+    return tl.load(ptrs)
 
 
 @triton.jit
@@ -33,12 +40,15 @@ def attend_tile(
     q, k, v, sees, maximum, total, acc, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr
 ):
     """One step of the online softmax, in base 2. Rows that see no key so far stay empty."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * 1.4426950408889634)
+    log2_scale = scale * 1.4426950408889634
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(sees, scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    # The scale is positive: the largest product is the largest score, and scaling a product, less
+    # the maximum, is one multiply-add.
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
     shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores * log2_scale - shift[:, None])
     decay = tl.exp2(maximum - shift)
     total = total * decay + tl.sum(weights, axis=1)
     acc = acc * decay[:, None]
@@ -125,17 +135,24 @@ def prefill_kernel(
         table = block_table_ptr + seq.to(tl.int64) * table_stride
         for start in range(first, unmasked, TILE):
             keys = start + tl.arange(0, TILE)
-            is_key = keys < last
-            k = load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-            v = load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
+            k = load_tile(
+                k_cache_ptr, table, keys, True, block_stride, kv_head, dims, LAYOUT, False
+            )
+            v = load_tile(
+                v_cache_ptr, table, keys, True, block_stride, kv_head, dims, LAYOUT, False
+            )
             maximum, total, acc = attend_tile(
                 q, k, v, True, maximum, total, acc, scale, False, PRECISION
             )
         for start in range(unmasked, last, TILE):
             keys = start + tl.arange(0, TILE)
             is_key = keys < last
-            k = load_tile(k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
-            v = load_tile(v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT)
+            k = load_tile(
+                k_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT, True
+            )
+            v = load_tile(
+                v_cache_ptr, table, keys, is_key, block_stride, kv_head, dims, LAYOUT, True
+            )
             sees = is_key[None, :] & (keys[None, :] <= positions[:, None])
             maximum, total, acc = attend_tile(
                 q, k, v, sees, maximum, total, acc, scale, True, PRECISION
