@@ -5,3 +5,32 @@ import os
 # Before torch is imported. The shapes of the tests are too small to gain from a second thread, and
 # threads that spin for one another cost ten times the run on a machine that does something else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --quick."""
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="of every test function the first and the last case, and none that is marked long",
+    )
+
+
+# Last: among the cases that the markers and keywords of the command line leave.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what --quick runs."""
+    if not config.getoption("--quick"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    ends = {end for found in cases.values() for end in (found[0], found[-1])}
+    kept, left = [], []
+    for item in items:
+        is_kept = item in ends and item.get_closest_marker("long") is None
+        (kept if is_kept else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from openinfer._cli import main
+
 _READY = re.compile(r"ready in [\d.]+ s: .* (http://\S+)$")
 _START_S = 60
 _IDLE_S = 10
@@ -131,6 +133,16 @@ def tiny_server(_tiny_server: Server) -> Iterator[Server]:
 @pytest.fixture
 def start_server() -> Iterator[Any]:
     """Starts servers of a test's own; those that still run are idle after it, all end well."""
+    yield from _starting()
+
+
+@pytest.fixture(scope="module")
+def start_shared_server() -> Iterator[Any]:
+    """Starts servers for the tests of a module, which see to it that they are idle."""
+    yield from _starting()
+
+
+def _starting() -> Iterator[Any]:
     servers: list[Server] = []
 
     def start(*arguments: str, **options: Any) -> Server:
@@ -145,6 +157,20 @@ def start_server() -> Iterator[Any]:
     finally:
         statuses = [server.stop() for server in servers]
     assert statuses == [server.expected_status for server in servers]
+
+
+@pytest.fixture
+def call_openinfer(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Calls a command that serves nothing in this process: (exit status, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        try:
+            status = main(arguments)
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture

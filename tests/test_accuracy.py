@@ -52,10 +52,9 @@ def _http_path(server, vocab_size):
 @pytest.mark.parametrize(
     ("name", "dtype", "options"),
     [
-        ("mha-d64-tied", "float32", ()),
+        ("mha-d64-tied", "float32", ("--max-num-seqs", "2")),
         ("gqa2-d64-untied", "bfloat16", ()),
         ("odd7-mqa-d64", "float32", ("--max-num-batched-tokens", "16", "--block-size", "4")),
-        ("odd5-mha-d128", "float32", ("--max-num-seqs", "2")),
         ("gqa2-yarn", "float32", ("--no-enable-prefix-caching",)),
         ("gqa2-linear", "float32", ()),
         ("gqa4-d128-bf16", "bfloat16", ()),

@@ -180,12 +180,12 @@ def test_a_subscriber_that_does_not_read_stalls_nobody(start_server, subscribe, 
     assert lazy.next == 60, "nothing is lost that can be asked for"
 
 
-def test_nonsense_is_refused_before_anything_is_loaded(run_openinfer):
+def test_nonsense_is_refused_before_anything_is_loaded(call_openinfer):
     for value, words in [
         ("{", "no JSON"),
         ('{"enable_kv_cache_events": true, "port": 5557}', "unknown field `port`"),
         ('{"enable_kv_cache_events": true, "publisher": "nats"}', "publisher"),
     ]:
-        status, _, stderr = run_openinfer("serve", "--kv-events-config", value)
+        status, _, stderr = call_openinfer("serve", "--kv-events-config", value)
         assert status != 0
         assert words in stderr, stderr

@@ -15,6 +15,9 @@ import pytest
 
 from openinfer_tiny import CHECKPOINT
 
+_MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
+"""The same processes over a device that is modelled, where none of them needs to be slow."""
+
 
 def _has_torch(process: psutil.Process) -> bool:
     return any("torch" in mapping.path for mapping in process.memory_maps())
@@ -95,7 +98,7 @@ def test_sigterm_lets_the_running_request_end(start_server):
     assert not engine.is_running()
 
 
-@pytest.mark.parametrize("arguments", [(), ("--api-server-count", "2")])
+@pytest.mark.parametrize("arguments", [(), (*_MODELLED, "--api-server-count", "2")])
 def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments):
     server = start_server(*arguments, has_own_group=True)
     processes = psutil.Process(server.process.pid).children(recursive=True)
@@ -168,7 +171,7 @@ def test_two_front_processes_share_the_port_and_the_engine(start_server):
 
 @pytest.mark.parametrize("reaches_all", [False, True])
 def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all):
-    server = start_server("--api-server-count", "2")
+    server = start_server(*_MODELLED, "--api-server-count", "2")
     (other,) = server.children("openinfer._front")
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1800, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(
@@ -195,7 +198,7 @@ def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    start_server("--engine-address", f"tcp:127.0.0.1:{port}")
+    start_server(*_MODELLED, "--engine-address", f"tcp:127.0.0.1:{port}")
     code = (
         "import asyncio\n"
         "from openinfer_contract import GenerateRequest, StopRules, pack_ids, stream\n"
@@ -212,12 +215,12 @@ def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
-def test_a_port_in_use_is_one_sentence(run_openinfer):
+def test_a_port_in_use_is_one_sentence(call_openinfer):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        status, _, stderr = run_openinfer("serve", "--port", port)
+        status, _, stderr = call_openinfer("serve", "--port", port)
     assert status == 1
     assert "--port" in stderr
     assert "Traceback" not in stderr
@@ -226,8 +229,6 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("no-such-model",), ("no-such-model", "tiny")),
-        (("nobody/nothing",), ("nobody/nothing", "HF_HUB_OFFLINE")),
         (("-tp", "2"), ("tensor_parallel_size",)),
         (("--max-model-len", "10M"), ("max_model_len",)),
         (("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype", "not available")),
@@ -238,7 +239,6 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
         (("--target-itl-ms", "0"), ("target_itl_ms", "positive")),
         (("--max-long-partial-prefills", "2"), ("--max-long-partial-prefills", "not available")),
         (("--config", "nothing.yaml"), ("nothing.yaml",)),
-        (("--device", "cuda"), ("cuda",)),
         (("--port", "65536"), ("--port", "65535")),
         (("-pp", "2"), ("-pp", "not available")),
         (("--block-size", "0"), ("block_size",)),
@@ -249,8 +249,25 @@ def test_a_port_in_use_is_one_sentence(run_openinfer):
         (("--enable-prefix-caching", "a", "b"), ("unexpected argument", "a")),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(run_openinfer, arguments, words):
+def test_what_cannot_be_served_is_one_sentence(call_openinfer, arguments, words):
+    status, _, stderr = call_openinfer("serve", "--port", "0", *arguments)
+    _assert_one_sentence(status, stderr, words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no-such-model",), ("no-such-model", "tiny")),
+        (("nobody/nothing",), ("nobody/nothing", "HF_HUB_OFFLINE")),
+        (("--device", "cuda"), ("cuda",)),
+    ],
+)
+def test_so_it_is_on_a_terminal(run_openinfer, arguments, words):
     status, _, stderr = run_openinfer("serve", "--port", "0", *arguments)
+    _assert_one_sentence(status, stderr, words)
+
+
+def _assert_one_sentence(status, stderr, words):
     assert status == 1, stderr
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("openinfer: ")
@@ -267,8 +284,8 @@ def test_what_cannot_be_served_is_one_sentence(run_openinfer, arguments, words):
         (("--port",), "expected one argument"),
     ],
 )
-def test_what_cannot_be_parsed_says_why(run_openinfer, arguments, words):
-    status, _, stderr = run_openinfer("serve", *arguments)
+def test_what_cannot_be_parsed_says_why(call_openinfer, arguments, words):
+    status, _, stderr = call_openinfer("serve", *arguments)
     assert status == 2
     assert words in stderr
 
@@ -276,16 +293,16 @@ def test_what_cannot_be_parsed_says_why(run_openinfer, arguments, words):
 def test_a_config_file_gives_flags_and_the_command_line_wins(start_server, tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text("served-model-name: [one, two]\nmax-model-len: 1k\nmax_num_seqs: 3\n")
-    server = start_server("--config", str(file), "--max-model-len", "512")
+    server = start_server(*_MODELLED, "--config", str(file), "--max-model-len", "512")
     models = server.client.models.list().data
     assert [model.id for model in models] == ["one", "two"]
     assert models[0].model_extra["max_model_len"] == 512
 
 
-def test_an_unknown_key_in_a_config_file_is_named(run_openinfer, tmp_path):
+def test_an_unknown_key_in_a_config_file_is_named(call_openinfer, tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text("max-modle-len: 1k\n")
-    status, _, stderr = run_openinfer("serve", "--port", "0", "--config", str(file))
+    status, _, stderr = call_openinfer("serve", "--port", "0", "--config", str(file))
     assert status == 1
     assert "did you mean max_model_len?" in stderr
 

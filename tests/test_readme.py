@@ -70,8 +70,8 @@ def test_the_llm_snippet_prints_two_texts():
 
 
 @pytest.mark.parametrize("command", re.findall(r"`uv run openinfer (\w+)", _README))
-def test_the_commands_it_names_exist(run_openinfer, command):
-    status, stdout, _ = run_openinfer(command, "--help")
+def test_the_commands_it_names_exist(call_openinfer, command):
+    status, stdout, _ = call_openinfer(command, "--help")
     assert status == 0
     assert f"openinfer {command}" in stdout
 

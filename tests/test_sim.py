@@ -71,8 +71,8 @@ def test_the_front_end_carries_a_crowd(start_server):
         (("--sim-model", "qwen3-4b"), "--sim-model"),
     ],
 )
-def test_an_option_is_consumed_or_rejected(run_openinfer, arguments, named):
-    status, stdout, stderr = run_openinfer("serve", *arguments)
+def test_an_option_is_consumed_or_rejected(call_openinfer, arguments, named):
+    status, stdout, stderr = call_openinfer("serve", *arguments)
     assert (status, stdout) == (1, "")
     assert named in stderr
     assert stderr.count("\n") == 1
@@ -90,8 +90,8 @@ def test_the_command_compares_draws_and_writes(run_openinfer, tmp_path):
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_says_what_is_wrong_in_one_sentence(run_openinfer):
-    status, _, stderr = run_openinfer("sim", "--trace", "poisson:rte=3")
+def test_the_command_says_what_is_wrong_in_one_sentence(call_openinfer):
+    status, _, stderr = call_openinfer("sim", "--trace", "poisson:rte=3")
     assert status == 1
     assert stderr == (
         "openinfer: trace poisson: no option 'rte'; known are: rate, duration, input, output, "

@@ -28,13 +28,20 @@ _TOOLS = [
 _USER = {"role": "user", "content": "What does it print?"}
 
 
-@pytest.fixture
-def server(tmp_path, start_server):
+@pytest.fixture(scope="module")
+def _server(tmp_path_factory, start_shared_server):
+    tmp_path = tmp_path_factory.mktemp("scripted")
     site = install_scripted_line(tmp_path / "site")
     folder = write_scripted_checkpoint(tmp_path / "model", _ANSWERS)
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     options = ("--served-model-name", "scripted", "--api-server-count", "2", "--step-s", "0.005")
-    return start_server("--model", str(folder), *options, env={"PYTHONPATH": path})
+    return start_shared_server("--model", str(folder), *options, env={"PYTHONPATH": path})
+
+
+@pytest.fixture
+def server(_server):
+    yield _server
+    _server.assert_idle()
 
 
 def _ask(server, messages, **options):
@@ -148,8 +155,8 @@ def test_the_built_in_model_calls_and_reads_the_result(tiny_server, stream):
     assert "8041957" in choice.message.content.replace(",", "")
 
 
-def test_an_unknown_parser_ends_the_start_with_a_sentence(run_openinfer):
-    status, _, stderr = run_openinfer("serve", "--port", "0", "--tool-call-parser", "nope")
+def test_an_unknown_parser_ends_the_start_with_a_sentence(call_openinfer):
+    status, _, stderr = call_openinfer("serve", "--port", "0", "--tool-call-parser", "nope")
     assert status == 1
     assert "--tool-call-parser nope: not installed; there are auto, none, hermes" in stderr
     assert "Traceback" not in stderr

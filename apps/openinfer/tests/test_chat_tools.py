@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -136,3 +137,21 @@ def test_an_interrupt_kills_what_runs_and_passes_through(tmp_path):
     thread.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_an_interrupt_during_the_start_waits_until_there_is_something_to_kill(monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        _shell("sleep 60")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert signal.getsignal(signal.SIGINT) is handler

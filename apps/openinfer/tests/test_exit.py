@@ -6,6 +6,7 @@ import sys
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("last", "status"), [("", 0), ("raise SystemExit(3)", 3), ("raise KeyError", 1)]
 )

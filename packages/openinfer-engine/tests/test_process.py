@@ -309,6 +309,7 @@ def _drain_stream(sock: socket.socket) -> tuple[list[int], Any]:
                         return tokens, event.end
 
 
+@pytest.mark.long
 def test_a_stopped_socket_costs_only_itself(make_request: Request, tmp_path: Path) -> None:
     asyncio.run(_stopped_socket(0.5, make_request, tmp_path))
 

@@ -137,6 +137,7 @@ def test_a_killed_engine_is_restarted(make_request: Request) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_tries_are_bounded() -> None:
     async def main() -> None:
         async with running() as engine:

@@ -43,6 +43,7 @@ def test_every_op_with_a_triton_backend_has_cases_with_names_of_their_own():
         assert ("triton" in order["cuda"]) == any(name.startswith(op) for name in names), op
 
 
+@pytest.mark.long
 def test_one_op_compiles_for_every_architecture():
     done = _run("-m", "openinfer_kernels.compile_gate", "silu_and_mul")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +51,7 @@ def test_one_op_compiles_for_every_architecture():
         assert f"sm_{arch}" in done.stdout
 
 
+@pytest.mark.long
 def test_what_does_not_compile_or_fit_fails_the_gate():
     done = _run("-c", _BROKEN)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -66,12 +66,14 @@ def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
     assert machine.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.long
 def test_changed_sources_are_compiled_anew(machine, monkeypatch):
     first = native._built()
     monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DCHANGED"))
     assert native._built() != first
 
 
+@pytest.mark.long
 def test_one_openmp_library_serves_torch_and_the_kernels():
     if native.why_not(torch.bfloat16, CPU) is not None:
         pytest.skip("no native kernels here")
@@ -147,6 +149,7 @@ def test_another_system_is_named(fresh, monkeypatch):
     assert "needs Linux on x86-64" in native.why_not(torch.bfloat16, CPU)
 
 
+@pytest.mark.long
 def test_sources_that_do_not_compile_are_a_reason(machine, monkeypatch):
     monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DGROUP=1"))
     assert "gcc cannot compile the kernels" in native.why_not(torch.bfloat16, CPU)

@@ -104,6 +104,7 @@ def test_triton_decode_of_long_sequences_splits_them(length, random, assert_clos
     assert_close(got, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step",
     [

@@ -156,6 +156,7 @@ def backend_device(backend, triton_device):
 BACKENDS = ["torch", "cpu", "triton"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("vocab_size", [320, 10_007])
 @pytest.mark.parametrize("spread", [1.0, 8.0])
@@ -180,6 +181,7 @@ def test_every_control_at_once_against_float64(backend, vocab_size, spread, trit
                 assert torch.equal(other.state.recent[slot].cpu(), one.state.recent[slot])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_alone_each_row_draws_what_it_draws_among_others(backend, triton_device, random):
     device = backend_device(backend, triton_device)

@@ -70,6 +70,7 @@ def slabs_of(cache):
 # the arena alone
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(
     per_slab=st.lists(st.integers(1, 3), min_size=2, max_size=3),

@@ -263,6 +263,7 @@ def run_long_programs(world, new_cache, num):
     return num_evictions
 
 
+@pytest.mark.long
 def test_no_policy_breaks_the_rules_of_long_programs(world, new_cache):
     assert run_long_programs(world, new_cache, 300) > 300
 

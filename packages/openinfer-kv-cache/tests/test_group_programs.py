@@ -408,6 +408,7 @@ def test_programs_keep_the_rules(program, num_slabs):
     GroupedWorld(num_slabs).run(program)
 
 
+@pytest.mark.long
 def test_long_random_programs_keep_the_rules():
     run_all(150)
 
@@ -439,6 +440,7 @@ def test_no_policy_of_eviction_breaks_the_rules():
         GroupedWorld([8, 14, 40][seed % 3], eviction=AnyOrder).run(program)
 
 
+@pytest.mark.long
 def test_programs_reach_what_they_are_for():
     counts = np.zeros(5, int)
     for program in random_programs(60):
@@ -567,6 +569,7 @@ def run_everything():
     test_programs_reach_what_they_are_for()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MUTANTS)
 def test_programs_catch(monkeypatch, name):
     monkeypatch.setattr(*MUTANTS[name])

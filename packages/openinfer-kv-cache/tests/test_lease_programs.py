@@ -210,6 +210,7 @@ def test_leases_agree_with_the_oracle(program, num_blocks):
     LeaseWorld(num_blocks).run(program)
 
 
+@pytest.mark.long
 def test_long_programs_agree_with_the_oracle():
     run_all(600)
 

@@ -15,6 +15,7 @@ NUMBER = st.integers(0, 63)
 PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
 
 
+@pytest.mark.long
 @settings(
     max_examples=1500,
     deadline=None,
@@ -41,6 +42,7 @@ def run_all(world, num=150):
         world([5, 12, 40][seed % 3], 1 + seed % 3).run(program)
 
 
+@pytest.mark.long
 def test_long_random_programs_keep_the_rules(world):
     run_all(world, num=1000)
 

@@ -44,6 +44,7 @@ def test_the_planes_of_deepseek_v4_share_slabs(deepseek_v4):
     assert layout.slab_bytes < 10 * 704_512
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(sizes=st.lists(st.integers(10, 40_000), min_size=1, max_size=4))
 def test_any_sizes_fit_or_a_group_is_named(sizes):

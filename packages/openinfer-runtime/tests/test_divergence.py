@@ -72,6 +72,7 @@ def alone(engine, ask, prompts):
     return [runner.run([request])[0] for request in _requests(ask, prompts)]
 
 
+@pytest.mark.long
 def test_bfloat16_parts_only_where_the_best_two_nearly_tie(engine, ask, prompts, alone):
     num_parted = 0
     for options in PATHS.values():

@@ -31,6 +31,7 @@ def requests(ask):
     return make
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 def test_arrivals_aborts_and_preemptions(engine, requests, block_bytes, depth):
     roomy = engine(enable_prefix_caching=False)

@@ -26,6 +26,7 @@ def kept_distribution(temperature, top_k=None, top_p=1.0, min_p=0.0):
     return weights / weights.sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "controls",
     [
@@ -55,6 +56,7 @@ def test_draws_follow_the_distribution(draw, controls, vary):
     assert stats.chisquare(observed[drawn], expected[drawn]).pvalue > 1e-3
 
 
+@pytest.mark.long
 def test_neighbouring_positions_and_seeds_are_independent(draw):
     half = torch.zeros(NUM_DRAWS, 2)
     for seeds, positions in (

@@ -118,6 +118,7 @@ class Served:
                 self.last_token_at[request_id] = self.now
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("luck", range(8))
 def test_the_target_is_kept_and_the_prompts_go_on(luck):
     device = Device(random.Random(luck))

@@ -200,6 +200,7 @@ def test_fair_charges_what_was_planned_and_gives_back_what_was_reverted(loop):
     assert served(policy) == {"a": 11, "b": 7}
 
 
+@pytest.mark.long
 def test_fair_forgets_tenants_that_are_gone(loop):
     policy = Fair()
     subject = loop(policy=policy, num_blocks=300, max_num_seqs=4, max_num_batched_tokens=64)

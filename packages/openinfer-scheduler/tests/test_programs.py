@@ -108,6 +108,7 @@ def act(loop, name, *arguments):
         loop.complete()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @given(options=SETTINGS, program=PROGRAM, luck=st.integers(0, 2**32))
 @settings(

@@ -99,6 +99,7 @@ def test_an_unknown_router_is_named():
         make_router("nearest", 2)
 
 
+@pytest.mark.long
 def test_on_agents_prefix_aware_hits_most_and_random_least():
     trace = parse_trace("agents:sessions=16,turns=6,ramp=20,context=8000,system=4000,output=60")
     hits = {name: simulate(trace, num_replicas=8, router=name).report.hit_rate for name in ROUTERS}

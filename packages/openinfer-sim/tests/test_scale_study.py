@@ -12,6 +12,7 @@ _MIX = AgentMix(turns=6, output=40, context=8000, system=4000)
 _SETUP = Setup(block_size=128)
 
 
+@pytest.mark.long
 def test_prefix_aware_holds_its_hits_where_random_loses_them():
     cells = run_study(
         [2, 12], list(ROUTERS), sessions_per_replica=3, ramp_s=20, setup=_SETUP, mix=_MIX

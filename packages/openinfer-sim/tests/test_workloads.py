@@ -64,6 +64,7 @@ def test_a_shared_prefix_is_the_tenant_s():
     assert len(first) == 2
 
 
+@pytest.mark.long
 def test_agents_have_the_published_shape():
     """Median 43 turns, prompts of 142k tokens, 444 tokens out, over 96 % seen before."""
     mix = AgentMix()

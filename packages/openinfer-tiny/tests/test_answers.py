@@ -16,6 +16,7 @@ def speaker(training, folder):
     return Speaker(folder, torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_held_out_questions_are_called_answered_and_ended(speaker, training):
     from tiny_training.evaluate import ask_rows, has_valid_calls, is_right
     from tiny_training.questions import rows

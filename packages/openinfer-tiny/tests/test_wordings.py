@@ -55,6 +55,7 @@ def test_whatever_noise_makes_of_a_question_is_known(training, wordings, monkeyp
     assert num_changed > 300
 
 
+@pytest.mark.long
 def test_the_evaluation_asks_nothing_worded_as_training_text(training, wordings):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

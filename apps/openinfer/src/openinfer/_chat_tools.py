@@ -10,9 +10,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,15 +106,19 @@ def run_call(tool: Tool, arguments: str) -> str:
 def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
     """Output of a command in a process group of its own, and what else there is to say of it."""
     deadline = time.monotonic() + TIMEOUT_S
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # Ctrl-C on the terminal is ours to act on.
-        start_new_session=True,
-    ) as process:
+    with (
+        _interrupt_held() as release,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C on the terminal is ours to act on.
+            start_new_session=True,
+        ) as process,
+    ):
         try:
+            release()
             output, remark = _collect(process, deadline)
             if remark is None:
                 try:
@@ -128,6 +133,29 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
     if remark is not None:
         return output, [remark]
     return output, [f"[exit status {process.returncode}]"] if process.returncode else []
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[Callable[[], None]]:
+    """Lets an interrupt wait for a call of what it yields, at most until the end.
+
+    One that came while a process is being started would leave it running and unknown.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield lambda: None
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+
+    def release() -> None:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(held.pop())
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _collect(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[bytes, str | None]:
