@@ -16,7 +16,7 @@ from openinfer_text import (
     grammar_of_structure,
 )
 from openinfer_text._hermes import HermesParser
-from openinfer_text._think import ThinkParser
+from openinfer_text._think import QWEN3
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -80,8 +80,8 @@ def test_the_frame_of_a_call_is_what_the_parser_reads():
 
 
 def test_calls_of_no_tool_parser_are_nobodys():
-    assert isinstance(ThinkParser(), ReasoningMarks)
-    assert not isinstance(ThinkParser(), CallForm)
+    assert isinstance(QWEN3, ReasoningMarks)
+    assert not isinstance(QWEN3, CallForm)
     assert not isinstance(HermesParser(), ReasoningMarks)
 
 

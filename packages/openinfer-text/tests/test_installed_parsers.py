@@ -16,34 +16,53 @@ from openinfer_text._installed_parsers import choose_parser
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 QWEN3 = r"{\"name\": <function-name>, \"arguments\": <args-json-object>} </tool_call><tool_call>"
+XML = "<tool_call>\n<function=name>\n<parameter=x>"
+SECTION, THINK = "<｜tool▁calls▁begin｜>", "<think> </think>"
 TEMPLATES = {
-    "hermes": QWEN3,
-    "coder": "<tool_call>\n<function=name>\n<parameter=x>",
-    "coder that quotes": '<tool_call>\n<function=name> {{ call["arguments"] }}',
-    "glm": '<tool_call>{name}\n<arg_key>{k}</arg_key> "arguments"',
-    "mistral": '[TOOL_CALLS][{"name": 1, "arguments": 2}]',
-    "plain": "{{ messages }}",
+    "qwen3": (QWEN3, "hermes"),
+    "coder": (XML, "qwen3_coder"),
+    "coder that quotes": (f'{XML} {{{{ call["arguments"] }}}}', "qwen3_coder"),
+    "coder without parameters": ("<tool_call>\n<function=name>", None),
+    "kimi": ("<|tool_calls_section_begin|> <|tool_call_begin|>", "kimi_k2"),
+    "deepseek v3": (f"{SECTION} ```json", "deepseek_v3"),
+    "deepseek v3.1": (SECTION, "deepseek_v31"),
+    "glm": ('<tool_call>{name}\n<arg_key>{k}</arg_key> "arguments"', None),
+    "mistral": ('[TOOL_CALLS][{"name": 1, "arguments": 2}]', None),
+    "plain": ("{{ messages }}", None),
+}
+THOUGHTS = {
+    "qwen3": (THINK, "qwen3"),
+    "kimi": (f"<|im_middle|> {THINK}", "kimi_k2"),
+    "kimi by its calls": (f"<|tool_calls_section_begin|> {THINK}", "kimi_k2"),
+    "kimi without": ("<|im_middle|>", None),
+    "deepseek": (f"<｜Assistant｜> {THINK}", "deepseek_r1"),
+    "deepseek that cuts": ("<｜Assistant｜> split('</think>')", "deepseek_r1"),
+    "deepseek without": ("<｜Assistant｜>", None),
+    "cuts": ("split('</think>')", None),
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_auto_takes_what_the_template_says(name):
-    found = choose_parser("tool", "auto", TEMPLATES[name])
-    assert (found is not None and found.name == "hermes") == (name == "hermes")
+    template, wanted = TEMPLATES[name]
+    found = choose_parser("tool", "auto", template)
+    assert (found and found.name) == wanted
 
 
-def test_reasoning_needs_both_markers():
-    assert choose_parser("reasoning", "auto", "<think> </think>").name == "qwen3"
-    assert choose_parser("reasoning", "auto", "split('</think>')") is None
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_auto_takes_the_reasoning_of_the_template(name):
+    template, wanted = THOUGHTS[name]
+    found = choose_parser("reasoning", "auto", template)
+    assert (found and found.name) == wanted
     assert choose_parser("reasoning", "auto", None) is None
 
 
 def test_names_and_none():
     assert choose_parser("tool", "none", QWEN3) is None
     assert choose_parser("tool", "hermes", None).name == "hermes"
-    for kind, known in (("tool", "hermes"), ("reasoning", "qwen3")):
+    for kind, known in (("tool", "hermes, kimi_k2"), ("reasoning", "kimi_k2, qwen3")):
         check_parser(kind, "auto")
-        with pytest.raises(ParserError, match=rf"parser nope: not installed.*none, {known}"):
+        with pytest.raises(ParserError, match=rf"parser nope: not installed.*none, .*{known}"):
             check_parser(kind, "nope")
 
 
@@ -85,7 +104,7 @@ def plug_in(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("plug_in")
 def test_parsers_are_found_by_entry_point():
-    assert installed_parsers("tool") == ("hermes", "shouting")
+    assert {"hermes", "shouting"} < set(installed_parsers("tool"))
     assert choose_parser("tool", "auto", "LOUD").name == "shouting"
     stream = choose_parser("tool", "shouting", None).start(ParseContext())
     assert stream.push("a") == [Content("A")]

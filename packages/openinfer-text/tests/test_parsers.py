@@ -19,7 +19,7 @@ from openinfer_text import (
     ToolCallStart,
 )
 from openinfer_text._hermes import HermesParser
-from openinfer_text._think import ThinkParser
+from openinfer_text._think import QWEN3
 
 F = ("f", '{"a": 1}')
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -181,7 +181,7 @@ GOLDEN = {
 def _run(text, cuts=(), turn="", **options):
     ids = (f"call_{n}" for n in itertools.count())
     context = ParseContext(turn=turn, new_call_id=lambda: next(ids))
-    parser = OutputParser(context, reasoning=ThinkParser(), tools=HermesParser(), **options)
+    parser = OutputParser(context, reasoning=QWEN3, tools=HermesParser(), **options)
     bounds = [0, *sorted(cuts), len(text)]
     pieces = [p for start, end in itertools.pairwise(bounds) for p in parser.push(text[start:end])]
     return [*pieces, *parser.finish()], parser

@@ -2,10 +2,11 @@
 
 from openinfer_text._assistant import AssistantTurn, ToolCall
 from openinfer_text._call_grammar import CallForm, grammar_of_calls
+from openinfer_text._call_ids import CallRenaming
 from openinfer_text._detokenizer import IncrementalDetokenizer
 from openinfer_text._engine import AddedToken, HuggingFaceEngine, Pipeline, TokenizerEngine
 from openinfer_text._generation import GenerationDefaults
-from openinfer_text._installed_parsers import check_parser, installed_parsers
+from openinfer_text._installed_parsers import check_parser, choose_parser, installed_parsers
 from openinfer_text._messages import ContentFormat
 from openinfer_text._model import ChatPrompt, TextModel
 from openinfer_text._output import OutputText, TextDelta
@@ -15,6 +16,7 @@ from openinfer_text._parser import (
     ParserFactory,
     ParserStream,
     ReasoningMarks,
+    StatefulStream,
 )
 from openinfer_text._pieces import (
     Content,
@@ -63,9 +65,11 @@ __all__ = [
     "OutputParser",
     "ParserFactory",
     "ParserStream",
+    "StatefulStream",
     "ParseContext",
     "installed_parsers",
     "check_parser",
+    "choose_parser",
     "Piece",
     "Content",
     "Reasoning",
@@ -79,6 +83,7 @@ __all__ = [
     "grammar_of_response_format",
     "grammar_of_calls",
     "CallForm",
+    "CallRenaming",
     "ReasoningMarks",
     # errors
     "TextError",

@@ -19,21 +19,12 @@ What is looked at again with every push is bounded, so that time is linear in th
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from openinfer_text._json_scan import JsonScanner
-from openinfer_text._parser import ParseContext, StatefulStream
-from openinfer_text._pieces import (
-    BLANK,
-    Content,
-    Piece,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    beginning_of,
-    end_of,
-)
+from openinfer_text._parser import ParseContext
+from openinfer_text._pieces import BLANK, Piece, beginning_of, end_of
+from openinfer_text._tool_stream import MAX_HEAD, ToolStream
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS_KEY = re.compile(r'"arguments\\?"')
@@ -46,8 +37,6 @@ _HEAD = re.compile(r'\s*\{\s*["}]')
 _POSSIBLE_HEAD = re.compile(r"\s*(?:\{\s*)?\Z")
 _MEMBERS = re.compile(r',\s*"')
 _POSSIBLE_MEMBERS = re.compile(r",\s*\Z")
-_MAX_HEAD = 1024
-"""Where a call's head is longer, it is read as a whole; so much white space is none of a call's."""
 
 
 class HermesParser:
@@ -73,55 +62,27 @@ class HermesParser:
 
     def start(self, context: ParseContext, /) -> "_HermesStream":
         """A parser for one answer."""
-        return _HermesStream(context.new_call_id)
+        return _HermesStream(context)
 
 
-class _HermesStream(StatefulStream):
-    def __init__(self, new_call_id: Callable[[], str]) -> None:
-        super().__init__()
-        self._new_call_id = new_call_id
-        self._read = self._read_content
-        self._blanks: list[str] = []
-        """White space that is content only if content goes on behind it."""
-        self._has_content = False
-        self._num_calls = 0
+class _HermesStream(ToolStream):
+    def __init__(self, context: ParseContext) -> None:
+        super().__init__(context, (_OPEN,))
         self._scanner = JsonScanner()
-        self._lead = ""
-        """What stands in front of the head, and is content if that is none."""
         self._is_object_open = False
 
-    def finish(self) -> list[Piece]:
-        pieces: list[Piece] = []
-        while self._read in (self._read_head, self._read_whole):
-            self._give_up(pieces)
-            self._read_on(pieces)
+    def _is_announced(self) -> bool:
+        return self._read not in (self._read_head, self._read_whole)
+
+    def _finish_call(self, pieces: list[Piece]) -> None:
         rest = self._take(len(self._text))
-        if self._read == self._read_content:
-            self._show(rest, pieces)
-            if not self._num_calls and (blank := "".join(self._blanks)):
-                pieces.append(Content(blank))
-        elif self._read == self._read_broken:
+        if self._read == self._read_broken:
             self._add_arguments(rest, pieces)
-        self._blanks.clear()
-        return pieces
-
-    def _read_content(self, pieces: list[Piece]) -> bool:
-        at = self._text.find(_OPEN, self._at)
-        end = beginning_of(_OPEN, self._text, self._at) if at < 0 else at
-        self._show(self._take(end), pieces)
-        if at < 0:
-            return False
-        self._begin_head(self._take(at + len(_OPEN)))
-        return True
-
-    def _begin_head(self, lead: str) -> None:
-        self._lead = lead
-        self._read = self._read_head
 
     def _read_head(self, pieces: list[Piece]) -> bool:
-        text = self._text[self._at : self._at + _MAX_HEAD]
+        text = self._text[self._at : self._at + MAX_HEAD]
         if _HEAD.match(text) is None:
-            is_possible = len(text) < _MAX_HEAD and _POSSIBLE_HEAD.match(text)
+            is_possible = len(text) < MAX_HEAD and _POSSIBLE_HEAD.match(text)
             return False if is_possible else self._give_up(pieces)
         head = _STREAMABLE_HEAD.match(text)
         if head is not None:
@@ -134,7 +95,7 @@ class _HermesStream(StatefulStream):
             return True
         scanner = JsonScanner()
         goes_on = scanner.find_end(text) is None and scanner.broken_at is None
-        if goes_on and len(text) < _MAX_HEAD:
+        if goes_on and len(text) < MAX_HEAD:
             return False
         self._scanner, self._read = JsonScanner(), self._read_whole
         return True
@@ -184,7 +145,7 @@ class _HermesStream(StatefulStream):
 
     def _read_tail(self, pieces: list[Piece]) -> bool:
         self._seen = at = end_of(BLANK, self._text, self._seen)
-        rest = self._text[at : at + _MAX_HEAD]
+        rest = self._text[at : at + MAX_HEAD]
         if rest.startswith(_CLOSE):
             self._take(at + len(_CLOSE))
             self._read = self._read_content
@@ -195,7 +156,7 @@ class _HermesStream(StatefulStream):
             self._take(at + 1)
         elif self._is_object_open and _MEMBERS.match(rest):
             self._scanner, self._read = JsonScanner(depth=1), self._read_members
-        elif self._is_object_open and len(rest) < _MAX_HEAD and _POSSIBLE_MEMBERS.match(rest):
+        elif self._is_object_open and len(rest) < MAX_HEAD and _POSSIBLE_MEMBERS.match(rest):
             return False
         elif rest[0] == "{":
             self._begin_head(self._take(at))
@@ -219,45 +180,17 @@ class _HermesStream(StatefulStream):
             self._read = self._read_tail
         return True
 
-    def _give_up(self, pieces: list[Piece]) -> bool:
-        """It was no call: its marker is content, and what follows is read as such."""
-        self._show(self._lead, pieces)
-        self._go_back()
-        self._read = self._read_content
-        return True
-
-    def _announce(self, name: str, pieces: list[Piece]) -> None:
-        self._blanks.clear()
-        pieces.append(ToolCallStart(self._num_calls, self._new_call_id(), name))
-        self._num_calls += 1
-
-    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
-        if text:
-            pieces.append(ToolCallArguments(self._num_calls - 1, text))
-
     def _end_call(self, arguments: str, pieces: list[Piece], *, is_object_open: bool) -> bool:
         self._add_arguments(arguments, pieces)
-        pieces.append(ToolCallEnd(self._num_calls - 1))
+        self._add_end(pieces)
         self._is_object_open = is_object_open
         self._read = self._read_tail
         return True
 
-    def _show(self, text: str, pieces: list[Piece]) -> None:
-        inner = text.rstrip()
-        if not inner:
-            self._blanks.append(text)
-            return
-        shown = "".join((*self._blanks, inner))
-        self._blanks = [text[len(inner) :]]
-        if self._num_calls and not self._has_content:
-            shown = shown.lstrip()
-        self._has_content = True
-        pieces.append(Content(shown))
-
 
 def _without_brace(text: str, start: int, end: int) -> int:
     """Where the white space, brace and white space begin that end `text[start:end]`."""
-    start = max(start, end - _MAX_HEAD)
+    start = max(start, end - MAX_HEAD)
     inner = text[start:end].rstrip()
     return start + len(inner.removesuffix("}").rstrip())
 

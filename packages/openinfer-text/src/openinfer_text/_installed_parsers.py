@@ -7,9 +7,11 @@ This package's own are always there. Others are entry points of `openinfer.tool_
 from importlib.metadata import entry_points
 from typing import Literal, cast
 
+from openinfer_text import _deepseek, _think
 from openinfer_text._hermes import HermesParser
+from openinfer_text._kimi import KimiParser
 from openinfer_text._parser import ParserFactory
-from openinfer_text._think import ThinkParser
+from openinfer_text._xml_calls import XmlCallParser
 from openinfer_text.errors import ParserError
 
 ParserKind = Literal["tool", "reasoning"]
@@ -21,8 +23,8 @@ _GROUPS: dict[ParserKind, str] = {
 }
 _FLAGS: dict[ParserKind, str] = {"tool": "--tool-call-parser", "reasoning": "--reasoning-parser"}
 _BUILT_IN: dict[ParserKind, tuple[ParserFactory, ...]] = {
-    "tool": (HermesParser(),),
-    "reasoning": (ThinkParser(),),
+    "tool": (HermesParser(), XmlCallParser(), KimiParser(), _deepseek.V3, _deepseek.V31),
+    "reasoning": (_think.QWEN3, _think.DEEPSEEK_R1, _think.KIMI_K2),
 }
 
 

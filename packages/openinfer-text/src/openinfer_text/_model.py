@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from openinfer_contract import Grammar, pack_ids
+from openinfer_text._call_ids import name_calls
 from openinfer_text._folder import read_chat_templates, read_json, read_number
 from openinfer_text._generation import GenerationDefaults
 from openinfer_text._installed_parsers import choose_parser
@@ -31,7 +32,7 @@ class ChatPrompt(NamedTuple):
     turn: str
     """What `text` already holds of the turn that the model continues, such as an open `<think>`."""
     call_ids: tuple[str, ...] = ()
-    """Ids of the calls in the messages, in order."""
+    """Ids of the calls in the messages, in order, as the model reads them."""
 
 
 class TextModel:
@@ -156,6 +157,7 @@ class TextModel:
         """
         if self.chat_template is None:
             raise NoChatTemplate
+        messages, call_ids = name_calls(messages, self.tool_parser)
         text = self.chat_template.render(
             messages,
             tools=tools,
@@ -170,7 +172,7 @@ class TextModel:
             token_ids,
             self._boundaries(token_ids),
             self._open_turn(text),
-            _call_ids(messages),
+            call_ids,
         )
 
     def _open_turn(self, text: str) -> str:
@@ -282,11 +284,6 @@ class TextModel:
             has_parallel_calls=has_parallel_calls,
             is_call_named=is_call_named,
         )
-
-
-def _call_ids(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    calls = (call for message in messages for call in message.get("tool_calls") or ())
-    return tuple(call["id"] for call in calls if isinstance(call.get("id"), str))
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

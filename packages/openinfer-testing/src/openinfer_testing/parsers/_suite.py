@@ -1,0 +1,39 @@
+"""The suite as pytest runs it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from openinfer_testing.parsers._golden import GoldenStream, Parsers
+from openinfer_testing.parsers._rules import PARSER_RULES, ParserRule
+
+
+class ParserConformance:
+    """Subclass it, provide the fixtures, and pytest holds your parser to every rule.
+
+    class TestMyParser(ParserConformance):
+        @pytest.fixture
+        def parsers(self):
+            return Parsers(tools=MyParser())
+
+        @pytest.fixture
+        def golden_streams(self):
+            return {"one call": GoldenStream(text='CALL f {"a": 1}', calls=[("f", '{"a": 1}')])}
+    """
+
+    @pytest.fixture
+    def parsers(self) -> Parsers:
+        """The parsers under test."""
+        raise NotImplementedError("provide the fixture parsers")
+
+    @pytest.fixture
+    def golden_streams(self) -> Mapping[str, GoldenStream]:
+        """What models of the family write."""
+        raise NotImplementedError("provide the fixture golden_streams")
+
+    @pytest.mark.parametrize("rule", PARSER_RULES.values(), ids=PARSER_RULES.keys())
+    def test_rule(
+        self, rule: ParserRule, parsers: Parsers, golden_streams: Mapping[str, GoldenStream]
+    ) -> None:
+        """One rule."""
+        rule.check(parsers, golden_streams)

@@ -1,0 +1,49 @@
+"""The suite is worth something only if a broken parser fails it: one per rule."""
+
+import json
+
+import pytest
+
+from openinfer_testing.parsers import (
+    BROKEN_PARSERS,
+    PARSER_RULES,
+    BrokenParser,
+    GoldenStream,
+    ParserConformance,
+    Parsers,
+)
+from openinfer_text import choose_parser
+
+CASES = [(broken, rule) for broken, rules in BROKEN_PARSERS.items() for rule in rules]
+ARGUMENTS = json.dumps({"code": "print(1)\n" * 20})
+STREAMS = {
+    "a call": GoldenStream(
+        text=f'So:\n<tool_call>{{"name": "f", "arguments": {ARGUMENTS}}}</tool_call>',
+        content="So:",
+        calls=[("f", ARGUMENTS)],
+        is_streamed=True,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"), CASES, ids=[f"{broken.__name__}-{rule}" for broken, rule in CASES]
+)
+def test_a_broken_parser_is_caught(broken: type[BrokenParser], rule: str) -> None:
+    parser = broken(choose_parser("tool", "hermes", None))
+    with pytest.raises(AssertionError, match=rule):
+        PARSER_RULES[rule].check(Parsers(tools=parser), STREAMS)
+
+
+def test_every_rule_catches_something() -> None:
+    assert {rule for rules in BROKEN_PARSERS.values() for rule in rules} == {*PARSER_RULES}
+
+
+class TestUnbroken(ParserConformance):
+    @pytest.fixture
+    def parsers(self) -> Parsers:
+        return Parsers(tools=choose_parser("tool", "hermes", None))
+
+    @pytest.fixture
+    def golden_streams(self) -> dict[str, GoldenStream]:
+        return STREAMS

@@ -1,0 +1,66 @@
+"""Ids of the calls in a conversation, and models that read them in a form of their own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class CallRenaming(Protocol):
+    """A tool parser whose model reads ids of one form; a `ParserFactory` may have it besides."""
+
+    def rename_call(self, call_id: str, name: str, index: int, /) -> str:
+        """The id that the model shall read.
+
+        Args:
+            call_id: the client's, "" if it sent none.
+            name: of the tool.
+            index: of the call among all in the conversation, from 0.
+        """
+
+
+def name_calls(messages: Sequence[Any], parser: object) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """The messages with ids in the parser's form, and the ids of their calls in order.
+
+    Results are renamed with their calls. What is malformed is left for others to refuse.
+    """
+    if not any(isinstance(m, Mapping) and m.get("tool_calls") for m in messages):
+        return messages, ()
+    rename = parser.rename_call if isinstance(parser, CallRenaming) else _keep
+    named: list[Any] = []
+    ids: list[str] = []
+    new_ids: dict[str, str] = {}
+    for message in messages:
+        if not isinstance(message, Mapping):
+            named.append(message)
+            continue
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            renamed = []
+            for call in calls:
+                old_id, name = _describe(call)
+                if name is not None:
+                    ids.append(rename(old_id, name, len(ids)))
+                    new_ids[old_id] = ids[-1]
+                    call = {**call, "id": ids[-1]} if ids[-1] != old_id else call
+                renamed.append(call)
+            message = {**message, "tool_calls": renamed}
+        answered = message.get("tool_call_id")
+        if isinstance(answered, str) and answered in new_ids:
+            message = {**message, "tool_call_id": new_ids[answered]}
+        named.append(message)
+    return named, tuple(ids)
+
+
+def _keep(call_id: str, name: str, index: int, /) -> str:
+    return call_id
+
+
+def _describe(call: Any) -> tuple[str, str | None]:
+    """Id and name of a call, None if it is none."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    return (
+        call_id if isinstance(call_id, str) else "",
+        name if isinstance(name, str) else None,
+    )

@@ -1,0 +1,50 @@
+"""The `deepseek_v3` and `deepseek_v31` tool parsers: what DeepSeek's models write between tokens.
+
+V3 and R1 write the kind of the tool, its name, and the arguments in a fence of Markdown; V3.1 the
+name and the arguments alone.
+"""
+
+from typing import Any
+
+from openinfer_text._parser import ParseContext
+from openinfer_text._sections import LABEL, Callee, SectionForm, SectionStream
+
+SECTION_BEGIN = "<｜tool▁calls▁begin｜>"
+_FENCE = "```json"
+_SEPARATOR = "<｜tool▁sep｜>"
+
+
+def _form(*head: str | None) -> SectionForm:
+    return SectionForm(
+        section_begin=SECTION_BEGIN,
+        section_end="<｜tool▁calls▁end｜>",
+        call_begin="<｜tool▁call▁begin｜>",
+        call_end="<｜tool▁call▁end｜>",
+        head=head,
+    )
+
+
+def _find_callee(label: str, arguments: dict[str, Any] | None, /) -> Callee:
+    return Callee(label)
+
+
+class DeepSeekParser:
+    """Tool calls as one generation of DeepSeek's models writes them; see `V3` and `V31`."""
+
+    def __init__(self, name: str, form: SectionForm, *, is_fenced: bool) -> None:
+        self.name = name
+        self.markers = form.markers
+        self._form = form
+        self._is_fenced = is_fenced
+
+    def claims(self, template: str, /) -> bool:
+        """A template with the section's first token, and with or without fences."""
+        return SECTION_BEGIN in template and (_FENCE in template) == self._is_fenced
+
+    def start(self, context: ParseContext, /) -> SectionStream:
+        """A parser for one answer."""
+        return SectionStream(context, self._form, _find_callee)
+
+
+V3 = DeepSeekParser("deepseek_v3", _form("function", _SEPARATOR, LABEL, _FENCE), is_fenced=True)
+V31 = DeepSeekParser("deepseek_v31", _form(LABEL, _SEPARATOR), is_fenced=False)
