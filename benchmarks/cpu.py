@@ -150,7 +150,7 @@ def main() -> None:
     report = _report(windows)
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = HERE / "results" / f"cpu-{report['date'][:10]}.json"
+        file = HERE / "results" / f"cpu-{report['date'][:10]}-{report['commit']}.json"
         file.write_text(json.dumps(report, indent=2) + "\n")
 
 

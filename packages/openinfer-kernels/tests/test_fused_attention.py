@@ -107,9 +107,36 @@ def _assert_near(got, expected):
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_composed(step, heads, dtype, random):
+@pytest.mark.parametrize("backend", ["composed", "native"])
+def test_on_the_cpu(backend, step, heads, dtype, random):
     spec, problem = _problem(heads, step, dtype, random)
-    _check(spec, problem, "cpu", "composed")
+    _check(spec, problem, "cpu", backend)
+
+
+# A task of attention takes 60 queries of these heads, a block 64 keys.
+LONG_STEPS = {
+    "ends": [(60, 60), (61, 61), (64, 64), (65, 65), (2, 2)],
+    "after-a-prefix": [(59, 200), (1, 130), (130, 257)],
+    "nothing-to-see": [(2, 0), (70, 70)],
+}
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (6, 1, 32), (2, 2, 128), (1, 1, 256)])
+@pytest.mark.parametrize("step", LONG_STEPS.values(), ids=LONG_STEPS)
+def test_long_steps(backend, step, heads, random):
+    spec, problem = _problem(heads, step, torch.bfloat16, random)
+    _check(spec, problem, "cpu", backend)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize("eps", [None, 1e-6])
+def test_native_rounds_where_its_parts_do(backend, eps, random):
+    spec, problem = _problem((4, 2, 64), STEPS["prefill"], torch.bfloat16, random, eps=eps)
+    composed, theirs = _run(spec, problem, "cpu", "composed")
+    fused, ours = _run(spec, problem, "cpu", backend)
+    assert torch.equal(fused, composed)
+    assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
 def _use_load(monkeypatch, load, *, extra_programs, whole_keys=0):

@@ -1,7 +1,16 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from openinfer_kernels import BackendUnavailable, FusedLinearSpec, LinearSpec, plan_fused_linear
+from openinfer_kernels import (
+    BackendUnavailable,
+    FusedLinearSpec,
+    LinearSpec,
+    dequantize_weight,
+    plan_fused_linear,
+    quantize_weight,
+)
 from openinfer_kernels.fused_linear import _triton
 
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
@@ -15,7 +24,7 @@ PARTS = {
 }
 
 
-def _spec(parts, dtype, num_in=96, num_out=80):
+def _spec(parts, dtype, num_in=96, num_out=96):
     linear = LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype)
     return FusedLinearSpec(linear=linear, **parts)
 
@@ -40,13 +49,39 @@ def _run(spec, inputs, device, backend):
     return out
 
 
+@pytest.mark.parametrize("backend", ["composed", "native"])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("num_rows", [1, 7])
-def test_composed(parts, num_rows, dtype, random):
-    spec = _spec(parts, dtype)
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 17])
+# Of an odd number of panels, and of a panel that is not full.
+@pytest.mark.parametrize("num_out", [96, 74])
+def test_on_the_cpu(backend, num_out, num_rows, parts, dtype, random):
+    spec = _spec(parts, dtype, num_out=num_out)
+    if backend == "native" and spec.is_gated and num_out == 74:
+        with pytest.raises(BackendUnavailable, match="multiple of 32 rows of gate and up, got 74"):
+            plan_fused_linear(spec, "cpu", backend)
+        return
     inputs = _inputs(spec, num_rows, random)
-    expected = _run(_spec(parts, torch.float32), _widened(inputs), "cpu", "reference")
-    _assert_near(_run(spec, inputs, "cpu", "composed"), expected, dtype)
+    if num_rows == 0:
+        assert _run(spec, inputs, "cpu", backend).shape == (0, spec.num_outputs)
+        return
+    expected = _run(
+        _spec(parts, torch.float32, num_out=num_out), _widened(inputs), "cpu", "reference"
+    )
+    _assert_near(_run(spec, inputs, "cpu", backend), expected, dtype)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+def test_quantized_weights(backend, quantization, num_rows, random):
+    spec = _spec(PARTS["everything"], torch.bfloat16)
+    inputs = _inputs(spec, num_rows, random)
+    stored = dequantize_weight(*quantize_weight(inputs["weight"], quantization))
+    widened = _widened(inputs) | {"weight": stored}
+    expected = _run(_spec(PARTS["everything"], torch.float32), widened, "cpu", "reference")
+    linear = replace(spec.linear, quantization=quantization)
+    got = _run(replace(spec, linear=linear), inputs, "cpu", backend)
+    _assert_near(got, expected, torch.bfloat16)
 
 
 _ERRORS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -1,16 +1,21 @@
 """Tensors that are not what a native op was planned for are refused, not read as if they were."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from openinfer_kernels import (
+    FusedAttentionSpec,
+    FusedLinearSpec,
     LinearSpec,
     PagedAttentionSpec,
     RMSNormSpec,
     RopeSpec,
     SiluAndMulSpec,
     StoreKVSpec,
-    plan_add_rms_norm,
+    plan_fused_attention,
+    plan_fused_linear,
     plan_linear,
     plan_paged_attention,
     plan_rms_norm,
@@ -40,14 +45,16 @@ def linear():
     return product, [zeros(2, 64), product.pack(zeros(16, 64))]
 
 
+def fused_linear():
+    linear = LinearSpec(in_features=64, out_features=32, dtype=DTYPE)
+    spec = FusedLinearSpec(linear=linear, norm_eps=1e-6, is_gated=True, adds_residual=True)
+    product = plan_fused_linear(spec, "cpu", "native")
+    return product, [zeros(2, 64), product.pack(zeros(32, 64)), zeros(64), zeros(2, 16)]
+
+
 def rms_norm():
     spec = RMSNormSpec(hidden_size=64, eps=1e-6, dtype=DTYPE)
     return plan_rms_norm(spec, "cpu", "native"), [zeros(2, 64), zeros(64)]
-
-
-def add_rms_norm():
-    spec = RMSNormSpec(hidden_size=64, eps=1e-6, dtype=DTYPE)
-    return plan_add_rms_norm(spec, "cpu", "native"), [zeros(2, 64), zeros(2, 64), zeros(64)]
 
 
 def silu_and_mul():
@@ -77,7 +84,45 @@ def paged_attention():
     ]  # fmt: skip
 
 
-OPS = [linear, rms_norm, add_rms_norm, silu_and_mul, rope, store_kv, paged_attention]
+class Step(SimpleNamespace):
+    """What `fused_attention` reads of a step."""
+
+    max_seqlen_q, max_seqlen_k = 1, 20
+
+
+STEP = {
+    "positions": indices(19),
+    "slot_mapping": indices(35),
+    "cu_seqlens_q": indices(0, 1, dtype=torch.int32),
+    "seq_lens": indices(20, dtype=torch.int32),
+    "block_table": indices([0, 2], dtype=torch.int32),
+}
+
+
+def fused_attention():
+    attention = PagedAttentionSpec(num_heads=4, block_size=16, scale=1.0, **HEADS)
+    spec = FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+    op = plan_fused_attention(spec, "cpu", "native")
+
+    def call(qkv, q_norm, k_norm, cos_sin, k_cache, v_cache, *step):
+        rows = Step(**dict(zip(STEP, step, strict=True)))
+        return op(qkv, (q_norm, k_norm), cos_sin, rows, k_cache, v_cache)
+
+    caches = [zeros(3, 16, 2, 32), zeros(3, 16, 2, 32)]
+    table = zeros(32, 32, dtype=torch.float32)
+    return call, [zeros(1, 8, 32), zeros(32), zeros(32), table, *caches, *STEP.values()]
+
+
+OPS = [
+    linear,
+    fused_linear,
+    fused_attention,
+    rms_norm,
+    silu_and_mul,
+    rope,
+    store_kv,
+    paged_attention,
+]
 
 
 def half_as_wide(x):
@@ -116,9 +161,12 @@ def test_every_tensor_is_checked(op, fault):
         if fault is transposed and isinstance(changed, torch.Tensor) and changed.is_contiguous():
             continue
         # A narrower table is a shorter bound, and half of one length is none.
-        if op is paged_attention and index == 5 and fault is half_as_wide:
+        is_table = (op, index) in {(paged_attention, 5), (fused_attention, 10)}
+        if is_table and fault is half_as_wide:
             continue
-        with pytest.raises(ValueError, match=f"^{op.__name__} takes "):
+        # It is `linear` with more around it.
+        name = "linear" if op is fused_linear else op.__name__
+        with pytest.raises(ValueError, match=f"^{name} takes "):
             call(*arguments[:index], changed, *arguments[index + 1 :])
 
 
@@ -127,6 +175,33 @@ def test_positions_beyond_the_table_are_refused(position):
     call, arguments = rope()
     with pytest.raises(ValueError, match=f"position {position} is not in a table of 8"):
         call(*arguments[:3], indices(0, position))
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "reason"),
+    [(6, 32, "position 32 is not in a table of 32"), (7, 48, "slot 48 is not in a cache of 48")],
+)
+def test_fused_attention_refuses_what_is_beyond_and_writes_nothing(index, value, reason):
+    call, arguments = fused_attention()
+    arguments[0] += 1
+    arguments[index] = indices(value)
+    with pytest.raises(ValueError, match=f"^fused_attention: {reason}"):
+        call(*arguments)
+    assert not arguments[4].any()
+    assert not arguments[5].any()
+
+
+def test_what_a_fused_product_is_not_made_for_is_refused():
+    call, (x, packed, norm, residual) = fused_linear()
+    with pytest.raises(ValueError, match="takes a norm_weight where"):
+        call(x, packed, None, residual)
+    with pytest.raises(ValueError, match="takes a residual where"):
+        call(x, packed, norm)
+    call, (x, packed) = linear()
+    with pytest.raises(ValueError, match="takes a norm_weight where"):
+        call(x, packed, norm)
+    with pytest.raises(ValueError, match="takes a residual where"):
+        call(x, packed, None, residual)
 
 
 @pytest.mark.parametrize("slot", [48, -1, 2**40])

@@ -165,14 +165,15 @@ def test_a_long_decode_sees_every_token(backend, length, random):
 def test_blocks_of_another_size(backend, random, assert_close, monkeypatch):
     for block_size in (1, 7, 24, 64):
         monkeypatch.setitem(globals(), "BLOCK_SIZE", block_size)
-        spec, inputs = _problem((4, 2, 64), STEPS["decode"], torch.bfloat16, random)
+        spec, inputs = _problem((4, 2, 64), STEPS["mixed"], torch.bfloat16, random)
         expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
         assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
 
 
 @pytest.mark.parametrize("backend", ["native"])
-def test_scores_far_from_zero_do_not_overflow(backend, random, assert_close):
-    spec, inputs = _problem((4, 2, 64), STEPS["decode"], torch.bfloat16, random)
+@pytest.mark.parametrize("step", ["decode", "prefill"])
+def test_scores_far_from_zero_do_not_overflow(backend, step, random, assert_close):
+    spec, inputs = _problem((4, 2, 64), STEPS[step], torch.bfloat16, random)
     inputs = (inputs[0] * 100, *inputs[1:])
     expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
     assert expected.isfinite().all()
@@ -182,15 +183,19 @@ def test_scores_far_from_zero_do_not_overflow(backend, random, assert_close):
 @pytest.mark.parametrize("backend", ["native", "cpu"])
 @pytest.mark.parametrize("poisoned", ["q", "k", "v"])
 @pytest.mark.parametrize("token", [0, 15, 16, 69, 299])
-def test_nan_in_an_input_is_nan_in_the_output(backend, poisoned, token, random):
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_nan_in_an_input_is_nan_in_the_output(backend, num_queries, poisoned, token, random):
     """A row that cannot be right must not look right: the sampler refuses NaN."""
-    spec, inputs = _problem((4, 2, 64), [(1, 300), (1, 20)], torch.bfloat16, random)
-    q, k_cache, v_cache, _, _, table, _, _ = inputs
+    steps = [(num_queries, 300), (num_queries, 20)]
+    spec, (q, k_cache, v_cache, *rest) = _problem((4, 2, 64), steps, torch.bfloat16, random)
+    # Seen from the sequence's last query.
+    inputs, last = (q, k_cache, v_cache, *rest), num_queries - 1
+    q, table = q[last:], rest[2]
     slot = int(table[0, token // BLOCK_SIZE]), token % BLOCK_SIZE
     {"q": q[0, 2:], "k": k_cache[(*slot, 1)], "v": v_cache[(*slot, 1)]}[poisoned][..., 5] = (
         torch.nan
     )
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs)
+    got = plan_paged_attention(spec, "cpu", backend)(*inputs)[last::num_queries]
     # Of the sequence's second key head, which query heads 2 and 3 read.
     lost = got[0, 2:, 5] if poisoned == "v" else got[0, 2:]
     assert lost.isnan().all()

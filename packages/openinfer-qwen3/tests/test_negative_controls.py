@@ -24,7 +24,7 @@ class Patched:
 
 
 def _attentions(harness):
-    """What each layer does between its projections, as ops in turn: so it runs on a CPU."""
+    """What each layer does between its projections, as ops in turn."""
     return [layer.attention.attention._attend for layer in harness.model.layers]
 
 
@@ -124,7 +124,7 @@ FAULTS = [
 def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
     # Looking ahead in a decode step reads a slot nobody wrote, so give it an arena without NaN.
     folder = checkpoint(SHAPE)
-    model = harness(folder, dtype)
+    model = harness(folder, dtype, attention_backend="composed")
     with torch.inference_mode():
         for index in range(model.cache.spec.num_layers):
             for plane in model.cache.layer(index):
@@ -167,7 +167,7 @@ def test_the_gate_of_long_decodes_goes_red(
     fault, dtype, checkpoint, harness, long_way, long_prompts, long_shape
 ):
     folder = checkpoint(long_shape)
-    model = harness(folder, dtype)
+    model = harness(folder, dtype, attention_backend="composed")
     fault(model)
     report = run_gate(folder, lambda ids: long_way(model, ids), long_prompts, dtype)
     assert not report.is_accurate, report

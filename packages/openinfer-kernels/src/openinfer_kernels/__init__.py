@@ -6,6 +6,7 @@ what is right; the others are held to it by one parametrised test.
 """
 
 from openinfer_kernels._dispatch import BACKEND_ORDER
+from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels._report import OpReport, describe
 from openinfer_kernels._upload import upload
 from openinfer_kernels.errors import BackendUnavailable, KernelError
@@ -31,10 +32,8 @@ from openinfer_kernels.paged_attention import (
     plan_paged_attention,
 )
 from openinfer_kernels.rms_norm import (
-    AddRMSNorm,
     RMSNorm,
     RMSNormSpec,
-    plan_add_rms_norm,
     plan_rms_norm,
 )
 from openinfer_kernels.rope import Rope, RopeSpec, plan_rope
@@ -55,10 +54,8 @@ from openinfer_kernels.store_kv import StoreKV, StoreKVSpec, plan_store_kv
 
 __all__ = [
     # Normalisation
-    "AddRMSNorm",
     "RMSNorm",
     "RMSNormSpec",
-    "plan_add_rms_norm",
     "plan_rms_norm",
     # Projections and the MLP
     "Linear",
@@ -102,6 +99,9 @@ __all__ = [
     "plan_sample",
     # Copying without waiting
     "upload",
+    # Host memory that is read fast
+    "empty_weight",
+    "zeros_in_huge_pages",
     # Backends
     "BACKEND_ORDER",
     "OpReport",

@@ -39,7 +39,7 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cuda": ("torch", "reference"),
     },
     "fused_linear": {
-        "cpu": ("composed",),
+        "cpu": ("native", "composed"),
         "cuda": ("triton", "composed", "reference"),
     },
     "store_kv": {
@@ -51,7 +51,7 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cuda": ("triton", "torch", "reference"),
     },
     "fused_attention": {
-        "cpu": ("composed", "reference"),
+        "cpu": ("native", "composed", "reference"),
         "cuda": ("triton", "composed", "reference"),
     },
     "sample": {

@@ -16,6 +16,7 @@ from openinfer_kernels import (
     PackedWeight,
     Quantization,
     RMSNormSpec,
+    empty_weight,
     plan_fused_linear,
     plan_rms_norm,
 )
@@ -24,7 +25,7 @@ from openinfer_kernels import (
 def _weight(
     shape: tuple[int, ...], *, device: torch.device | str, dtype: torch.dtype
 ) -> nn.Parameter:
-    return _parameter(torch.empty(shape, device=device, dtype=dtype))
+    return _parameter(empty_weight(shape, device=device, dtype=dtype))
 
 
 def _parameter(tensor: torch.Tensor) -> nn.Parameter:

@@ -3,12 +3,12 @@
 device memory = weights + activations of the largest step + sampling + KV cache
 """
 
-import mmap
 from dataclasses import dataclass
 
 import torch
 
 from openinfer_engine import EngineOptions
+from openinfer_kernels import zeros_in_huge_pages
 from openinfer_nn import CacheSpec, CacheView, StepInputs
 from openinfer_runtime._machine import host_memory_bytes
 from openinfer_runtime._model import TorchModel
@@ -116,7 +116,7 @@ def _weights_label(options: EngineOptions) -> str:
 def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:
     """[num_bytes], uint8, all zero; on the CPU it takes memory only where it has been written."""
     if device.type == "cpu":
-        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        return zeros_in_huge_pages(num_bytes)
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 

@@ -34,8 +34,8 @@ import torch
 
 from openinfer_kernels.errors import KernelError
 
-_SOURCES = ("attention.c", "elementwise.c", "linear.c", "quantize.c")
-_HEADERS = ("common.h",)
+_SOURCES = ("attention.c", "decode.c", "elementwise.c", "linear.c", "prefill.c", "quantize.c")
+_HEADERS = ("attention.h", "common.h", "rows.h")
 _CPU_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma")
 _ISA = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma")
 # Products and sums are fused where the sources say so, whatever the compiler's default.
@@ -49,21 +49,25 @@ _SCRATCH = "compiling-"
 _logger = logging.getLogger(__name__)
 
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_ATTENTION = [_POINTER] * 4 + [_SIZE] + [_POINTER] * 3 + [_SIZE] * 6 + [_FLOAT]
 _SIGNATURES = {
-    # y, x, weight[, scales], rows of x, out_features, in_features, threads
-    "linear_bf16": [_POINTER] * 3 + [_SIZE] * 3 + [_INT],
-    "linear_int8": [_POINTER] * 4 + [_SIZE] * 3 + [_INT],
-    "linear_int4": [_POINTER] * 4 + [_SIZE] * 3 + [_INT],
+    # y, x, weight, scales, norm weight, residual, rows of x, out_features, in_features, gated, eps,
+    # threads
+    **dict.fromkeys(
+        ("linear_bf16", "linear_int8", "linear_int4"),
+        [_POINTER] * 6 + [_SIZE] * 3 + [_INT, _FLOAT, _INT],
+    ),
     # packed, scales, weight, out_features, in_features, threads
     "quantize_int8": [_POINTER] * 3 + [_SIZE] * 2 + [_INT],
     "quantize_int4": [_POINTER] * 3 + [_SIZE] * 2 + [_INT],
     # out, q, k_cache, v_cache, block stride, cu_seqlens_q, seq_lens, block_table, its stride,
     # sequences, heads, kv heads, head_dim, block size, scale, threads
-    "decode_attention": [_POINTER] * 4 + [_SIZE] + [_POINTER] * 3 + [_SIZE] * 6 + [_FLOAT, _INT],
+    "paged_attention": [*_ATTENTION, _INT],
+    # The same with qkv, then norm weights of queries and keys, eps, cos_sin, positions, slots, rows
+    # of cos_sin, blocks, tokens, threads
+    "fused_attention": [*_ATTENTION, *[_POINTER] * 2, _FLOAT, *[_POINTER] * 3, *[_SIZE] * 3, _INT],
     # y, x, weight, rows, heads, row stride, head stride, size, eps, threads
     "rms_norm": [_POINTER] * 3 + [_SIZE] * 5 + [_FLOAT, _INT],
-    # y, x, residual, weight, rows, size, eps, threads
-    "add_rms_norm": [_POINTER] * 4 + [_SIZE] * 2 + [_FLOAT, _INT],
     # q out, k out, q, k, cos_sin, positions, rows of cos_sin, tokens, heads, kv heads, head_dim,
     # strides, threads
     "rope": [_POINTER] * 6 + [_SIZE] * 7 + [_INT],
@@ -74,7 +78,11 @@ _SIGNATURES = {
     "store_kv": [_POINTER] * 5 + [_SIZE] * 7,
 }
 # The others return nothing.
-_RESULTS = {"decode_attention": _INT, "rope": _SIZE, "store_kv": _SIZE}
+_RESULTS = {
+    **dict.fromkeys(("linear_bf16", "linear_int8", "linear_int4"), _INT),
+    **dict.fromkeys(("paged_attention", "fused_attention"), _INT),
+    **dict.fromkeys(("rope", "store_kv"), _SIZE),
+}
 
 
 class NativeUnavailable(KernelError):

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef uint16_t bf16;
@@ -64,4 +65,29 @@ INLINE __m512 exp16(__m512 x) {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93147206e-1f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.f));
     return _mm512_scalef_ps(p, n);
+}
+
+/* A thread's working memory, kept from call to call: fresh pages would cost more than the arithmetic. */
+typedef struct {
+    void *at;
+    size_t size;
+} Room;
+
+/* At least `needed` bytes, their contents undefined; NULL if there is no memory. */
+INLINE void *grown(Room *room, size_t needed) {
+    if (needed > room->size) {
+        free(room->at);
+        room->size = (needed + 63) / 64 * 64;
+        room->at = aligned_alloc(64, room->size);
+        if (!room->at) room->size = 0;
+    }
+    return room->at;
+}
+
+/* Below this many elements a thread's wake-up costs more than its share of the work. */
+enum { ELEMENTS_PER_THREAD = 1 << 15 };
+
+INLINE int threads_for(int64_t num_elements, int num_threads) {
+    const int64_t useful = num_elements / ELEMENTS_PER_THREAD;
+    return useful < 1 ? 1 : useful < num_threads ? (int)useful : num_threads;
 }

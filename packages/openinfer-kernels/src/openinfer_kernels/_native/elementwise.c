@@ -1,29 +1,6 @@
 /* Norms, rotation, activation and the cache write on bf16: one call each where an operator library
  * needs ten, which is what a step of one token pays for. Arithmetic is float32. */
-#include "common.h"
-
-/* Below this many elements a thread's wake-up costs more than its share of the work. */
-enum { ELEMENTS_PER_THREAD = 1 << 15 };
-
-static int threads_for(int64_t num_elements, int num_threads) {
-    const int64_t useful = num_elements / ELEMENTS_PER_THREAD;
-    return useful < 1 ? 1 : useful < num_threads ? (int)useful : num_threads;
-}
-
-INLINE void normalise(bf16 *y, const bf16 *x, const bf16 *weight, int64_t size, float eps) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += 16) {
-        const __m512 v = widen_masked(first_lanes(size - i), x + i);
-        squares = _mm512_fmadd_ps(v, v, squares);
-    }
-    const float mean = _mm512_reduce_add_ps(squares) / (float)size;
-    const __m512 inverse = _mm512_set1_ps(1.f / sqrtf(mean + eps));
-    for (int64_t i = 0; i < size; i += 16) {
-        const __mmask16 mask = first_lanes(size - i);
-        const __m512 v = rounded(_mm512_mul_ps(widen_masked(mask, x + i), inverse));
-        store_masked(y + i, mask, _mm512_mul_ps(v, widen_masked(mask, weight + i)));
-    }
-}
+#include "rows.h"
 
 /* x [num_rows, num_heads, size] with strides, the last dimension contiguous; y contiguous. */
 void rms_norm(bf16 *y, const bf16 *x, const bf16 *weight, int64_t num_rows, int64_t num_heads,
@@ -34,41 +11,6 @@ void rms_norm(bf16 *y, const bf16 *x, const bf16 *weight, int64_t num_rows, int6
         for (int64_t head = 0; head < num_heads; head++)
             normalise(y + (row * num_heads + head) * size,
                       x + row * row_stride + head * head_stride, weight, size, eps);
-}
-
-/* residual += x, y = norm(residual); all [num_rows, size], contiguous. */
-void add_rms_norm(bf16 *y, const bf16 *x, bf16 *residual, const bf16 *weight, int64_t num_rows,
-                  int64_t size, float eps, int num_threads) {
-    const int threads = threads_for(num_rows * size, num_threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < num_rows; row++) {
-        const bf16 *added = x + row * size;
-        bf16 *sum = residual + row * size;
-        for (int64_t i = 0; i < size; i += 16) {
-            const __mmask16 mask = first_lanes(size - i);
-            store_masked(sum + i, mask, _mm512_add_ps(widen_masked(mask, added + i),
-                                                      widen_masked(mask, sum + i)));
-        }
-        normalise(y + row * size, sum, weight, size, eps);
-    }
-}
-
-INLINE void rotate(bf16 *y, const bf16 *x, const float *cos_sin, int64_t half) {
-    for (int64_t i = 0; i < half; i += 16) {
-        const __mmask16 mask = first_lanes(half - i);
-        const __m512 cos = _mm512_maskz_loadu_ps(mask, cos_sin + i);
-        const __m512 sin = _mm512_maskz_loadu_ps(mask, cos_sin + half + i);
-        const __m512 a = widen_masked(mask, x + i), b = widen_masked(mask, x + half + i);
-        store_masked(y + i, mask, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin)));
-        store_masked(y + half + i, mask, _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin)));
-    }
-}
-
-/* The first index that is not below the limit; num_indices if all are. */
-static int64_t first_beyond(const int64_t *indices, int64_t num_indices, int64_t limit) {
-    int64_t i = 0;
-    while (i < num_indices && indices[i] >= 0 && indices[i] < limit) i++;
-    return i;
 }
 
 /* q [num_tokens, num_heads, D] and k likewise, tokens q_stride and k_stride apart; outputs contiguous;
@@ -98,16 +40,13 @@ int64_t rope(bf16 *q_out, bf16 *k_out, const bf16 *q, const bf16 *k, const float
 void silu_and_mul(bf16 *y, const bf16 *gate_up, int64_t num_tokens, int64_t size,
                   int num_threads) {
     const int threads = threads_for(num_tokens * size, num_threads);
-    const __m512 one = _mm512_set1_ps(1.f), zero = _mm512_setzero_ps();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < num_tokens; t++)
         for (int64_t i = 0; i < size; i += 16) {
             const __mmask16 mask = first_lanes(size - i);
             const __m512 gate = widen_masked(mask, gate_up + t * 2 * size + i);
             const __m512 up = widen_masked(mask, gate_up + t * 2 * size + size + i);
-            const __m512 divisor = _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, gate)));
-            store_masked(y + t * size + i, mask,
-                         _mm512_mul_ps(_mm512_div_ps(gate, divisor), up));
+            store_masked(y + t * size + i, mask, gated(gate, up));
         }
 }
 

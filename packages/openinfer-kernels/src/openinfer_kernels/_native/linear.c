@@ -1,4 +1,5 @@
-/* Products with weights packed in panels of 16 output rows.
+/* Products with weights packed in panels of 16 output rows, and what stands around them in a layer:
+ * a norm of x's rows before, a gate or a residual behind.
  *
  * A lane holds an output row, so nothing is summed across lanes, and a tile of x's rows is multiplied
  * with a panel while the panel is in registers and the first cache: a weight is read from memory once
@@ -9,10 +10,26 @@
  *   int8  the same of int8, and scales bf16 [N/16][K/32][16]
  *   int4  [N/16][K/8][16][2] of 16-bit words; nibble j of word (r, p) is column 2 j + p, offset by 8
  */
-#include "common.h"
+#include "rows.h"
 
 enum { GROUP = 32, /* columns that share a scale */
-       MAX_ROWS = 8 /* of x in a tile; with more, registers spill */ };
+       MAX_ROWS = 8, /* of x in a tile; with more, registers spill */
+       STREAMED_ROWS = 2, /* with so few a product is the reading of its weight */
+       AHEAD_BYTES = 4096 /* hardware stops fetching at the end of a page */ };
+
+typedef struct {
+    bf16 *y;              /* [M, N], or [M, N / 2] if gated; it may be the residual */
+    const bf16 *x;        /* [M, K], normalised */
+    const void *w;
+    const bf16 *scales;   /* int8 and int4 */
+    const bf16 *residual; /* as y, or NULL */
+    int64_t M, N, K;
+    int is_gated;         /* rows n and N / 2 + n are gate and up; N is a multiple of 32 */
+} Product;
+
+typedef __m512 Tile[MAX_ROWS]; /* of one panel: a row of x, 16 of w */
+
+INLINE void fetch(const void *p) { _mm_prefetch((const char *)p + AHEAD_BYTES, _MM_HINT_T0); }
 
 /* Several sums a row of x hide the latency of the dot product when there are few rows. */
 #define NUM_CHAINS(M) ((M) == 1 ? 4 : (M) == 2 ? 2 : 1)
@@ -23,133 +40,198 @@ INLINE __m512 gathered(const __m512 *chains, const int num_chains) {
     return sum;
 }
 
-INLINE void bf16_tile(bf16 *y, const bf16 *x, const bf16 *w, int64_t N, int64_t K, __mmask16 rows,
-                      const int M) {
+/* The sums of M rows of x, from row m on, with P panels, which begin at rows n[0] and n[1]. Two panels
+ * at a time share the loads of x, of which a prefill has more than it has of weights. */
+INLINE void bf16_tiles(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M,
+                       const int P) {
     const int S = NUM_CHAINS(M);
-    __m512 acc[MAX_ROWS][4];
-    for (int m = 0; m < M; m++)
-        for (int j = 0; j < S; j++) acc[m][j] = _mm512_setzero_ps();
+    const int64_t K = p->K;
+    const bf16 *x = p->x + m * K, *w[2];
+    __m512 acc[MAX_ROWS][2][4];
+    for (int c = 0; c < P; c++) w[c] = (const bf16 *)p->w + n[c] * K;
+    for (int i = 0; i < M; i++)
+        for (int c = 0; c < P; c++)
+            for (int j = 0; j < S; j++) acc[i][c][j] = _mm512_setzero_ps();
     int64_t k = 0;
     for (; k + 8 <= K; k += 8) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            const __m512bh wv = load_bf16(w + 16 * (k + 2 * j));
-            for (int m = 0; m < M; m++)
-                acc[m][j % S] = dot(acc[m][j % S], wv, broadcast_pair(x + m * K + k + 2 * j));
+            __m512bh wv[2];
+            for (int c = 0; c < P; c++) wv[c] = load_bf16(w[c] + 16 * (k + 2 * j));
+            for (int i = 0; i < M; i++)
+                for (int c = 0; c < P; c++)
+                    acc[i][c][j % S] =
+                        dot(acc[i][c][j % S], wv[c], broadcast_pair(x + i * K + k + 2 * j));
         }
     }
     for (; k < K; k += 2)
-        for (int m = 0; m < M; m++)
-            acc[m][0] = dot(acc[m][0], load_bf16(w + 16 * k), broadcast_pair(x + m * K + k));
-    for (int m = 0; m < M; m++) store_masked(y + m * N, rows, gathered(acc[m], S));
+        for (int i = 0; i < M; i++)
+            for (int c = 0; c < P; c++)
+                acc[i][c][0] =
+                    dot(acc[i][c][0], load_bf16(w[c] + 16 * k), broadcast_pair(x + i * K + k));
+    for (int i = 0; i < M; i++)
+        for (int c = 0; c < P; c++) sums[c][i] = gathered(acc[i][c], S);
 }
 
-INLINE void int8_tile(bf16 *y, const bf16 *x, const int8_t *w, const bf16 *scales, int64_t N,
-                      int64_t K, __mmask16 rows, const int M) {
+INLINE void bf16_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M) {
+    bf16_tiles(sums, p, n, m, M, 1);
+}
+
+INLINE __m512bh int8_pair(const int8_t *w) {
+    const __m128i *q = (const __m128i *)w;
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1)));
+    return _mm512_cvtne2ps_pbh(high, low);
+}
+
+INLINE void int8_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M) {
     const int S = NUM_CHAINS(M);
+    const int64_t K = p->K;
+    const bf16 *x = p->x + m * K, *scales = p->scales + *n * (K / GROUP);
+    const int8_t *w = (const int8_t *)p->w + *n * K;
     __m512 acc[MAX_ROWS];
-    for (int m = 0; m < M; m++) acc[m] = _mm512_setzero_ps();
+    for (int i = 0; i < M; i++) acc[i] = _mm512_setzero_ps();
     for (int64_t g = 0; g < K / GROUP; g++) {
         __m512 part[MAX_ROWS][4];
-        for (int m = 0; m < M; m++)
-            for (int j = 0; j < S; j++) part[m][j] = _mm512_setzero_ps();
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < S; j++) part[i][j] = _mm512_setzero_ps();
 #pragma GCC unroll 16
         for (int b = 0; b < GROUP / 2; b++) {
-            const __m128i *q = (const __m128i *)(w + (g * (GROUP / 2) + b) * 32);
-            const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q)));
-            const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1)));
-            const __m512bh wv = _mm512_cvtne2ps_pbh(high, low);
-            for (int m = 0; m < M; m++)
-                part[m][b % S] =
-                    dot(part[m][b % S], wv, broadcast_pair(x + m * K + g * GROUP + 2 * b));
+            const __m512bh wv = int8_pair(w + (g * (GROUP / 2) + b) * 32);
+            for (int i = 0; i < M; i++)
+                part[i][b % S] =
+                    dot(part[i][b % S], wv, broadcast_pair(x + i * K + g * GROUP + 2 * b));
         }
         const __m512 scale = widen16(scales + g * 16);
-        for (int m = 0; m < M; m++) acc[m] = _mm512_fmadd_ps(gathered(part[m], S), scale, acc[m]);
+        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(gathered(part[i], S), scale, acc[i]);
     }
-    for (int m = 0; m < M; m++) store_masked(y + m * N, rows, acc[m]);
+    for (int i = 0; i < M; i++) sums[0][i] = acc[i];
 }
 
-INLINE void int4_tile(bf16 *y, const bf16 *x, const uint16_t *w, const bf16 *scales, int64_t N,
-                      int64_t K, __mmask16 rows, __m512i values, const int M) {
+/* -8 ... 7 in bf16, twice. */
+static const bf16 int4_values[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+    0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+    0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+};
+
+INLINE void int4_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M) {
     const int S = NUM_CHAINS(M);
+    const int64_t K = p->K;
+    const bf16 *x = p->x + m * K, *scales = p->scales + *n * (K / GROUP);
+    const uint16_t *w = (const uint16_t *)p->w + *n * K / 4;
+    const __m512i values = _mm512_loadu_si512(int4_values);
     __m512 acc[MAX_ROWS];
-    for (int m = 0; m < M; m++) acc[m] = _mm512_setzero_ps();
+    for (int i = 0; i < M; i++) acc[i] = _mm512_setzero_ps();
     for (int64_t g = 0; g < K / GROUP; g++) {
         __m512 part[MAX_ROWS][4];
-        for (int m = 0; m < M; m++)
-            for (int j = 0; j < S; j++) part[m][j] = _mm512_setzero_ps();
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < S; j++) part[i][j] = _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int b = 0; b < GROUP / 8; b++) {
-            const __m512i q = _mm512_loadu_si512(w + (g * (GROUP / 8) + b) * 32);
+            const uint16_t *at = w + (g * (GROUP / 8) + b) * 32;
+            const __m512i q = _mm512_loadu_si512(at);
+            if (M <= STREAMED_ROWS) fetch(at);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
                 /* The table has every value twice, so the bit above the nibble does not matter. */
                 const __m512i nibbles = _mm512_srli_epi16(q, 4 * j);
                 const __m512bh wv = (__m512bh)_mm512_permutexvar_epi16(nibbles, values);
-                for (int m = 0; m < M; m++)
-                    part[m][j % S] = dot(part[m][j % S], wv,
-                                         broadcast_pair(x + m * K + g * GROUP + 8 * b + 2 * j));
+                for (int i = 0; i < M; i++)
+                    part[i][j % S] = dot(part[i][j % S], wv,
+                                         broadcast_pair(x + i * K + g * GROUP + 8 * b + 2 * j));
             }
         }
         const __m512 scale = widen16(scales + g * 16);
-        for (int m = 0; m < M; m++) acc[m] = _mm512_fmadd_ps(gathered(part[m], S), scale, acc[m]);
+        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(gathered(part[i], S), scale, acc[i]);
     }
-    for (int m = 0; m < M; m++) store_masked(y + m * N, rows, acc[m]);
+    for (int i = 0; i < M; i++) sums[0][i] = acc[i];
 }
 
-#define FOR_ROWS(M, TILE)    \
-    switch (M) {             \
-    default: TILE(8) break;  \
-    case 7: TILE(7) break;   \
-    case 6: TILE(6) break;   \
-    case 5: TILE(5) break;   \
-    case 4: TILE(4) break;   \
-    case 3: TILE(3) break;   \
-    case 2: TILE(2) break;   \
-    case 1: TILE(1) break;   \
+/* A tile of `rows` rows with each of two panels; only with one if n[1] is beyond the weight. */
+typedef void Sums(Tile *sums, const Product *p, const int64_t *n, int64_t m, int64_t rows);
+
+#define CASE(KIND, M)                                                                   \
+    case M:                                                                             \
+        for (int c = 0; c < 2; c++)                                                     \
+            if (n[c] < p->N) KIND##_tile(sums + c, p, n + c, m, M);                     \
+        break;
+#define DEFINE_SUMS(KIND)                                                               \
+    static void KIND##_sums(Tile *sums, const Product *p, const int64_t *n, int64_t m,  \
+                            int64_t rows) {                                             \
+        switch (rows) {                                                                 \
+            CASE(KIND, 8) CASE(KIND, 7) CASE(KIND, 6) CASE(KIND, 5)                     \
+            CASE(KIND, 4) CASE(KIND, 3) CASE(KIND, 2) CASE(KIND, 1)                     \
+        }                                                                               \
     }
+DEFINE_SUMS(bf16)
+DEFINE_SUMS(int8)
+DEFINE_SUMS(int4)
 
-/* y [M, N] = x [M, K] times the packed weight; num_threads of OpenMP share the panels. */
-void linear_bf16(bf16 *y, const bf16 *x, const bf16 *w, int64_t M, int64_t N, int64_t K,
-                 int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t n = 0; n < N; n += 16)
-        for (int64_t m = 0; m < M; m += MAX_ROWS) {
-#define TILE(C) bf16_tile(y + m * N + n, x + m * K, w + n * K, N, K, first_lanes(N - n), C);
-            FOR_ROWS(M - m, TILE)
-#undef TILE
-        }
+static void bf16_sums_of_many(Tile *sums, const Product *p, const int64_t *n, int64_t m,
+                              int64_t rows) {
+    if (rows == MAX_ROWS && n[1] < p->N)
+        bf16_tiles(sums, p, n, m, MAX_ROWS, 2);
+    else
+        bf16_sums(sums, p, n, m, rows);
 }
 
-void linear_int8(bf16 *y, const bf16 *x, const int8_t *w, const bf16 *scales, int64_t M, int64_t N,
-                 int64_t K, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t n = 0; n < N; n += 16)
-        for (int64_t m = 0; m < M; m += MAX_ROWS) {
-#define TILE(C)                                                                       \
-    int8_tile(y + m * N + n, x + m * K, w + n * K, scales + n * (K / GROUP), N, K,    \
-              first_lanes(N - n), C);
-            FOR_ROWS(M - m, TILE)
-#undef TILE
-        }
+/* A row of a tile to where it belongs, behind the residual. */
+INLINE void finish(const Product *p, int64_t row, int64_t n, int64_t width, __m512 y) {
+    const __mmask16 lanes = first_lanes(width - n);
+    const int64_t at = row * width + n;
+    if (p->residual) y = _mm512_add_ps(y, widen_masked(lanes, p->residual + at));
+    store_masked(p->y + at, lanes, y);
 }
 
-void linear_int4(bf16 *y, const bf16 *x, const uint16_t *w, const bf16 *scales, int64_t M, int64_t N,
-                 int64_t K, int num_threads) {
-    /* -8 ... 7 in bf16, twice. */
-    static const bf16 table[32] = {
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
-        0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-        0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-    };
-    const __m512i values = _mm512_loadu_si512(table);
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t n = 0; n < N; n += 16)
-        for (int64_t m = 0; m < M; m += MAX_ROWS) {
-#define TILE(C)                                                                           \
-    int4_tile(y + m * N + n, x + m * K, w + n * K / 4, scales + n * (K / GROUP), N, K,    \
-              first_lanes(N - n), values, C);
-            FOR_ROWS(M - m, TILE)
-#undef TILE
-        }
+/* Two panels: a gate and its up, or two neighbours. */
+static void multiply_two(const Product *p, Sums *sums_of, const int64_t *n) {
+    for (int64_t m = 0; m < p->M; m += MAX_ROWS) {
+        const int64_t rows = p->M - m < MAX_ROWS ? p->M - m : MAX_ROWS;
+        Tile sums[2];
+        sums_of(sums, p, n, m, rows);
+        for (int64_t i = 0; i < rows; i++)
+            if (p->is_gated) {
+                finish(p, m + i, n[0], p->N / 2, gated(sums[0][i], sums[1][i]));
+            } else {
+                finish(p, m + i, n[0], p->N, sums[0][i]);
+                if (n[1] < p->N) finish(p, m + i, n[1], p->N, sums[1][i]);
+            }
+    }
 }
+
+/* Has p's rows of x normalised. Returns 0, or 1 if there is no memory for them. */
+static int normalise_rows(Product *p, const bf16 *norm, float eps, int num_threads) {
+    static __thread Room room;
+    const int64_t M = p->M, K = p->K;
+    const bf16 *x = p->x;
+    bf16 *y = grown(&room, 1 + M * K * sizeof(bf16));
+    if (!y) return 1;
+    const int threads = threads_for(M * K, num_threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t m = 0; m < M; m++) normalise(y + m * K, x + m * K, norm, K, eps);
+    p->x = y;
+    return 0;
+}
+
+static int multiply(Product *p, Sums *sums_of, const bf16 *norm, float eps, int num_threads) {
+    if (norm && normalise_rows(p, norm, eps, num_threads)) return 1;
+    const int64_t width = p->is_gated ? p->N / 2 : p->N, each = p->is_gated ? 16 : 32;
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t n = 0; n < width; n += each)
+        multiply_two(p, sums_of, (const int64_t[]){n, p->is_gated ? width + n : n + 16});
+    return 0;
+}
+
+/* y = residual + gate(norm(x) w^T): norm [K], with eps, and residual [M, N] or NULL.
+ * num_threads of OpenMP share the panels. Returns 0, or 1 if there is no memory. */
+#define DEFINE_LINEAR(KIND, SUMS)                                                               \
+    int linear_##KIND(bf16 *y, const bf16 *x, const void *w, const bf16 *scales,                \
+                      const bf16 *norm, const bf16 *residual, int64_t M, int64_t N, int64_t K,  \
+                      int is_gated, float eps, int num_threads) {                               \
+        Product p = {y, x, w, scales, residual, M, N, K, is_gated};                             \
+        return multiply(&p, SUMS, norm, eps, num_threads);                                      \
+    }
+DEFINE_LINEAR(bf16, bf16_sums_of_many)
+DEFINE_LINEAR(int8, int8_sums)
+DEFINE_LINEAR(int4, int4_sums)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
+from openinfer_kernels._huge_pages import empty_in_huge_pages
 from openinfer_kernels._native import library, why_not
 from openinfer_kernels._native._checks import refused
 from openinfer_kernels.linear import Linear, LinearSpec, PackedWeight
@@ -36,17 +37,38 @@ def supports(spec: LinearSpec, device: torch.device) -> str | None:
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
     """Binds linear."""
-    if spec.quantization is None:
-        return _Bfloat16(spec)
-    return _Int8(spec) if spec.quantization == "int8" else _Int4(spec)
+    return plan_fused(spec)
 
 
-class _Panels:
-    """The call, which all three have in common."""
+def plan_fused(
+    spec: LinearSpec,
+    *,
+    norm_eps: float | None = None,
+    is_gated: bool = False,
+    adds_residual: bool = False,
+) -> "Panels":
+    """Binds the product together with what stands around it; see `FusedLinearSpec`."""
+    kind: type[Panels] = _Bfloat16
+    if spec.quantization is not None:
+        kind = _Int8 if spec.quantization == "int8" else _Int4
+    return kind(spec, norm_eps=norm_eps, is_gated=is_gated, adds_residual=adds_residual)
 
-    def __init__(self, spec: LinearSpec, name: str) -> None:
+
+class Panels(ABC):
+    """A product, with or without a norm, a gate and a residual, of a weight in panels."""
+
+    def __init__(
+        self, spec: LinearSpec, *, norm_eps: float | None, is_gated: bool, adds_residual: bool
+    ) -> None:
+        """Binds the kernel of the weight's kind."""
         self._spec = spec
-        self._product = getattr(library(), name)
+        self._product = getattr(library(), f"linear_{spec.quantization or 'bf16'}")
+        self._norm_eps = norm_eps
+        self._is_gated = is_gated
+        self._adds_residual = adds_residual
+        self._num_outputs = spec.out_features // (2 if is_gated else 1)
+        # Of the parts that `pack` returns, and of the norm: the last ones that were checked.
+        self._checked: tuple[PackedWeight | None, torch.Tensor | None] = (None, None)
         # Of the parts that `pack` returns: weights of another backend, or of another shape, differ.
         items = -(-spec.out_features // _PANEL) * _PANEL * spec.in_features
         scales = items // GROUP_SIZE
@@ -56,30 +78,88 @@ class _Panels:
             "int4": (items // 4, scales),
         }[spec.quantization]
 
-    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        /,
+        norm_weight: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiplies; the residual, if there is one, is overwritten and returned."""
+        if weight is not self._checked[0] or norm_weight is not self._checked[1]:
+            self._check_weights(x, weight, norm_weight)
+        num_rows = x.size(0)
         if (
             x.dtype is not torch.bfloat16
             or x.dim() != 2
             or x.size(1) != self._spec.in_features
             or not x.is_contiguous()
             or not x.is_cpu
-            or tuple(map(_numel, weight)) != self._num_items
         ):
-            shape = f"[num_tokens, {self._spec.in_features}]"
-            wanted = f"x {shape} in bf16, contiguous, and a weight that it has packed"
-            parts = {f"packed_{index}": part for index, part in enumerate(weight)}
-            raise refused("linear", wanted, x=x, **parts)
-        y = torch.empty(x.shape[0], self._spec.out_features, dtype=x.dtype)
-        self._product(
+            raise self._refused(x, weight)
+        y = residual
+        if y is None or not self._adds_residual:
+            if y is not None or self._adds_residual:
+                raise ValueError("linear takes a residual where its spec adds one, and only there")
+            y = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
+        elif (
+            y.dtype is not torch.bfloat16
+            or y.shape != (num_rows, self._num_outputs)
+            or not y.is_contiguous()
+            or not y.is_cpu
+        ):
+            shape = f"[{num_rows}, {self._num_outputs}]"
+            raise refused("linear", f"a residual {shape} in bf16, contiguous", residual=y)
+        failed = self._product(
             y.data_ptr(),
             x.data_ptr(),
-            *(part.data_ptr() for part in weight),
-            x.shape[0],
+            weight[0].data_ptr(),
+            weight[1].data_ptr() if len(weight) > 1 else None,
+            None if norm_weight is None else norm_weight.data_ptr(),
+            None if residual is None else y.data_ptr(),
+            num_rows,
             self._spec.out_features,
             self._spec.in_features,
+            self._is_gated,
+            self._norm_eps or 0.0,
             torch.get_num_threads(),
         )
+        if failed:
+            raise MemoryError("no memory for the normalised rows of a product")
         return y
+
+    @abstractmethod
+    def pack(self, weight: torch.Tensor, /) -> PackedWeight:
+        """As `Linear.pack`."""
+
+    @abstractmethod
+    def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
+        """As `Linear.rows`."""
+
+    def _check_weights(
+        self, x: torch.Tensor, weight: PackedWeight, norm_weight: torch.Tensor | None
+    ) -> None:
+        """They are the same tensors call after call, so they are checked when they change."""
+        if tuple(map(_numel, weight)) != self._num_items or not all(w.is_cpu for w in weight):
+            raise self._refused(x, weight)
+        if (norm_weight is None) != (self._norm_eps is None):
+            raise ValueError("linear takes a norm_weight where its spec has norm_eps, only there")
+        if norm_weight is not None and (
+            norm_weight.dtype is not torch.bfloat16
+            or norm_weight.shape != (self._spec.in_features,)
+            or not norm_weight.is_contiguous()
+            or not norm_weight.is_cpu
+        ):
+            wanted = f"a norm_weight [{self._spec.in_features}] in bf16, contiguous"
+            raise refused("linear", wanted, norm_weight=norm_weight)
+        self._checked = (weight, norm_weight)
+
+    def _refused(self, x: torch.Tensor, weight: PackedWeight) -> ValueError:
+        shape = f"[num_tokens, {self._spec.in_features}]"
+        wanted = f"x {shape} in bf16, contiguous, and a weight that it has packed"
+        parts = {f"packed_{index}": part for index, part in enumerate(weight)}
+        return refused("linear", wanted, x=x, **parts)
 
     def _check_stored(self, weight: torch.Tensor) -> None:
         shape = (self._spec.out_features, self._spec.in_features)
@@ -92,11 +172,8 @@ class _Panels:
             raise refused("linear", f"a weight {list(shape)} in bf16, contiguous", weight=weight)
 
 
-class _Bfloat16(_Panels):
+class _Bfloat16(Panels):
     """Packed: ([panels * 16, in_features], in the order [panels, in_features / 2, 16, 2],)."""
-
-    def __init__(self, spec: LinearSpec) -> None:
-        super().__init__(spec, "linear_bf16")
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         """In place where the rows fill their panels: a panel's bytes stay where they are."""
@@ -120,21 +197,17 @@ class _Bfloat16(_Panels):
         return weight.view(-1, self._spec.in_features // 2, _PANEL, 2)
 
 
-class _Quantized(_Panels, ABC):
+class _Quantized(Panels):
     """Packed: (q in the order of panels, scales [panels, groups, 16])."""
-
-    def __init__(self, spec: LinearSpec) -> None:
-        assert spec.quantization is not None
-        super().__init__(spec, f"linear_{spec.quantization}")
-        self._quantize = getattr(library(), f"quantize_{spec.quantization}")
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         self._check_stored(weight)
+        quantize = getattr(library(), f"quantize_{self._spec.quantization}")
         num_panels = -(-self._spec.out_features // _PANEL)
-        q = torch.empty(num_panels, *self._panel_shape(), dtype=self._q_dtype)
+        q = empty_in_huge_pages((num_panels, *self._panel_shape()), self._q_dtype)
         num_groups = self._spec.in_features // GROUP_SIZE
-        scales = torch.empty(num_panels, num_groups, _PANEL, dtype=torch.bfloat16)
-        self._quantize(
+        scales = empty_in_huge_pages((num_panels, num_groups, _PANEL), torch.bfloat16)
+        quantize(
             q.data_ptr(),
             scales.data_ptr(),
             weight.data_ptr(),

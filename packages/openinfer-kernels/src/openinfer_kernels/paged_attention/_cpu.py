@@ -25,35 +25,8 @@ def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention."""
-    attend_sequences = plan_sequences(spec, is_decode_attended=True)
-
-    def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype)
-        attend_sequences(q, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, out)
-        return out
-
-    return attend
-
-
-def plan_sequences(spec: PagedAttentionSpec, *, is_decode_attended: bool) -> Callable[..., None]:
-    """Binds what attends sequence by sequence, writing to the rows of an output.
-
-    Args:
-        spec: Of the attention.
-        is_decode_attended: Whether sequences of one query are, or left to another backend.
-    """
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size
     decode = _plan_decode(spec)
-    scale = spec.scale
 
     def gather(cache: torch.Tensor, blocks: torch.Tensor, seq_len: int) -> torch.Tensor:
         tokens = cache.index_select(0, blocks).view(-1, num_kv_heads, head_dim)
@@ -66,13 +39,13 @@ def plan_sequences(spec: PagedAttentionSpec, *, is_decode_attended: bool) -> Cal
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
         starts = cu_seqlens_q.tolist()
         for seq, seq_len in enumerate(seq_lens.tolist()):
             start, end = starts[seq], starts[seq + 1]
-            if end - start == 1 and not is_decode_attended:
-                continue
             if seq_len == 0:
                 out[start:end] = 0
                 continue
@@ -81,7 +54,8 @@ def plan_sequences(spec: PagedAttentionSpec, *, is_decode_attended: bool) -> Cal
                 out[start] = decode(q[start], k_cache, v_cache, blocks, seq_len)
             else:
                 k, v = gather(k_cache, blocks, seq_len), gather(v_cache, blocks, seq_len)
-                _prefill(q[start:end], k, v, out[start:end], scale)
+                _prefill(q[start:end], k, v, out[start:end], spec.scale)
+        return out
 
     return attend
 

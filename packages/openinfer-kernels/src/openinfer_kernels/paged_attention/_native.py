@@ -1,7 +1,7 @@
-"""paged_attention on the CPU: decode rows read their blocks in place, prefills go through torch.
+"""paged_attention on the CPU in one native call: keys and values are read where their blocks lie.
 
-Keys and values are read once, where they lie, and attended in float32: the cost grows by what
-reading a token costs. `seq_lens` and the numbers in `block_table` are taken as they are.
+A decode row's cost grows by what reading a token costs; prefills go through keys block by block.
+`seq_lens` and the numbers in `block_table` are taken as they are.
 """
 
 import torch
@@ -9,7 +9,6 @@ import torch
 from openinfer_kernels._native import library, why_not
 from openinfer_kernels._native._checks import refused
 from openinfer_kernels.paged_attention import PagedAttention, PagedAttentionSpec
-from openinfer_kernels.paged_attention._cpu import plan_sequences
 
 _HEAD_DIMS = (32, 64, 128, 256)
 
@@ -23,8 +22,7 @@ def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention."""
-    decode = library().decode_attention
-    prefill = plan_sequences(spec, is_decode_attended=False)
+    native = library().paged_attention
     sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size)
     rows, block = sizes[:1] + sizes[2:3], (spec.block_size, *sizes[1:3])
     slots = (spec.num_kv_heads * spec.head_dim, spec.head_dim, 1)
@@ -70,7 +68,7 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
             raise refused("paged_attention", wanted, **given)
         q = q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
-        failed = decode(
+        failed = native(
             out.data_ptr(),
             q.data_ptr(),
             k_cache.data_ptr(),
@@ -87,8 +85,6 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         )
         if failed:
             raise MemoryError("no memory for the partial results of attention")
-        if max_seqlen_q > 1:
-            prefill(q, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table, out)
         return out
 
     return attend

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, alone or after a residual addition.
+"""Root-mean-square normalisation.
 
 `y = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019). The
 mean is taken in float32; the normalised value is rounded to the dtype before `weight` multiplies.
@@ -43,25 +43,6 @@ class RMSNorm(Protocol):
         ...
 
 
-class AddRMSNorm(Protocol):
-    """A bound `add_rms_norm`."""
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, /
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds `x` to the residual stream and normalises the sum.
-
-        Args:
-            x: [num_tokens, hidden_size], contiguous.
-            residual: Same shape. It is consumed: a backend may overwrite it.
-            weight: [hidden_size].
-
-        Returns:
-            The normalised sum and the sum (the new residual), both [num_tokens, hidden_size].
-        """
-        ...
-
-
 def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = "auto") -> RMSNorm:
     """Chooses and binds `rms_norm`.
 
@@ -69,15 +50,3 @@ def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = 
         BackendUnavailable: The backend cannot run this spec on this device.
     """
     return cast(RMSNorm, backend_module("rms_norm", spec, device, backend).plan(spec, device))
-
-
-def plan_add_rms_norm(
-    spec: RMSNormSpec, device: torch.device | str, backend: str = "auto"
-) -> AddRMSNorm:
-    """Chooses and binds `add_rms_norm`.
-
-    Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
-    """
-    module = backend_module("rms_norm", spec, device, backend)
-    return cast(AddRMSNorm, module.plan_add(spec, device))

@@ -4,7 +4,7 @@ import torch
 
 from openinfer_kernels._native import library, why_not
 from openinfer_kernels._native._checks import refused
-from openinfer_kernels.rms_norm import AddRMSNorm, RMSNorm, RMSNormSpec
+from openinfer_kernels.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
@@ -47,41 +47,3 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
         return y
 
     return rms_norm
-
-
-def plan_add(spec: RMSNormSpec, device: torch.device | str) -> AddRMSNorm:
-    """Binds add_rms_norm; the sum is written over the residual."""
-    native, size, eps = library().add_rms_norm, spec.hidden_size, spec.eps
-
-    def add_rms_norm(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = x.shape
-        if (
-            x.dtype is not torch.bfloat16
-            or residual.dtype is not torch.bfloat16
-            or weight.dtype is not torch.bfloat16
-            or shape[1:] != (size,)
-            or residual.shape != shape
-            or weight.numel() != size
-            or not (x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous())
-            or not (x.is_cpu and residual.is_cpu and weight.is_cpu)
-        ):
-            wanted = (
-                f"x and residual [num_tokens, {size}] and a weight [{size}] in bf16, contiguous"
-            )
-            raise refused("add_rms_norm", wanted, x=x, residual=residual, weight=weight)
-        y = torch.empty(shape, dtype=x.dtype)
-        native(
-            y.data_ptr(),
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            x.shape[0],
-            size,
-            eps,
-            torch.get_num_threads(),
-        )
-        return y, residual
-
-    return add_rms_norm

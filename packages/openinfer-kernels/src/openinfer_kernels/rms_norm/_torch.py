@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from openinfer_kernels.rms_norm import AddRMSNorm, RMSNorm, RMSNormSpec
+from openinfer_kernels.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
@@ -19,16 +19,3 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
         return F.rms_norm(x, shape, weight, eps)
 
     return rms_norm
-
-
-def plan_add(spec: RMSNormSpec, device: torch.device | str) -> AddRMSNorm:
-    """Binds add_rms_norm; the sum is written over the residual."""
-    shape, eps = (spec.hidden_size,), spec.eps
-
-    def add_rms_norm(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        residual.add_(x)
-        return F.rms_norm(residual, shape, weight, eps), residual
-
-    return add_rms_norm

@@ -18,7 +18,7 @@ from openinfer_kernels._triton_support import (
     warps_for,
     why_not_triton,
 )
-from openinfer_kernels.rms_norm import AddRMSNorm, RMSNorm, RMSNormSpec
+from openinfer_kernels.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
@@ -64,30 +64,6 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row * HIDDEN + cols, out, mask=mask)
 
 
-@triton.jit
-def _add_rms_norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    eps,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * HIDDEN
-    cols = tl.arange(0, BLOCK)
-    mask = cols < HIDDEN
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
-    x = tl.load(x_ptr + row + cols, mask=mask, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + row + cols, mask=mask, other=0.0).to(tl.float32)
-    # The sum is rounded first, so that the stream and what is normalised are the same numbers.
-    total = (x + residual).to(weight.dtype)
-    tl.store(residual_ptr + row + cols, total, mask=mask)
-    total = total.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=0) / HIDDEN + eps)
-    tl.store(out_ptr + row + cols, _scaled(total, scale, weight), mask=mask)
-
-
 def _block(hidden_size: int) -> int:
     return int(triton.next_power_of_2(hidden_size))
 
@@ -124,26 +100,6 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
     return rms_norm
 
 
-def plan_add(spec: RMSNormSpec, device: torch.device | str) -> AddRMSNorm:
-    """Binds add_rms_norm; the sum is written over the residual."""
-    hidden, eps, block = spec.hidden_size, spec.eps, _block(spec.hidden_size)
-    kernel: Any = _add_rms_norm_kernel
-    num_warps = warps_for(block)
-
-    def add_rms_norm(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = torch.empty_like(x)
-        if out.numel() == 0:
-            return out, residual
-        kernel[(x.shape[0],)](
-            x, residual, weight, out, eps, HIDDEN=hidden, BLOCK=block, num_warps=num_warps
-        )
-        return out, residual
-
-    return add_rms_norm
-
-
 def compile_cases() -> list[CompileCase]:
     """The head dimension and the widest row of the Qwen3 family, in each dtype."""
     cases = []
@@ -168,21 +124,6 @@ def compile_cases() -> list[CompileCase]:
                     constexprs=constexprs,
                     num_warps=num_warps,
                     has_pdl=True,
-                )
-            )
-            cases.append(
-                CompileCase(
-                    name=f"add_rms_norm-{dtype}-{hidden}",
-                    kernel=_add_rms_norm_kernel,
-                    signature={
-                        "x_ptr": pointer,
-                        "residual_ptr": pointer,
-                        "weight_ptr": pointer,
-                        "out_ptr": pointer,
-                        "eps": "fp32",
-                    },
-                    constexprs=constexprs,
-                    num_warps=num_warps,
                 )
             )
     return cases
