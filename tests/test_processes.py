@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 
+import openai
 import psutil
 import pytest
 
@@ -55,16 +56,38 @@ def test_the_front_end_runs_with_torch_blocked():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_engine_killed_mid_stream_fails_clearly_and_comes_back(start_server):
-    server = start_server()
-    engine = server.engine
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(
+def _complete(server, **fields):
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1500, "ignore_eos": True} | fields
+    return urllib.request.Request(
         server.url + "/v1/completions",
         json.dumps(body).encode(),
         {"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as stream:
+
+
+def test_a_stream_goes_on_when_its_engine_was_killed(start_server):
+    server = start_server("--dtype", "float32")
+    fields = {"temperature": 1.0, "seed": 5, "max_tokens": 300}
+    with urllib.request.urlopen(_complete(server, **fields), timeout=60) as whole:
+        expected = json.loads(whole.read())["choices"][0]["text"]
+    engine = server.engine
+    with urllib.request.urlopen(_complete(server, stream=True, **fields), timeout=60) as stream:
+        lines = [stream.readline()]
+        engine.send_signal(signal.SIGKILL)
+        lines += stream.read().splitlines()
+    events = [line[6:] for line in lines if line.startswith(b"data: ")]
+    assert events.pop() == b"[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == expected, "seeds are counted on"
+    assert choices[-1]["finish_reason"] == "length"
+    assert server.engine.pid != engine.pid
+    server.assert_idle()
+
+
+def test_an_engine_killed_mid_stream_fails_clearly_and_comes_back(start_server):
+    server = start_server("--resume-timeout-s", "0")
+    engine = server.engine
+    with urllib.request.urlopen(_complete(server, stream=True), timeout=30) as stream:
         stream.readline()
         engine.send_signal(signal.SIGKILL)
         rest = stream.read().decode()
@@ -79,14 +102,21 @@ def test_an_engine_killed_mid_stream_fails_clearly_and_comes_back(start_server):
     server.assert_idle()
 
 
+def test_keys_close_the_api_in_every_front_process(start_server):
+    server = start_server("--api-server-count", "2", env={"OPENINFER_API_KEY": "k1"})
+    client = server.client.with_options(api_key="k1")
+    for _ in range(12):
+        with pytest.raises(openai.AuthenticationError):
+            server.client.models.list()
+        assert client.models.list().data[0].id == "tiny"
+    assert server.get("/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=60) == 0
+
+
 def test_sigterm_lets_the_running_request_end(start_server):
     server = start_server()
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(
-        server.url + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
+    request = _complete(server, stream=True, max_tokens=400)
     engine = server.engine
     with urllib.request.urlopen(request, timeout=30) as stream:
         stream.readline()
@@ -102,12 +132,7 @@ def test_sigterm_lets_the_running_request_end(start_server):
 def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments):
     server = start_server(*arguments, has_own_group=True)
     processes = psutil.Process(server.process.pid).children(recursive=True)
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 800, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(
-        server.url + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
+    request = _complete(server, stream=True, max_tokens=800)
     with urllib.request.urlopen(request, timeout=30) as stream:
         stream.readline()
         os.killpg(server.process.pid, signal.SIGINT)
@@ -173,12 +198,7 @@ def test_two_front_processes_share_the_port_and_the_engine(start_server):
 def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all):
     server = start_server(*_MODELLED, "--api-server-count", "2")
     (other,) = server.children("openinfer._front")
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 1800, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(
-        server.url + "/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
+    request = _complete(server, stream=True, max_tokens=1800)
     # The first front answers the long request: the other one cannot.
     other.suspend()
     with urllib.request.urlopen(request, timeout=30) as stream:

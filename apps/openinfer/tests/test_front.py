@@ -12,6 +12,7 @@ import pytest
 
 from openinfer import _front
 from openinfer._front import FrontProcesses, FrontSpec, ReconnectingEngine
+from openinfer._http_options import HttpOptions
 from openinfer._resolve import resolve_model
 from openinfer._text_options import TextOptions
 from openinfer_contract import ContractVersionError, EngineDead, Hello, encode_frame
@@ -178,7 +179,8 @@ def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(monkeypatch,
         code = "import os, sys, time; sys.stdin.read(); os.write(1, b'x'); time.sleep(60)"
         reader, writer = os.pipe()
         code = code.replace("os.write(1", f"os.write({writer}")
-        fronts = _processes(monkeypatch, spec, sock, code, _STOP_S=0.1)
+        patient = msgspec.structs.replace(spec, http=HttpOptions(drain_timeout_s=0.0))
+        fronts = _processes(monkeypatch, patient, sock, code, _AFTER_DRAIN_S=0.1)
         spawn = asyncio.create_subprocess_exec
 
         async def with_pipe(*arguments, pass_fds, **options):

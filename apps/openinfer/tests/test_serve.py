@@ -22,6 +22,12 @@ def test_defaults():
             "api_server_count": 1,
             "tool_call_parser": "auto",
             "reasoning_parser": "auto",
+            "max_body_bytes": 64 << 20,
+            "max_in_flight": 8192,
+            "body_timeout_s": 60.0,
+            "stall_timeout_s": 30.0,
+            "resume_timeout_s": 60.0,
+            "drain_timeout_s": 30.0,
         },
         {},
     )

@@ -242,7 +242,7 @@ def test_a_failure_in_the_middle_is_the_last_event(rig):
         assert json.loads(event[6:])["error"]["code"] == 503
         assert (done, rest) == ("data: [DONE]", "")
 
-    rig(test)
+    rig(test, resume_timeout_s=0)
 
 
 def test_a_slow_reader_gets_what_it_missed_as_one_event(rig):

@@ -5,30 +5,13 @@ What is not in the table is the business of `_line_options`.
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from openinfer._flag import Flag, Kind, Scope
 from openinfer._flag_values import parse_count, parse_dtype, parse_float, parse_int, parse_json
+from openinfer._server_flags import SERVER_FLAGS
 from openinfer.errors import UsageError
 from openinfer_engine import EngineOptions
-
-Scope = Literal["engine", "frontend", "server"]
-Kind = Literal["str", "int", "float", "count", "switch", "list", "dtype", "json"]
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One option and every spelling of it."""
-
-    dest: str
-    names: tuple[str, ...]
-    kind: Kind
-    scope: Scope
-    help: str
-    off: tuple[str, ...] = ()
-    """Spellings that switch a "switch" off."""
-    choices: tuple[str, ...] = ()
-
 
 FLAGS: tuple[Flag, ...] = (
     # the model
@@ -190,62 +173,7 @@ FLAGS: tuple[Flag, ...] = (
         "dummy draws random weights",
         choices=("auto", "safetensors", "dummy"),
     ),
-    # the front end
-    Flag(
-        "served_model_names",
-        ("--served-model-name",),
-        "list",
-        "frontend",
-        "names in the API; the first one is reported",
-    ),
-    Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
-    Flag(
-        "tool_call_parser",
-        ("--tool-call-parser",),
-        "str",
-        "frontend",
-        "finds tool calls in answers: auto (by the template), none, hermes, ...",
-    ),
-    Flag(
-        "reasoning_parser",
-        ("--reasoning-parser",),
-        "str",
-        "frontend",
-        "finds reasoning in answers: auto (by the template), none, qwen3, ...",
-    ),
-    Flag(
-        "generation_config",
-        ("--generation-config",),
-        "str",
-        "frontend",
-        "auto: sampling defaults from the checkpoint; vllm: neutral ones",
-        choices=("auto", "vllm"),
-    ),
-    # the server
-    Flag("host", ("--host",), "str", "server", "address to bind, 127.0.0.1 unless told"),
-    Flag("port", ("--port",), "int", "server", "port to bind, 8000 unless told"),
-    Flag(
-        "api_server_count",
-        ("--api-server-count",),
-        "int",
-        "server",
-        "front-end processes that share the port",
-    ),
-    Flag(
-        "engine_address",
-        ("--engine-address",),
-        "str",
-        "server",
-        "unix:PATH or tcp:HOST:PORT on which the engine also listens",
-    ),
-    Flag(
-        "log_level",
-        ("--log-level", "--uvicorn-log-level"),
-        "str",
-        "server",
-        "how much the server says",
-        choices=("debug", "info", "warning", "error"),
-    ),
+    *SERVER_FLAGS,
 )
 
 

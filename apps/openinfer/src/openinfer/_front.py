@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from openinfer._grammar_check import grammar_problem
+from openinfer._http_options import HttpOptions
 from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
@@ -31,7 +32,7 @@ from openinfer_text import GenerationDefaults, TextModel
 
 _RECONNECT_S = 0.2
 _RESTART_S = 1.0
-_STOP_S = 35.0
+_AFTER_DRAIN_S = 5.0
 _SETTLED_S = 10.0
 _MAX_RESTARTS = 3
 _CHILD = ("-m", "openinfer._front")
@@ -47,6 +48,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: Literal["auto", "vllm"]
     text: TextOptions
     version: str
+    http: HttpOptions = HttpOptions()
     defaults: GenerationDefaults | None = None
     """Sampling defaults in place of the checkpoint's own."""
 
@@ -57,6 +59,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
             version=self.version,
             generation_config=self.generation_config,
             check_grammar=grammar_problem,
+            **self.http.for_config(),
         )
 
     def load_text(self) -> TextModel:
@@ -172,6 +175,7 @@ class FrontProcesses:
         """
         child = _ChildSpec(front=spec, address=address, fd=sock.fileno())
         self._spec = msgspec.json.encode(child)
+        self._stop_s = spec.http.drain_timeout_s + _AFTER_DRAIN_S
         self._fd = sock.fileno()
         self._count = count
         self._draining = asyncio.Event()
@@ -201,7 +205,7 @@ class FrontProcesses:
         """Lets them drain, then kills what is left."""
         self.drain()
         try:
-            async with asyncio.timeout(_STOP_S):
+            async with asyncio.timeout(self._stop_s):
                 await asyncio.shield(asyncio.gather(*self._keepers))
         except TimeoutError:
             pass
@@ -280,7 +284,14 @@ async def _run_child(line: bytes) -> None:
     app = create_app(provider, text, spec.front.config())
     try:
         with socket.socket(fileno=spec.fd) as sock:
-            await serve(app, [sock], stop=stop, on_ready=freeze_heap)
+            await serve(
+                app,
+                [sock],
+                drain_timeout_s=spec.front.http.drain_timeout_s,
+                stop=stop,
+                on_ready=freeze_heap,
+                tls=spec.front.http.tls(),
+            )
     finally:
         loop.remove_reader(sys.stdin.fileno())
         keeper.cancel()

@@ -17,8 +17,6 @@ from openinfer_engine import EngineOptions
 
 _KNOWN_ELSEWHERE = frozenset(
     [
-        "--admin-api-key",
-        "--api-key",
         "--async-scheduling",
         "--chat-template-content-format",
         "--cuda-graph-max-bs",
@@ -57,8 +55,6 @@ _KNOWN_ELSEWHERE = frozenset(
         "--speculative-algorithm",
         "--speculative-config",
         "--sse-keep-alive-interval",
-        "--ssl-certfile",
-        "--ssl-keyfile",
         "--stream-interval",
         "--swap-space",
         "--tokenizer",

@@ -23,6 +23,7 @@ import msgspec
 from openinfer._config_file import read_config_file
 from openinfer._defaults import keep_honoured_defaults
 from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
+from openinfer._http_options import HttpOptions
 from openinfer._prepare import Prepared, prepare
 from openinfer._text_options import TextOptions
 from openinfer.errors import UsageError
@@ -32,7 +33,6 @@ from openinfer_frontend import bind, create_app, new_event_loop
 from openinfer_frontend import serve as serve_http
 from openinfer_text import TextModel
 
-DRAIN_S = 30.0
 _DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1",
     "port": 8000,
@@ -40,6 +40,12 @@ _DEFAULTS: dict[str, Any] = {
     "api_server_count": 1,
     "tool_call_parser": "auto",
     "reasoning_parser": "auto",
+    "max_body_bytes": HttpOptions().max_body_bytes,
+    "max_in_flight": HttpOptions().max_in_flight,
+    "body_timeout_s": HttpOptions().body_timeout_s,
+    "stall_timeout_s": HttpOptions().stall_timeout_s,
+    "resume_timeout_s": HttpOptions().resume_timeout_s,
+    "drain_timeout_s": HttpOptions().drain_timeout_s,
 }
 
 _logger = logging.getLogger("openinfer")
@@ -120,7 +126,8 @@ async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> N
         await serve_http(
             app,
             [sock],
-            drain_timeout_s=DRAIN_S,
+            drain_timeout_s=front.http.drain_timeout_s,
+            tls=front.http.tls(),
             on_ready=lambda: _on_ready(info, front, sock.getsockname(), begun),
             on_drain=others.drain if others else None,
         )
@@ -137,6 +144,7 @@ def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
         generation_config=values.get("generation_config", "auto"),
         text=TextOptions.from_values(values),
         version=version("openinfer"),
+        http=HttpOptions.from_values(values),
     )
 
 
@@ -169,12 +177,13 @@ def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
         limits.max_model_len,
     )
     _logger.info(
-        "ready in %.1f s: %s by %s on %s (%s), http://%s:%d",
+        "ready in %.1f s: %s by %s on %s (%s), %s://%s:%d",
         time.monotonic() - begun,
         front.served_model_names[0],
         info.model_line,
         info.device,
         info.dtype,
+        "http" if front.http.ssl_certfile is None else "https",
         host,
         address[1],
     )

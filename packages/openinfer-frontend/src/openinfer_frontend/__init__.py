@@ -8,7 +8,8 @@ from openinfer_frontend._app import FrontendApp, create_app
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngine
 from openinfer_frontend._server import bind, new_event_loop, serve
-from openinfer_frontend.errors import ApiError, ClientGone, FrontendError, ListenError
+from openinfer_frontend._tls import Tls
+from openinfer_frontend.errors import ApiError, ClientGone, FrontendError, ListenError, TlsError
 
 __all__ = [
     # the application
@@ -23,9 +24,11 @@ __all__ = [
     "bind",
     "serve",
     "new_event_loop",
+    "Tls",
     # errors
     "FrontendError",
     "ApiError",
     "ClientGone",
     "ListenError",
+    "TlsError",
 ]

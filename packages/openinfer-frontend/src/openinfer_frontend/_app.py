@@ -5,7 +5,8 @@ import logging
 
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._config import FrontendConfig
-from openinfer_frontend._exchange import Exchange, Receive, Scope, Send
+from openinfer_frontend._exchange import Exchange, PendingBodies, Receive, Scope, Send
+from openinfer_frontend._guard import Guard
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._router import Router
 from openinfer_frontend._routes import make_routes
@@ -27,6 +28,8 @@ class FrontendApp:
             text, num_threads=config.num_text_threads, max_inline_bytes=config.max_inline_bytes
         )
         self._backend = Backend(provider, work, config)
+        self._guard = Guard(config)
+        self._bodies = PendingBodies(config.max_pending_body_bytes)
         self._router = Router(make_routes(self._backend))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +40,7 @@ class FrontendApp:
         """
         if scope["type"] != "http":
             raise ValueError(f"this application does not serve {scope['type']}")
-        exchange = Exchange(scope, receive, send, self._backend.config)
+        exchange = Exchange(scope, receive, send, self._backend.config, self._bodies)
         try:
             await self._answer(exchange)
         except ClientGone:
@@ -49,8 +52,15 @@ class FrontendApp:
     async def _answer(self, exchange: Exchange) -> None:
         exchange.dialect = self._router.dialect(exchange.path)
         try:
+            exchange.cors_headers = self._guard.cors_headers(exchange)
             exchange.take_request_id()
-            await self._router.find(exchange.method, exchange.path).handler(exchange)
+            preflight = self._guard.preflight_headers(exchange)
+            if preflight is not None:
+                await exchange.respond(204, b"", *preflight)
+                return
+            route = self._router.find(exchange.method, exchange.path)
+            self._guard.check(route, exchange)
+            await route.handler(exchange)
         except ApiError as error:
             await exchange.respond_error(error)
         except ClientGone:

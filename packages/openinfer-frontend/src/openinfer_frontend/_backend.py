@@ -1,8 +1,8 @@
 """What every route works with: the engine of the moment, the text model, the drain state."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from openinfer_contract import (
     Command,
@@ -13,9 +13,12 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._generation import Generation
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError
+
+_POLL_S = 0.05
 
 
 class Backend:
@@ -27,6 +30,8 @@ class Backend:
         self.config = config
         self.is_draining = False
         self.num_in_flight = 0
+        self.live: dict[str, Generation] = {}
+        """What is being generated, by the ids of the responses."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -40,6 +45,23 @@ class Backend:
             return self.provider.handle()
         except EngineDead as error:
             raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
+
+    async def hand_over(self, submit: Callable[[EngineHandle], None]) -> bool:
+        """Submits what a dead engine left to the one that takes over; False if none comes in time.
+
+        Args:
+            submit: called until it raises no EngineDead: an engine is dead before that is noticed.
+        """
+        try:
+            async with asyncio.timeout(self.config.resume_timeout_s):
+                while self.provider.state != "dead":
+                    with suppress(EngineDead):
+                        submit(self.provider.handle())
+                        return True
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            pass
+        return False
 
     def check_ready(self) -> None:
         """Raises `ApiError` 503 unless new requests can be served."""
@@ -61,10 +83,12 @@ class Backend:
         """Counts a request whose end a drain waits for.
 
         Raises:
-            ApiError: 503, while draining.
+            ApiError: 503, while draining, or with too many already.
         """
         if self.is_draining:
             raise ApiError.unavailable("the server is shutting down", self.config.retry_after_s)
+        if self.num_in_flight >= self.config.max_in_flight:
+            raise ApiError.unavailable("too many requests at once", self.config.retry_after_s)
         self.num_in_flight += 1
         self._idle.clear()
         try:
@@ -73,6 +97,17 @@ class Backend:
             self.num_in_flight -= 1
             if self.num_in_flight == 0:
                 self._idle.set()
+
+    @contextmanager
+    def listed(self, response_id: str, generation: Generation) -> Iterator[None]:
+        """Lets `/abort_requests` find a response while it is generated."""
+        self.live[response_id] = generation
+        try:
+            yield
+        finally:
+            # Another request may have taken the same id in the meantime.
+            if self.live.get(response_id) is generation:
+                del self.live[response_id]
 
     async def wait_idle(self) -> None:
         """Returns when no admitted request is left."""
@@ -96,5 +131,6 @@ class Backend:
         except TimeoutError:
             raise ApiError.unavailable(f"{name} did not end in time") from None
         if isinstance(result, CommandFailed):
-            raise ApiError(501 if result.kind == "unsupported" else 500, result.message)
+            status = 501 if result.kind == "unsupported" else 500
+            raise ApiError.from_engine(status, result.message)
         return result

@@ -10,6 +10,12 @@ GrammarCheck = Callable[[Grammar], str | None]
 """Says why a grammar cannot be honoured, None if it can; called from any thread."""
 
 
+_COUNTS = (
+    *("max_body_bytes", "max_pending_body_bytes", "max_in_flight", "max_sequences"),
+    "num_text_threads",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
     """Settings of one front process.
@@ -22,9 +28,19 @@ class FrontendConfig:
     """Names that requests may use; the first one is what responses carry."""
     version: str
     """What `/version` says."""
+    api_keys: tuple[str, ...] = ()
+    """Any of them opens the routes of users; none: they are open to everybody."""
+    admin_api_key: str | None = None
+    """Opens the operator's routes, and all others; None: an API key does."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose pages may read responses; `*` for all."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto: the checkpoint's sampling defaults. vllm: temperature 1 and no truncation."""
     max_body_bytes: int = 64 << 20
+    max_pending_body_bytes: int = 1 << 30
+    """Bodies that are being received or read, together; beyond it 503."""
+    max_in_flight: int = 8192
+    """Requests being generated at once; beyond it 503."""
     max_sequences: int = 1024
     """Prompts times samples of one HTTP request."""
     body_timeout_s: float = 60.0
@@ -33,6 +49,9 @@ class FrontendConfig:
     """A client that lets a response block for so long counts as gone."""
     control_timeout_s: float = 60.0
     """How long a command (cache reset, exact load) may take."""
+    resume_timeout_s: float = 60.0
+    """How long answers whose engine died wait for another one that goes on with them; 0: they fail
+    at once."""
     retry_after_s: float = 1.0
     """What a client is told to wait while the engine is away."""
     num_text_threads: int = 2
@@ -45,7 +64,13 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
             raise ValueError("served_model_names must name at least one model")
-        for name in ("max_body_bytes", "max_sequences", "num_text_threads"):
+        if not all(self.api_keys) or self.admin_api_key == "":
+            raise ValueError("api_keys and admin_api_key must not be empty")
+        if not all(key.isascii() for key in (*self.api_keys, self.admin_api_key or "")):
+            raise ValueError("api_keys and admin_api_key must be ASCII")
+        if self.resume_timeout_s < 0:
+            raise ValueError("resume_timeout_s must not be negative")
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         for name in ("body_timeout_s", "stall_timeout_s", "control_timeout_s"):

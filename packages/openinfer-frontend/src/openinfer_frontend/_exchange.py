@@ -27,10 +27,34 @@ ABORT = "openinfer.abort"
 """ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
 
 
+class PendingBodies:
+    """Bodies of all requests of one app that are being received or read.
+
+    Attributes:
+        num_bytes: what they hold together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+
+    def check(self) -> None:
+        """Raises `ApiError` 503 if there is too much."""
+        if self.num_bytes > self._max_bytes:
+            raise ApiError.unavailable("too many bytes of requests at once")
+
+
 class Exchange:
     """One HTTP request and its response; belongs to the task that handles it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, config: FrontendConfig) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        config: FrontendConfig,
+        bodies: "PendingBodies",
+    ) -> None:
         self._extensions: dict[str, dict[str, Any]] = scope.get("extensions") or {}
         self._receive = receive
         self._send = send
@@ -38,11 +62,14 @@ class Exchange:
         self._blocked_since: float | None = None
         self._is_complete = False
         self._stall_timeout_s = config.stall_timeout_s
+        self._bodies = bodies
         self._max_body_bytes = config.max_body_bytes
         self._body_timeout_s = config.body_timeout_s
         self._query: bytes = scope.get("query_string") or b""
         self.dialect: Dialect = OPENAI
         """How the route spells its errors; set before anything is answered."""
+        self.cors_headers: list[tuple[bytes, bytes]] = []
+        """Added to every response."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.num_body_bytes = 0
@@ -100,12 +127,13 @@ class Exchange:
         media_type = (self.header("content-type") or "application/json").partition(";")[0]
         if media_type.strip().lower() != "application/json":
             raise ApiError(400, "Content-Type must be application/json")
-        body = await self._read_body()
-        self.num_body_bytes = len(body)
         try:
+            body = await self._read_body()
             return model.model_validate_json(body)
         except ValidationError as error:
             raise _explain(error) from None
+        finally:
+            self._bodies.num_bytes -= self.num_body_bytes
 
     async def _read_body(self) -> bytes:
         max_bytes = self._max_body_bytes
@@ -113,7 +141,7 @@ class Exchange:
         announced = self.header("content-length")
         if announced is not None and announced.isdecimal() and int(announced) > max_bytes:
             raise too_large
-        parts, size = [], 0
+        parts = []
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 while True:
@@ -121,9 +149,11 @@ class Exchange:
                     if message["type"] == "http.disconnect":
                         raise ClientGone("the client closed the connection")
                     part = message.get("body", b"")
-                    size += len(part)
-                    if size > max_bytes:
+                    self.num_body_bytes += len(part)
+                    self._bodies.num_bytes += len(part)
+                    if self.num_body_bytes > max_bytes:
                         raise too_large
+                    self._bodies.check()
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
@@ -178,6 +208,7 @@ class Exchange:
                     (b"content-type", media_type or b"application/json"),
                     (b"content-length", b"%d" % len(body)),
                     (b"x-request-id", self.request_id.encode()),
+                    *self.cors_headers,
                     *headers,
                 ],
             }
@@ -208,6 +239,7 @@ class Exchange:
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
                     (b"x-request-id", self.request_id.encode()),
+                    *self.cors_headers,
                 ],
             }
         )

@@ -171,13 +171,13 @@ class GenerateRoutes:
         echoes: Sequence[str] = (),
         parsers: Sequence[OutputParser] = (),
     ) -> None:
-        request, context = job.request, job.context
+        request, context, config = job.request, job.context, self._backend.config
         sequences = self._sequences(job, prompts, parsers[0].markers if parsers else ())
         as_ids = request.return_tokens_as_token_ids
         stream_options = request.stream_options or StreamOptions()
         options = FormatOptions(
             response_id=context.response_id,
-            model=request.model or self._backend.config.model_name,
+            model=request.model or config.model_name,
             names=TokenNames(
                 self._text.model.tokenizer,
                 as_ids=as_ids,
@@ -194,15 +194,19 @@ class GenerateRoutes:
             parsers=parsers,
         )
         form = make_format(options, [lowered for lowered, _ in sequences], request.n)
-        with Generation(
-            job.engine,
-            sequences,
-            num_samples=request.n,
-            eos_token_ids=job.lowering.eos_token_ids,
-            prompt_param=context.prompt_param,
-            grammar_param=None if job.form is None else job.form.param,
-            is_prompt_only=request.wanted_max_tokens == 0,
-        ) as generation:
+        with (
+            Generation(
+                job.engine,
+                sequences,
+                num_samples=request.n,
+                eos_token_ids=job.lowering.eos_token_ids,
+                prompt_param=context.prompt_param,
+                grammar_param=None if job.form is None else job.form.param,
+                is_prompt_only=request.wanted_max_tokens == 0,
+                hand_over=self._backend.hand_over if config.resume_timeout_s else None,
+            ) as generation,
+            self._backend.listed(context.response_id, generation),
+        ):
             if request.stream:
                 await _stream(exchange, generation, form)
             else:

@@ -2,10 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from openinfer_contract import (
     EngineDead,
@@ -16,11 +19,15 @@ from openinfer_contract import (
     Rejected,
     TokenEvent,
     TokenLogprobs,
+    num_ids,
     unpack_ids,
 )
 from openinfer_frontend._fan_in import EventFanIn
 from openinfer_frontend.errors import ApiError
 from openinfer_text import OutputText
+
+HandOver = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
+"""Calls a function with the engine that takes over from one that died; False if none comes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +95,9 @@ class _Choice:
     queue_s: float = 0.0
     submitted_at: float = 0.0
     first_token_s: float | None = None
+    output_ids: bytearray = field(default_factory=bytearray)
+    """u32 column of what was sampled so far: what another engine goes on from."""
+    is_resumed: bool = False
     is_done: bool = False
     is_released: bool = False
     """Whether the engine is through with it, or was told to be."""
@@ -109,6 +119,7 @@ class Generation:
         prompt_param: str,
         grammar_param: str | None = None,
         is_prompt_only: bool = False,
+        hand_over: HandOver | None = None,
     ) -> None:
         """Prepares; nothing is submitted before the block is entered.
 
@@ -120,6 +131,7 @@ class Generation:
             prompt_param: what the route calls the prompt, for errors.
             grammar_param: which field asked for a grammar, likewise.
             is_prompt_only: a choice ends before its first token, whatever that is.
+            hand_over: finds who goes on with what an engine left that died; None: nobody does.
         """
         self._engine = engine
         self._choices = [_Choice(request, output) for request, output in requests]
@@ -128,6 +140,7 @@ class Generation:
         self._prompt_param = prompt_param
         self._grammar_param = grammar_param
         self._is_prompt_only = is_prompt_only
+        self._hand_over = hand_over
         self._num_open = len(self._choices)
         self._fan_in = EventFanIn(asyncio.get_running_loop())
 
@@ -164,9 +177,8 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left = [c.request.request_id for c in self._choices if not c.is_released]
-        if left:
-            self._engine.abort(left)
+        if any(not choice.is_released for choice in self._choices):
+            self.abort()
 
     async def next(self) -> list[Delta]:
         """What happened since the last call, at most one delta a choice; possibly nothing to show.
@@ -175,6 +187,7 @@ class Generation:
             ApiError: if a sequence was rejected or failed; the others are of no use then.
         """
         deltas = []
+        lost: list[int] = []
         for index, event in (await self._fan_in.get()).items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
@@ -186,11 +199,47 @@ class Generation:
                 )
             if isinstance(event.end, Failed):
                 choice.is_released = True
-                raise _failure(event.end)
+                if not (event.end.is_retryable and self._can_resume(choice)):
+                    raise _failure(event.end)
+                lost.append(index)
+                failed, event = event.end, replace(event, end=None)
             delta = self._take(index, choice, event)
             if delta is not None:
                 deltas.append(delta)
+        lost = [index for index in lost if not self._choices[index].is_done]
+        if lost:
+            await self._resume(lost, failed)
         return deltas
+
+    def abort(self) -> None:
+        """Ends what is left; its choices finish by `abort`."""
+        left = [c.request.request_id for c in self._choices if not c.is_released]
+        self._engine.abort(left)
+
+    def _can_resume(self, choice: _Choice) -> bool:
+        """Whether another engine would go on as this one had.
+
+        Once and no more: a request may itself be what its engine died of.
+        """
+        has_scores = choice.request.prompt_logprobs is not None
+        return not (self._hand_over is None or choice.is_resumed or has_scores)
+
+    async def _resume(self, lost: Sequence[int], failed: Failed) -> None:
+        """Hands choices to the next engine, behind the output that they have already.
+
+        Raises:
+            ApiError: if there is none in time, with the first one's reason.
+        """
+        assert self._hand_over is not None
+        for index in lost:
+            if not await self._hand_over(partial(self._submit_rest, index)):
+                raise _failure(failed)
+
+    def _submit_rest(self, index: int, engine: EngineHandle) -> None:
+        choice = self._choices[index]
+        engine.submit(_continued(choice), self._fan_in.sink(index))
+        self._engine = engine
+        choice.is_resumed, choice.is_released = True, False
 
     def usage(self, index: int | None = None) -> Usage:
         """Tokens so far: of the whole request, or as choice `index` sees it."""
@@ -211,7 +260,8 @@ class Generation:
         return self._choices[index].prompt_logprobs
 
     def _take(self, index: int, choice: _Choice, event: TokenEvent) -> Delta | None:
-        if event.scheduled is not None:
+        choice.output_ids += event.token_ids
+        if event.scheduled is not None and not choice.is_resumed:
             choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
             choice.queue_s = event.scheduled.queue_s
         if event.prompt_logprobs is not None:
@@ -255,6 +305,16 @@ class Generation:
             self._engine.abort((choice.request.request_id,))
 
 
+def _continued(choice: _Choice) -> GenerateRequest:
+    """The request as it stands: what was sampled is the end of the prompt, and counts as output."""
+    output = bytes(choice.output_ids)
+    return replace(
+        choice.request,
+        prompt_token_ids=choice.request.prompt_token_ids + output,
+        num_output_prefix=num_ids(output),
+    )
+
+
 def _timing(choice: _Choice, end: Finished | None) -> Timing:
     total_s = time.monotonic() - choice.submitted_at
     return Timing(
@@ -269,4 +329,4 @@ def _timing(choice: _Choice, end: Finished | None) -> Timing:
 def _failure(failed: Failed) -> ApiError:
     if failed.is_retryable:
         return ApiError.unavailable(failed.message)
-    return ApiError(500, failed.message)
+    return ApiError.from_engine(500, failed.message)

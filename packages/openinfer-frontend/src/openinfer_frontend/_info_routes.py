@@ -1,18 +1,18 @@
-"""What the server says of itself, and commands to its engine."""
+"""What the server says of itself."""
 
 import time
 from datetime import UTC, datetime
 
 from msgspec.structs import asdict
 
-from openinfer_contract import CommandDone, GetLoad, ResetPrefixCache, command_name
+from openinfer_contract import CommandDone, GetLoad, command_name
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._exchange import Exchange
 from openinfer_frontend.errors import ApiError
 
 
 class InfoRoutes:
-    """Models, health, version, load and cache reset."""
+    """Models, health, version and load."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -73,8 +73,3 @@ class InfoRoutes:
         fields = asdict(load) | {"cache_groups": [asdict(group) for group in load.cache_groups]}
         num_requests = load.num_running + load.num_waiting
         await exchange.respond_json(fields | {"is_idle": load.is_idle, "server_load": num_requests})
-
-    async def reset_prefix_cache(self, exchange: Exchange) -> None:
-        """POST /reset_prefix_cache."""
-        await self._backend.control(ResetPrefixCache())
-        await exchange.respond(200, b"")

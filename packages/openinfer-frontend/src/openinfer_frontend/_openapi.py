@@ -57,9 +57,14 @@ def _operation(route: Route, body: Mapping[str, Any] | None) -> dict[str, Any]:
             "default": {"description": "an error object", "content": error},
         },
     }
+    text = {"schema": {"type": "string"}}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "description": what} | text for name, what in route.queries
+    ]
     if "{id}" in route.path:
-        parameter = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [parameter]
+        parameters.append({"name": "id", "in": "path", "required": True} | text)
+    if parameters:
+        operation["parameters"] = parameters
     if body is not None:
         content = {"application/json": {"schema": body}}
         operation["requestBody"] = {"required": True, "content": content}

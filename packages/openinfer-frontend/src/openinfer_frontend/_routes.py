@@ -1,7 +1,9 @@
 """Every route of the server, in one table."""
 
 from collections.abc import Sequence
+from typing import Literal
 
+from openinfer_frontend._admin_routes import AbortRequest, AdminRoutes, not_enabled
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
@@ -12,7 +14,7 @@ from openinfer_frontend._info_routes import InfoRoutes
 from openinfer_frontend._messages_request import CountTokensRequest, MessagesRequest
 from openinfer_frontend._openapi import describe
 from openinfer_frontend._responses_request import ResponsesRequest
-from openinfer_frontend._router import Route
+from openinfer_frontend._router import Handler, Route
 from openinfer_frontend._token_requests import DetokenizeRequest, TokenizeRequest
 from openinfer_frontend._token_routes import TokenRoutes
 
@@ -20,7 +22,7 @@ from openinfer_frontend._token_routes import TokenRoutes
 def make_routes(backend: Backend) -> list[Route]:
     """The routes, and last the one that describes them."""
     routes = [*_generating(GenerateRoutes(backend)), *_tokens(TokenRoutes(backend))]
-    routes += _info(InfoRoutes(backend))
+    routes += [*_info(InfoRoutes(backend)), *_admin(AdminRoutes(backend))]
     return [*routes, _openapi(routes, backend.config.version)]
 
 
@@ -119,13 +121,44 @@ def _info(routes: InfoRoutes) -> list[Route]:
             access="open",
         ),
         Route(method="GET", path="/load", handler=routes.load, summary="What the engine holds."),
+    ]
+
+
+def _admin(routes: AdminRoutes) -> list[Route]:
+    no_adapters = not_enabled("LoRA adapters are not enabled on this server")
+    no_profiles = not_enabled("profiles are not enabled on this server")
+    mode = "abort ends live requests, wait finishes them first (the default), keep freezes them"
+    table: list[tuple[Literal["GET", "POST"], str, Handler, str]] = [
+        ("POST", "/reset_prefix_cache", routes.reset_prefix_cache, "Forget cached prompts."),
+        ("POST", "/resume", routes.resume, "Go on after a pause."),
+        ("GET", "/is_paused", routes.is_paused, "Whether the engine is paused."),
+        ("POST", "/v1/load_lora_adapter", no_adapters, "Not enabled: 501."),
+        ("POST", "/v1/unload_lora_adapter", no_adapters, "Not enabled: 501."),
+        ("POST", "/start_profile", no_profiles, "Not enabled: 501."),
+        ("POST", "/stop_profile", no_profiles, "Not enabled: 501."),
+    ]
+    simple = [
+        Route(method=method, path=path, handler=handler, summary=summary, access="admin")
+        for method, path, handler, summary in table
+    ]
+    return [
         Route(
             method="POST",
-            path="/reset_prefix_cache",
-            handler=routes.reset_prefix_cache,
-            summary="Forget cached prompts.",
+            path="/abort_requests",
+            handler=routes.abort,
+            summary="End requests that are being answered.",
+            body=AbortRequest,
             access="admin",
         ),
+        Route(
+            method="POST",
+            path="/pause",
+            handler=routes.pause,
+            summary="Stop the engine between two steps.",
+            queries=(("mode", mode),),
+            access="admin",
+        ),
+        *simple,
     ]
 
 

@@ -3,16 +3,16 @@
 import asyncio
 import errno
 import socket
-import struct
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from openinfer_frontend._app import FrontendApp
-from openinfer_frontend._exchange import ABORT
+from openinfer_frontend._connection import Connection
+from openinfer_frontend._tls import Tls
 from openinfer_frontend.errors import ListenError
 
 _BACKLOG = 2048
@@ -67,21 +67,6 @@ def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's connection; the application can end it without waiting for the peer to read."""
-
-    def on_message_begin(self) -> None:
-        """Called by the parser: a request begins."""
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"abort": self._abort}}
-
-    def _abort(self) -> None:
-        # Without it the kernel keeps its own buffer until the peer reads, long after the close.
-        sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
-
-
 class _Server(uvicorn.Server):
     """uvicorn's server; signals drain the application before anything closes."""
 
@@ -92,11 +77,12 @@ class _Server(uvicorn.Server):
         log_level: str,
         on_ready: Callable[[], None] | None,
         on_drain: Callable[[], None] | None,
+        tls: Tls | None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=Connection,
                 loop="none",
                 ws="none",
                 lifespan="off",
@@ -107,6 +93,10 @@ class _Server(uvicorn.Server):
                 # Longer than common proxies keep theirs, or they send into a closing one.
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=1,
+                ssl_certfile=None if tls is None else tls.certfile,
+                ssl_keyfile=None if tls is None else tls.keyfile,
+                ssl_ca_certs=None if tls is None else tls.ca_certs,
+                ssl_cert_reqs=ssl.CERT_NONE if tls is None else tls.cert_reqs,
             )
         )
         self._app = app
@@ -154,6 +144,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[], None] | None = None,
     on_drain: Callable[[], None] | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
 
@@ -169,11 +160,12 @@ async def serve(
         stop: set it to drain without a signal.
         on_ready: called once clients can connect and signals drain.
         on_drain: called when the drain begins.
+        tls: certificate and key; None serves plain HTTP.
 
     Raises:
         ListenError: somebody else began to listen on a port between `bind` and this.
     """
-    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain)
+    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, tls)
     watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
         _listen(sockets)

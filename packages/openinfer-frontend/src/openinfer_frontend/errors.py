@@ -3,7 +3,8 @@
 FrontendError
 ├── ApiError      what a client is told: a status and OpenAI's error object
 ├── ClientGone    the client hung up, or stopped reading; nothing is left to answer
-└── ListenError   the address cannot be listened on; the message says what to do
+├── ListenError   the address cannot be listened on; the message says what to do
+└── TlsError      a certificate or key cannot be used; the message names it
 """
 
 import re
@@ -13,6 +14,8 @@ from openinfer_contract import OpenInferError, Rejected
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
@@ -38,6 +41,8 @@ _PARAM_OF_FIELD = {
     "adapter": "model",
 }
 _MAX_MESSAGE_CHARS = 500
+_PATH = re.compile(r"(?<![\w/])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)+/?")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?")
 
 
 class FrontendError(OpenInferError):
@@ -106,9 +111,18 @@ class ApiError(FrontendError):
         return cls(status, message, param=param or None, retry_after_s=retry_after_s)
 
     @classmethod
+    def from_engine(
+        cls, status: int, message: str, *, retry_after_s: float | None = None
+    ) -> "ApiError":
+        """An engine's own words, free of what only its operator may know."""
+        message = _PATH.sub("(path)", message)
+        message = _ADDRESS.sub("(address)", message)
+        return cls(status, message, retry_after_s=retry_after_s)
+
+    @classmethod
     def unavailable(cls, message: str, retry_after_s: float = 1.0) -> "ApiError":
         """503: nobody can serve this right now."""
-        return cls(503, message, retry_after_s=retry_after_s)
+        return cls.from_engine(503, message, retry_after_s=retry_after_s)
 
     @property
     def type(self) -> str:
@@ -138,6 +152,8 @@ class ApiError(FrontendError):
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
         if self.status == 408:
@@ -173,3 +189,7 @@ class ListenError(FrontendError):
         super().__init__(f"cannot listen on {host} port {port}: {reason}")
         self.host = host
         self.port = port
+
+
+class TlsError(FrontendError):
+    """A certificate or key cannot be used."""

@@ -1,0 +1,135 @@
+"""Flags of the front end and of the server around it."""
+
+from openinfer._flag import Flag
+
+SERVER_FLAGS: tuple[Flag, ...] = (
+    # the front end
+    Flag(
+        "served_model_names",
+        ("--served-model-name",),
+        "list",
+        "frontend",
+        "names in the API; the first one is reported",
+    ),
+    Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
+    Flag(
+        "tool_call_parser",
+        ("--tool-call-parser",),
+        "str",
+        "frontend",
+        "finds tool calls in answers: auto (by the template), none, hermes, ...",
+    ),
+    Flag(
+        "reasoning_parser",
+        ("--reasoning-parser",),
+        "str",
+        "frontend",
+        "finds reasoning in answers: auto (by the template), none, qwen3, ...",
+    ),
+    Flag(
+        "generation_config",
+        ("--generation-config",),
+        "str",
+        "frontend",
+        "auto: sampling defaults from the checkpoint; vllm: neutral ones",
+        choices=("auto", "vllm"),
+    ),
+    # the server
+    Flag("host", ("--host",), "str", "server", "address to bind, 127.0.0.1 unless told"),
+    Flag("port", ("--port",), "int", "server", "port to bind, 8000 unless told"),
+    Flag(
+        "api_server_count",
+        ("--api-server-count",),
+        "int",
+        "server",
+        "front-end processes that share the port",
+    ),
+    Flag(
+        "engine_address",
+        ("--engine-address",),
+        "str",
+        "server",
+        "unix:PATH or tcp:HOST:PORT on which the engine also listens",
+    ),
+    Flag(
+        "log_level",
+        ("--log-level", "--uvicorn-log-level"),
+        "str",
+        "server",
+        "how much the server says",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    # who may use it, and how much
+    Flag(
+        "api_keys",
+        ("--api-key",),
+        "list",
+        "server",
+        "keys that open the API; without any, OPENINFER_API_KEY; without that it is open to all",
+    ),
+    Flag(
+        "admin_api_key",
+        ("--admin-api-key",),
+        "str",
+        "server",
+        "key of the operator's routes, OPENINFER_ADMIN_API_KEY if left out",
+    ),
+    Flag(
+        "allowed_origins",
+        ("--allowed-origins",),
+        "list",
+        "server",
+        "origins whose web pages may use the API; * for all",
+    ),
+    Flag("ssl_certfile", ("--ssl-certfile",), "str", "server", "serve HTTPS with this certificate"),
+    Flag("ssl_keyfile", ("--ssl-keyfile",), "str", "server", "its key, if it is in another file"),
+    Flag(
+        "ssl_ca_certs",
+        ("--ssl-ca-certs",),
+        "str",
+        "server",
+        "clients need a certificate that one of these has signed",
+    ),
+    Flag(
+        "max_body_bytes",
+        ("--max-body-bytes",),
+        "count",
+        "server",
+        "size of a request; beyond it 413",
+    ),
+    Flag(
+        "max_in_flight",
+        ("--max-in-flight",),
+        "count",
+        "server",
+        "requests one front process answers at once; beyond it 503",
+    ),
+    Flag(
+        "body_timeout_s",
+        ("--body-timeout-s",),
+        "float",
+        "server",
+        "seconds that a request may take to arrive",
+    ),
+    Flag(
+        "stall_timeout_s",
+        ("--stall-timeout-s",),
+        "float",
+        "server",
+        "seconds after which a client that reads nothing has hung up",
+    ),
+    Flag(
+        "resume_timeout_s",
+        ("--resume-timeout-s",),
+        "float",
+        "server",
+        "seconds that answers wait for an engine to come back and go on; 0: they fail at once",
+    ),
+    Flag(
+        "drain_timeout_s",
+        ("--drain-timeout-s",),
+        "float",
+        "server",
+        "seconds that running requests get when the server is told to end",
+    ),
+)

@@ -1,0 +1,46 @@
+import msgspec
+import pytest
+
+from openinfer import UsageError
+from openinfer._http_options import HttpOptions
+from openinfer_frontend import FrontendConfig, TlsError
+
+
+def test_defaults_are_the_front_ends():
+    fields = FrontendConfig(served_model_names=("m",), version="")
+    assert all(getattr(fields, name) == v for name, v in HttpOptions().for_config().items())
+
+
+def test_keys_come_from_flags_or_the_environment():
+    environment = {"OPENINFER_API_KEY": "e", "OPENINFER_ADMIN_API_KEY": "a"}
+    assert HttpOptions.from_values({}, {}).api_keys == ()
+    options = HttpOptions.from_values({}, environment)
+    assert (options.api_keys, options.admin_api_key) == (("e",), "a")
+    given = {"api_keys": ["x", "y"], "admin_api_key": "z"}
+    options = HttpOptions.from_values(given, environment)
+    assert (options.api_keys, options.admin_api_key) == (("x", "y"), "z")
+
+
+def test_they_cross_the_process_boundary():
+    options = HttpOptions.from_values({"allowed_origins": ["*"], "stall_timeout_s": 3.0}, {})
+    assert msgspec.json.decode(msgspec.json.encode(options), type=HttpOptions) == options
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"api_keys": [""]}, "api_keys"),
+        ({"stall_timeout_s": 0.0}, "stall_timeout_s"),
+        ({"resume_timeout_s": -1.0}, "resume_timeout_s"),
+        ({"drain_timeout_s": -1.0}, "drain_timeout_s"),
+        ({"ssl_keyfile": "k.pem"}, "--ssl-certfile"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values, words):
+    with pytest.raises(UsageError, match=words):
+        HttpOptions.from_values(values, {})
+
+
+def test_a_certificate_that_is_not_there():
+    with pytest.raises(TlsError, match=r"none\.pem"):
+        HttpOptions.from_values({"ssl_certfile": "none.pem"}, {})

@@ -1,0 +1,84 @@
+"""What an operator does to a running server."""
+
+import re
+from typing import Annotated, Literal, cast, get_args
+
+from pydantic import Field
+
+from openinfer_contract import GetLoad, Pause, ResetPrefixCache, Resume, command_name
+from openinfer_frontend._backend import Backend
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._requests import RequestModel
+from openinfer_frontend._router import Handler
+from openinfer_frontend.errors import ApiError
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class AbortRequest(RequestModel):
+    """POST /abort_requests."""
+
+    request_ids: Annotated[list[str], Field(max_length=65536)] | None = None
+    """Ids of responses, or of their requests; left out: all that this front process answers."""
+
+
+class AdminRoutes:
+    """Aborts, pauses and cache resets."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        """POST /reset_prefix_cache."""
+        await self._backend.control(ResetPrefixCache())
+        await exchange.respond(200, b"")
+
+    async def abort(self, exchange: Exchange) -> None:
+        """POST /abort_requests."""
+        request = await exchange.read_model(AbortRequest)
+        live = self._backend.live
+        wanted = None if request.request_ids is None else set(request.request_ids)
+        found = [name for name in live if wanted is None or not wanted.isdisjoint(_names(name))]
+        for response_id in found:
+            live[response_id].abort()
+        await exchange.respond_json({"aborted": found})
+
+    async def pause(self, exchange: Exchange) -> None:
+        """POST /pause?mode=."""
+        mode = exchange.query("mode") or "wait"
+        if mode not in get_args(PauseMode):
+            message = f"mode: must be one of {', '.join(get_args(PauseMode))}"
+            raise ApiError(400, message, param="mode")
+        await self._backend.control(Pause(mode=cast("PauseMode", mode)))
+        await exchange.respond_json({"is_paused": True})
+
+    async def resume(self, exchange: Exchange) -> None:
+        """POST /resume."""
+        await self._backend.control(Resume())
+        await exchange.respond_json({"is_paused": False})
+
+    async def is_paused(self, exchange: Exchange) -> None:
+        """GET /is_paused."""
+        engine = self._backend.engine()
+        load = engine.load()
+        if command_name(GetLoad()) in engine.info.commands:
+            load = (await self._backend.control(GetLoad())).load or load
+        await exchange.respond_json({"is_paused": load.is_paused})
+
+
+def _names(response_id: str) -> tuple[str, str]:
+    """A response's id, and that of its request: `chatcmpl-abc` and `abc`."""
+    return response_id, re.split("[-_]", response_id, maxsplit=1)[1]
+
+
+def not_enabled(what: str) -> Handler:
+    """The handler of a route that other servers have and that nothing here stands behind.
+
+    Args:
+        what: a sentence.
+    """
+
+    async def refuse(exchange: Exchange) -> None:
+        raise ApiError(501, what)
+
+    return refuse

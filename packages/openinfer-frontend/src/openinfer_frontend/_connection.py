@@ -1,0 +1,73 @@
+"""uvicorn's connection, with bounds on what comes before a request's body."""
+
+import asyncio
+import socket
+import struct
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from openinfer_frontend._exchange import ABORT
+
+HEAD_TIMEOUT_S = 30.0
+"""A request line and its headers that take longer end the connection."""
+MAX_HEAD_BYTES = 1 << 16
+"""Likewise if there are more of them than these; a last packet may pass it."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection; the application can end it without waiting for the peer to read."""
+
+    _is_in_head = False
+    _num_head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the loop: a request is expected."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop: nothing will come any more."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop; what is too long for a head ends the connection."""
+        super().data_received(data)
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._give_up()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser: a request begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"abort": self._abort}}
+        if not self._is_in_head:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser: the head is whole."""
+        self._is_in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._stop_timer()
+        self.transport.close()
+
+    def _abort(self) -> None:
+        # Without it the kernel keeps its own buffer until the peer reads, long after the close.
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()

@@ -1,0 +1,41 @@
+"""Certificate and key of a server, checked before anything is started."""
+
+import ssl
+from dataclasses import dataclass
+
+from openinfer_frontend.errors import TlsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM format.
+
+    Raises:
+        TlsError: naming what cannot be used.
+    """
+
+    certfile: str
+    """The certificate, and behind it those that lead to its root."""
+    keyfile: str | None = None
+    """Its key; None: it stands in `certfile` too."""
+    ca_certs: str | None = None
+    """Whoever has no certificate signed by one of these cannot connect; None: everybody can."""
+
+    def __post_init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or "it is no PEM certificate with its key"
+            raise TlsError(f"the certificate {self.certfile} cannot be used: {reason}") from error
+        if self.ca_certs is None:
+            return
+        try:
+            context.load_verify_locations(self.ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise TlsError(f"the certificates {self.ca_certs} cannot be used") from error
+
+    @property
+    def cert_reqs(self) -> ssl.VerifyMode:
+        """Whether clients must have a certificate."""
+        return ssl.CERT_NONE if self.ca_certs is None else ssl.CERT_REQUIRED

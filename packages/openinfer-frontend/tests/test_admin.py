@@ -1,0 +1,94 @@
+"""What operators do: aborts, pauses, and routes that nothing stands behind."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from openinfer_contract import CommandDone, Load, Pause, Resume
+
+
+@pytest.mark.parametrize("named", ["chatcmpl-r1", "r1", None])
+def test_requests_are_aborted_by_id(make_app, fakes, named):
+    engine = fakes.FakeEngine()
+    app = make_app(engine)
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+
+            def ask(name):
+                return asyncio.create_task(
+                    client.post(
+                        "/v1/chat/completions",
+                        json={"messages": [{"role": "user", "content": "Hi"}], "n": 2},
+                        headers={"x-request-id": name},
+                    )
+                )
+
+            first, second = ask("r1"), ask("r2")
+            await fakes.wait_for(lambda: len(engine.live) == 4)
+            body = {} if named is None else {"request_ids": [named, "nobody"]}
+            aborted = (await client.post("/abort_requests", json=body)).json()["aborted"]
+            answer = (await first).json()
+            is_alone = not second.done()
+            await client.post("/abort_requests", json={})
+            await second
+            return aborted, answer, is_alone
+
+    aborted, answer, is_alone = asyncio.run(main())
+    assert aborted == (["chatcmpl-r1"] if named else ["chatcmpl-r1", "chatcmpl-r2"])
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["abort"] * 2
+    if named:
+        assert is_alone
+    assert not engine.live
+    assert not app._backend.live
+
+
+def test_pause_and_resume(make_app, fakes, client_of):
+    commands = ("get_load", "pause", "resume")
+    engine = fakes.FakeEngine(commands=commands)
+    client = client_of(make_app(engine))
+    assert client.post("/pause?mode=keep", None).json() == {"is_paused": True}
+    assert client.post("/pause", None).status_code == 200
+    assert client.post("/resume", None).json() == {"is_paused": False}
+    assert engine.commands == [Pause(mode="keep"), Pause(mode="wait"), Resume()]
+    engine.results = [CommandDone(load=Load(is_paused=True))]
+    assert client.get("/is_paused").json() == {"is_paused": True}
+    refused = client.post("/pause?mode=now", None)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/start_profile", "/stop_profile"],
+)
+def test_what_is_not_there_says_so(client, path):
+    response = client.post(path, {"lora_name": "x"})
+    assert response.status_code == 501
+    assert "not enabled" in response.json()["error"]["message"]
+
+
+def test_an_engine_that_cannot_pause(client):
+    assert client.post("/pause", None).status_code == 501
+
+
+def test_timings_on_demand(client, engine):
+    engine.is_paced = True
+    body = client.complete("Hi", return_timings=True)
+    timings = body["choices"][0]["timings"]
+    assert set(timings) == {"queue_s", "prefill_s", "decode_s", "first_token_s", "total_s"}
+    assert 0 <= timings["first_token_s"] <= timings["total_s"] < 60
+    events = client.stream("/v1/completions", {"prompt": "Hi", "return_timings": True})
+    assert "timings" in events[-1]["choices"][0]
+    assert "timings" not in client.complete("Hi")["choices"][0]
+    stopped = client.complete("Hi", return_timings=True, stop="l")
+    assert stopped["choices"][0]["timings"]["decode_s"] is None
+
+
+def test_a_body_may_name_its_request(client, engine):
+    assert client.complete("Hi", request_id="mine")["id"] == "cmpl-mine"
+    headers = {"X-Request-Id": "theirs"}
+    response = client.post("/v1/completions", {"prompt": "Hi", "request_id": "m"}, headers=headers)
+    assert response.json()["id"] == "cmpl-theirs"
+    assert client.post("/v1/completions", {"prompt": "Hi", "request_id": "a b"}).status_code == 400

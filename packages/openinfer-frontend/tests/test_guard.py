@@ -1,0 +1,232 @@
+"""Keys, origins and bounds: who gets in, and how much of it."""
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+import time
+
+import httpx
+import pytest
+import trustme
+
+from openinfer_contract import Failed, Finished
+from openinfer_frontend import Tls, TlsError, _connection
+
+USER = ("GET", "/v1/models", None)
+ADMIN = ("POST", "/reset_prefix_cache", None)
+OPEN = ("GET", "/health", None)
+
+
+@pytest.fixture
+def ask(engine, make_app, client_of):
+    def send(route, key=None, header="authorization", **settings):
+        method, path, body = route
+        scheme = b"Bearer " if header == "authorization" else b""
+        headers = {} if key is None else {header: scheme + key.encode("latin-1")}
+        client = client_of(make_app(engine, **settings))
+        return client.request(method, path, json=body, headers=headers)
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "statuses"),
+    [
+        ({}, None, (200, 200, 200)),
+        ({"api_keys": ("a", "b")}, None, (200, 401, 401)),
+        ({"api_keys": ("a", "b")}, "c", (200, 401, 401)),
+        ({"api_keys": ("a", "b")}, "b", (200, 200, 200)),
+        ({"admin_api_key": "x"}, None, (200, 200, 401)),
+        ({"admin_api_key": "x"}, "x", (200, 200, 200)),
+        ({"api_keys": ("a",), "admin_api_key": "x"}, "a", (200, 200, 403)),
+        ({"api_keys": ("a",), "admin_api_key": "x"}, "x", (200, 200, 200)),
+        ({"api_keys": ("a",), "admin_api_key": "x"}, "ä", (200, 401, 401)),
+    ],
+)
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_keys_open_routes(ask, settings, key, statuses, header):
+    got = tuple(ask(route, key, header, **settings).status_code for route in (OPEN, USER, ADMIN))
+    assert got == statuses
+
+
+def test_a_refusal_costs_no_body_and_has_the_protocols_shape(make_app, engine):
+    """The body is not even read."""
+
+    async def main(path):
+        sent = []
+
+        async def receive():
+            pytest.fail("the body was read")
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        await make_app(engine, api_keys=("k",))(scope, receive, send)
+        return sent[0], json.loads(sent[1]["body"])
+
+    head, body = asyncio.run(main("/v1/chat/completions"))
+    assert head["status"] == 401
+    assert (b"www-authenticate", b"Bearer") in head["headers"]
+    assert body["error"]["type"] == "AuthenticationError"
+    _, body = asyncio.run(main("/v1/messages"))
+    assert body["error"]["type"] == "authentication_error"
+
+
+def test_no_origin_is_allowed_by_default(client):
+    response = client.request("GET", "/v1/models", headers={"origin": "https://a.example"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    assert client.request("OPTIONS", "/v1/models", headers=headers).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "answered"),
+    [
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("https://a.example",), "https://b.example", None),
+        (("*",), "https://b.example", "*"),
+    ],
+)
+def test_allowed_origins(engine, make_app, client_of, allowed, origin, answered):
+    client = client_of(make_app(engine, allowed_origins=allowed, api_keys=("k",)))
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    preflight = client.request("OPTIONS", "/v1/completions", headers=asked)
+    assert preflight.status_code == 204, "no key is asked for: browsers send none"
+    assert preflight.headers.get("access-control-allow-origin") == answered
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    headers = {"origin": origin, "authorization": "Bearer k"}
+    body = {"prompt": "Hi", "stream": True}
+    for response in (
+        client.request("POST", "/v1/completions", json=body, headers=headers),
+        client.request("GET", "/nowhere", headers=headers),
+    ):
+        assert response.headers.get("access-control-allow-origin") == answered
+        assert response.headers["vary"] == "origin"
+
+
+def test_too_many_at_once(make_app, fakes):
+    engine = fakes.FakeEngine()
+    app = make_app(engine, max_in_flight=1)
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            first = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"}))
+            await fakes.wait_for(lambda: engine.live)
+            second = await client.post("/v1/completions", json={"prompt": "b"})
+            engine.emit(Finished(reason="length"))
+            return await first, second
+
+    first, second = asyncio.run(main())
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert second.headers["retry-after"] == "1"
+
+
+def test_bodies_are_bounded_together(engine, make_app, client_of):
+    app = make_app(engine, max_pending_body_bytes=1000, max_body_bytes=5000)
+    client = client_of(app)
+    for _ in range(3):
+        assert client.post("/v1/completions", {"prompt": "x" * 1500}).status_code == 503
+        assert client.post("/tokenize", {"prompt": "x" * 800}).status_code == 200
+        assert client.post("/tokenize", {"prompt": ["x" * 800]}).status_code == 400
+    assert app._bodies.num_bytes == 0
+
+
+def test_errors_tell_no_paths(client, engine):
+    engine.script = lambda _: [Failed(message="cannot map /srv/models/w.bin at 0x7f12ab34cd56")]
+    error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
+    assert error["message"] == "cannot map (path) at (address)"
+    engine.dead = "no engine behind unix:/tmp/openinfer-1/engine.sock or 10.0.0.7:4444"
+    error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
+    assert error["message"] == "no engine behind (path) or (address)"
+
+
+@pytest.mark.parametrize("sends", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"])
+def test_a_head_that_does_not_come_ends_the_connection(start, app, monkeypatch, sends):
+    monkeypatch.setattr(_connection, "HEAD_TIMEOUT_S", 0.1)
+    with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        sock.sendall(sends)
+        assert sock.recv(100) == b""
+
+
+def test_a_head_without_end_ends_the_connection(start, app):
+    with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        with pytest.raises(OSError):  # noqa: PT012 - whichever write meets the closed connection
+            for _ in range(100):
+                sock.sendall(b"x-%d: " % _ + b"y" * 4000 + b"\r\n")
+            sock.recv(1)
+            raise ConnectionError
+
+
+def test_a_slow_request_is_no_slow_head(start, app, engine, monkeypatch):
+    monkeypatch.setattr(_connection, "HEAD_TIMEOUT_S", 0.2)
+    engine.script = None
+    server = start(app)
+
+    def answer_late():
+        while not engine.live:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        server.call(lambda: engine.emit(Finished(reason="length")))
+
+    thread = threading.Thread(target=answer_late)
+    thread.start()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        assert client.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+        assert client.get("/health").status_code == 200
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    server = authority.issue_cert("127.0.0.1")
+    server.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    client = authority.issue_cert("client@example.org")
+    client.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
+    return folder
+
+
+def test_tls(start, app, certificates):
+    tls = Tls(certfile=str(certificates / "server.pem"))
+    url = start(app, tls=tls).url.replace("http", "https")
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with httpx.Client(base_url=url, verify=context) as client:
+        assert client.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+        body = {"prompt": "Hi", "stream": True}
+        assert "[DONE]" in client.post("/v1/completions", json=body).text
+
+
+def test_tls_with_certificates_of_clients(start, app, certificates):
+    authority = str(certificates / "ca.pem")
+    tls = Tls(certfile=str(certificates / "server.pem"), ca_certs=authority)
+    url = start(app, tls=tls).url.replace("http", "https")
+    context = ssl.create_default_context(cafile=authority)
+    with httpx.Client(base_url=url, verify=context) as client, pytest.raises(httpx.HTTPError):
+        client.get("/health")
+    context.load_cert_chain(str(certificates / "client.pem"))
+    with httpx.Client(base_url=url, verify=context) as client:
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"certfile": "none.pem"}, "none.pem"),
+        ({"certfile": "server.pem", "keyfile": "ca.pem"}, "server.pem"),
+        ({"certfile": "server.pem", "ca_certs": "none.pem"}, "none.pem"),
+    ],
+)
+def test_certificates_that_cannot_be_used(certificates, fields, word):
+    with pytest.raises(TlsError, match=word):
+        Tls(**{name: str(certificates / file) for name, file in fields.items()})

@@ -1,0 +1,149 @@
+"""Answers whose engine dies: another engine goes on with them, once."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from openinfer_contract import EngineDead, Failed, Finished, unpack_ids
+from openinfer_frontend import FrontendConfig, create_app
+
+DIED = Failed(message="the engine has died: /opt/models/secret is gone", is_retryable=True)
+
+
+@pytest.fixture
+def lives(engine, fakes):
+    """Makes each life of the engine say its part: texts, then how it ends."""
+
+    def script(*parts):
+        remaining = list(parts)
+
+        def answer(request):
+            *texts, end = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+            cached = fakes.scheduled(request.num_prompt_tokens, 2 * len(engine.requests))
+            return [cached, *texts, end]
+
+        engine.script = answer
+
+    return script
+
+
+def test_a_stream_goes_on_where_it_was(client, engine, lives):
+    lives(("He", "l", DIED), ("lo", Finished(reason="length")))
+    body = {"prompt": "Hi", "seed": 7, "max_tokens": 9, "min_tokens": 4, "logprobs": 0}
+    events = client.stream("/v1/completions", body | {"stream_options": {"include_usage": True}})
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == "Hello"
+    first, second = engine.requests
+    assert unpack_ids(second.prompt_token_ids) == [*b"HiHel"]
+    assert second.num_output_prefix == 3
+    assert (second.sampling, second.stop) == (first.sampling, first.stop)
+    assert second.request_id == first.request_id
+    usage = events[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 5)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 2, "of the first engine"
+    offsets = [e["choices"][0]["logprobs"]["text_offset"] for e in events if e["choices"]]
+    assert [offset for chunk in offsets for offset in chunk] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_whole_answers_go_on_too(client, engine, lives, path):
+    lives((DIED,), ("Hello", Finished(reason="length")))
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": "tiny", "max_tokens": 9, "messages": messages, "input": "Hi"}
+    response = client.post(path, body)
+    assert response.status_code == 200, response.text
+    assert "Hello" in response.text
+    assert engine.requests[1].num_output_prefix == 0
+
+
+def test_every_sample_goes_on_by_itself(client, engine, lives):
+    lives(("a", DIED), ("b", DIED), ("A", Finished(reason="length")))
+    body = client.complete("Hi", n=2, seed=1)
+    assert [choice["text"] for choice in body["choices"]] == ["aA", "bA"]
+    assert [r.sampling.seed for r in engine.requests[2:]] == [
+        r.sampling.seed for r in engine.requests[:2]
+    ]
+
+
+def test_what_kills_two_engines_is_given_up(client, engine, lives):
+    lives(("a", DIED), ("b", DIED))
+    response = client.post("/v1/completions", {"prompt": "Hi"})
+    assert response.status_code == 503
+    assert len(engine.requests) == 2
+    assert response.json()["error"]["message"] == "the engine has died: (path) is gone"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=["prompt", "echo"]
+)
+def test_what_was_scored_is_not_scored_again(client, engine, lives, fields):
+    lives(("a", DIED), ("b", Finished(reason="length")))
+    assert client.post("/v1/completions", {"prompt": "Hi"} | fields).status_code == 503
+    assert len(engine.requests) == 1
+
+
+def test_a_failure_that_would_repeat_is_final(client, engine, lives):
+    lives(("a", Failed(message="the device is gone")), ("b", Finished(reason="length")))
+    assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 500
+    assert len(engine.requests) == 1
+
+
+class Provider:
+    """An engine that is away for a while, or for good."""
+
+    def __init__(self, engine):
+        self.state = "ready"
+        self._engine = engine
+
+    def handle(self):
+        if self.state != "ready":
+            raise EngineDead("the engine is restarting")
+        return self._engine
+
+
+@pytest.mark.parametrize(
+    ("states", "status"), [(["restarting", "ready"], 200), (["restarting", "dead"], 503)]
+)
+def test_it_waits_while_the_engine_restarts(engine, text, lives, states, status):
+    lives(("He", DIED), ("llo", Finished(reason="length")))
+    provider = Provider(engine)
+    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=5)
+    app = create_app(provider, text, config)
+    original = engine.script
+
+    def script(request):
+        if len(engine.requests) == 1:
+            # This life's end is the beginning of the restart.
+            provider.state = states[0]
+        return original(request)
+
+    engine.script = script
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = asyncio.create_task(client.post("/v1/completions", json={"prompt": "Hi"}))
+            await asyncio.sleep(0.1)
+            assert not answer.done()
+            provider.state = states[1]
+            return await answer
+
+    response = asyncio.run(main())
+    app.close()
+    assert response.status_code == status, response.text
+
+
+def test_no_engine_in_time(engine, text, lives, client_of):
+    lives(("He", DIED))
+    provider = Provider(engine)
+    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=0.05)
+    original = engine.script
+
+    def script(request):
+        provider.state = "restarting"
+        return original(request)
+
+    engine.script = script
+    app = create_app(provider, text, config)
+    assert client_of(app).post("/v1/completions", {"prompt": "Hi"}).status_code == 503
+    app.close()
