@@ -94,11 +94,10 @@ def test_continuing_equals_transformers(name, text, templates, hf_render):
 
 def test_content_format_is_read_off_the_template(templates):
     formats = {name: ChatTemplate(source).content_format for name, source in templates.items()}
-    assert formats == {
-        "chatml": "string",
-        "headers": "string",
-        "parts": "openai",
-        "either": "openai",
+    assert {name for name, form in formats.items() if form == "openai"} == {
+        "parts",
+        "either",
+        "turns",
     }
     assert ChatTemplate(templates["either"], content_format="string").content_format == "string"
 

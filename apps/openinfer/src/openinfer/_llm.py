@@ -41,7 +41,7 @@ _OPTIONS = {
     for flag in FLAGS
     if flag.scope == "engine"
     or flag.dest in {"revision", "download_dir", "model_line", "chat_template"}
-    or flag.dest in {"tool_call_parser", "reasoning_parser"}
+    or flag.dest in {"tool_call_parser", "reasoning_parser", "tokenizer_backend"}
 }
 _SERVER_ONLY = {flag.dest for flag in FLAGS} - _OPTIONS.keys()
 
@@ -97,6 +97,7 @@ class LLM:
     def close(self) -> None:
         """Frees the model. Idempotent."""
         self.engine.close()
+        self.text.close()
 
     def generate(
         self,

@@ -46,6 +46,7 @@ _DEFAULTS: dict[str, Any] = {
     "stall_timeout_s": HttpOptions().stall_timeout_s,
     "resume_timeout_s": HttpOptions().resume_timeout_s,
     "drain_timeout_s": HttpOptions().drain_timeout_s,
+    "tokenizer_backend": "auto",
 }
 
 _logger = logging.getLogger("openinfer")

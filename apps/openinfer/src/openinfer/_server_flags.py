@@ -27,6 +27,14 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "finds reasoning in answers: auto (by the template), none, qwen3, ...",
     ),
     Flag(
+        "tokenizer_backend",
+        ("--tokenizer-backend",),
+        "str",
+        "frontend",
+        "auto: fastokens where it gives the same ids, found out once for each tokenizer",
+        choices=("auto", "huggingface"),
+    ),
+    Flag(
         "generation_config",
         ("--generation-config",),
         "str",

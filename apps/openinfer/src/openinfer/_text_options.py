@@ -1,9 +1,10 @@
 """The options of the checkpoint's text, from flags to `TextModel.from_folder`."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from openinfer._prepare import read_template
 from openinfer_text import TextModel, check_parser
@@ -17,6 +18,7 @@ class TextOptions:
     """Jinja source, not a path."""
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    tokenizer_backend: Literal["auto", "huggingface"] = "auto"
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "TextOptions":
@@ -30,6 +32,7 @@ class TextOptions:
             chat_template=read_template(values.get("chat_template")),
             tool_parser=values.get("tool_call_parser", "auto"),
             reasoning_parser=values.get("reasoning_parser", "auto"),
+            tokenizer_backend=values.get("tokenizer_backend", "auto"),
         )
         # An unknown name is refused before anything is loaded.
         check_parser("tool", options.tool_parser)
@@ -38,4 +41,22 @@ class TextOptions:
 
     def load(self, folder: str | Path) -> TextModel:
         """The text model of a checkpoint folder."""
-        return TextModel.from_folder(folder, **asdict(self))
+        return TextModel.from_folder(
+            folder,
+            chat_template=self.chat_template,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            is_accelerated=self.tokenizer_backend == "auto",
+            verdict_folder=_verdict_folder(),
+        )
+
+
+def _verdict_folder() -> Path | None:
+    """Where the verdicts on tokenizers are kept; None where there is no home."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():  # the specification has relative ones ignored
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return root / "openinfer" / "tokenizers"

@@ -1,5 +1,6 @@
 """Text to token ids and back: tokenizer, templates, detokenisation, stop strings, parsers."""
 
+from openinfer_text._acceleration import AcceleratedEngine
 from openinfer_text._assistant import AssistantTurn, ToolCall
 from openinfer_text._call_grammar import CallForm, grammar_of_calls
 from openinfer_text._call_ids import CallRenaming
@@ -50,6 +51,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerEngine",
     "HuggingFaceEngine",
+    "AcceleratedEngine",
     "Pipeline",
     "AddedToken",
     # chats

@@ -69,7 +69,14 @@ class Pipeline:
 class HuggingFaceEngine:
     """`TokenizerEngine` over the `tokenizers` library (Rust)."""
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
+    def __init__(self, tokenizer: "tokenizers.Tokenizer", path: Path | None = None) -> None:
+        """Takes over a tokenizer.
+
+        Args:
+            tokenizer: owned from here on.
+            path: its tokenizer.json, if that says all about it.
+        """
+        self._path = path
         # Checkpoints sometimes ship the truncation of their training run.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -102,14 +109,22 @@ class HuggingFaceEngine:
         except Exception as error:  # the library raises bare Exception and ValueError
             reason = f"the tokenizers library cannot read it ({error})"
             raise CheckpointTextError(name, "", reason) from error
-        _take_over_added_tokens(tokenizer, config.get("added_tokens_decoder"))
-        return cls(tokenizer)
+        is_changed = _take_over_added_tokens(tokenizer, config.get("added_tokens_decoder"))
+        return cls(tokenizer, None if is_changed else folder / name)
 
     def register_special(self, content: str) -> None:
         """Makes a token of the vocabulary a special one; nothing if it already is added."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         if all(token.content != content for token in added):
             self._tokenizer.add_special_tokens([content])
+            self._path = None
+
+    def definition(self) -> str:
+        """A tokenizer.json that says all about this tokenizer; megabytes, made anew."""
+        if self._path is not None:
+            return self._path.read_text(encoding="utf-8")
+        text: str = self._tokenizer.to_str()
+        return text
 
     def pipeline(self) -> Pipeline:
         """How this tokenizer is built."""
@@ -172,9 +187,10 @@ def _describe(token_id: int, token: "tokenizers.AddedToken") -> AddedToken:
     )
 
 
-def _take_over_added_tokens(tokenizer: "tokenizers.Tokenizer", declared: Any) -> None:
+def _take_over_added_tokens(tokenizer: "tokenizers.Tokenizer", declared: Any) -> bool:
+    """Whether there was anything to take over."""
     if declared is None:
-        return
+        return False
     file, field = "tokenizer_config.json", "added_tokens_decoder"
     if not isinstance(declared, dict):
         raise CheckpointTextError(file, field, "must be an object keyed by token id")
@@ -193,6 +209,7 @@ def _take_over_added_tokens(tokenizer: "tokenizers.Tokenizer", declared: Any) ->
         if got != token_id:
             reason = f"declares {token.content!r}, but tokenizer.json gives that token the id {got}"
             raise CheckpointTextError(file, f"{field}.{token_id}", reason)
+    return bool(wanted)
 
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")

@@ -22,7 +22,8 @@ _TEXT_PARTS = {
     "output_text": "text",
     "refusal": "refusal",
 }
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""What a message may be of, to any template."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -42,7 +43,7 @@ class MessageNormalizer:
         """
         self.content_format = content_format
         self._wraps_strings = wraps_strings
-        self._roles = _ROLES | words
+        self._roles = ROLES | words
         self._keeps_developer = "developer" in words
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ class MessageNormalizer:
             raise InvalidChatInput(f"{field}.role", "must be a string")
         if message["role"] not in self._roles:
             # Templates pass over a role that they do not know, and the message would be lost.
-            known = ", ".join(sorted(_ROLES))
+            known = ", ".join(sorted(ROLES))
             raise InvalidChatInput(f"{field}.role", f"is {message['role']!r}; known are {known}")
         if "content" not in message and message["role"] != "assistant":
             raise InvalidChatInput(f"{field}.content", "is missing")

@@ -84,6 +84,8 @@ class TextModel:
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
         segment_cache_bytes: int = DEFAULT_SEGMENT_CACHE_BYTES,
+        is_accelerated: bool = False,
+        verdict_folder: Path | None = None,
     ) -> "TextModel":
         """Reads a checkpoint folder; under a second for a vocabulary of 151k.
 
@@ -94,6 +96,8 @@ class TextModel:
             tool_parser: an installed parser, `none`, or `auto`: the one that claims the template.
             reasoning_parser: likewise.
             segment_cache_bytes: budget of the tokenizer's cache.
+            is_accelerated: as `Tokenizer.from_folder`.
+            verdict_folder: likewise.
 
         Raises:
             CheckpointTextError: naming the file and field that is missing or wrong.
@@ -101,7 +105,12 @@ class TextModel:
             ParserError: if a parser is not known, or several claim the template.
         """
         folder = Path(path)
-        tokenizer = Tokenizer.from_folder(folder, segment_cache_bytes=segment_cache_bytes)
+        tokenizer = Tokenizer.from_folder(
+            folder,
+            segment_cache_bytes=segment_cache_bytes,
+            is_accelerated=is_accelerated,
+            verdict_folder=verdict_folder,
+        )
         sources: Mapping[str, str]
         if chat_template is not None:
             sources = {"default": chat_template}
@@ -189,6 +198,10 @@ class TextModel:
             closer_ids=self._closer_ids,
             start=1 if starts_with_bos else 0,
         )
+
+    def close(self) -> None:
+        """Ends what works in the background, as `Tokenizer.close`."""
+        self.tokenizer.close()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids, as `Tokenizer.decode`."""

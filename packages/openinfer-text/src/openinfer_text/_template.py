@@ -1,27 +1,19 @@
-"""`ChatTemplate`: a checkpoint's Jinja template in a sandbox, rendered as transformers does.
+"""`ChatTemplate`: a checkpoint's Jinja template, rendered as transformers does.
 
-Templates come with checkpoints and are foreign programs: they run in Jinja's immutable sandbox,
-which forbids underscore attributes, changes to what it is given, and ranges of more than 100,000
-items. What goes wrong inside is one `TemplateError`.
+What goes wrong inside a template is one `TemplateError`.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from openinfer_text._jinja import sandbox
 from openinfer_text._messages import ContentFormat, normalizer_for
+from openinfer_text._renderer import Renderer
 from openinfer_text.errors import InvalidChatInput, TemplateError
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Two private-use characters nobody types; the space tells whether the template trims.
 _END_MARK = "\U000f0c0d\U000f0c0e"
@@ -36,12 +28,14 @@ class ChatTemplate:
     others are refused; null content becomes ""; `developer` becomes `system` unless the template
     knows it; other null fields are dropped; reasoning is readable under each of its names.
 
-    Rendering holds the GIL. Any thread may render; nothing is shared between renders.
+    Rendering holds the GIL. Any thread may render. The first request of its kind is rendered by
+    Jinja's sandbox and by minijinja and compared; further ones by minijinja where both agreed.
 
     Attributes:
         content_format: what the default template takes as `content`.
         tools_source: Jinja source of the template for requests with tools.
         takes_tools: whether that template reads them.
+        slow_reasons: by name, why a template is always rendered by Jinja; none if none is.
     """
 
     def __init__(
@@ -66,18 +60,24 @@ class ChatTemplate:
         if "default" not in named:
             names = ", ".join(sorted(named))
             raise TemplateError(f"no chat template is named 'default'; there are: {names}")
-        environment = _environment()
+        environment = sandbox()
         self._special_tokens = dict(special_tokens or {})
         self._templates = {}
         for name, source in named.items():
             try:
                 parsed = environment.parse(source)
                 normalizer = normalizer_for(parsed, content_format=content_format)
-                self._templates[name] = (source, environment.from_string(parsed), normalizer)
+                renderer = Renderer(name, source, parsed, environment)
+                self._templates[name] = (source, renderer, normalizer)
             except jinja2.TemplateSyntaxError as error:
                 reason = f"chat template {name!r}, line {error.lineno}: {error.message}"
                 raise TemplateError(reason) from error
         self.content_format: ContentFormat = self._templates["default"][2].content_format
+        self.slow_reasons = {
+            name: renderer.slow_reason
+            for name, (_, renderer, _) in self._templates.items()
+            if renderer.slow_reason is not None
+        }
         self.tools_source = named.get("tool_use", named["default"])
         parsed = environment.parse(self.tools_source)
         self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
@@ -121,11 +121,10 @@ class ChatTemplate:
             reason = "cannot be combined with add_generation_prompt"
             raise InvalidChatInput("continue_final_message", reason)
         named = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
-        source, template, normalizer = self._templates[named]
+        source, renderer, normalizer = self._templates[named]
         chat = normalizer.normalize(messages)
         final_text = _mark_end(chat[-1], source) if continue_final_message else ""
-        rendered = _run(
-            template,
+        rendered = renderer.render(
             {
                 **self._special_tokens,
                 **variables,
@@ -136,15 +135,6 @@ class ChatTemplate:
             },
         )
         return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
-
-
-def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    try:
-        return template.render(variables)
-    except jinja2.TemplateError as error:
-        raise TemplateError(error.message or type(error).__name__) from error
-    except Exception as error:  # a template can raise whatever its filters and operators raise
-        raise TemplateError(f"{type(error).__name__}: {error}") from error
 
 
 def _mark_end(message: dict[str, Any], source: str) -> str:
@@ -166,64 +156,3 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
         raise TemplateError("the chat template does not show the whole last message to continue")
     text = rendered[:at]
     return text if rendered.startswith(_END_MARK_SPACED, at) else text.rstrip()
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}`: marks what the assistant says, for training; here its body alone."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja declares it this way
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own scope, as transformers renders it: assignments inside stay inside.
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Any) -> str:
-        text: str = caller()
-        return text
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, not assignable by underscore names, which are Python's own."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold the name {name!r}")
-        super().__setitem__(name, value)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML, which no model has seen in training.
-    text = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    # Half a surrogate pair, which a model can write into a call, has no UTF-8: it stays escaped.
-    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from openinfer_contract import pack_ids, unpack_ids
+from openinfer_text._acceleration import AcceleratedEngine
 from openinfer_text._engine import HuggingFaceEngine, Pipeline, TokenizerEngine
 from openinfer_text._folder import read_json, read_special_tokens
 from openinfer_text._segments import Cutter, SegmentCache, plan_cuts
@@ -73,11 +74,20 @@ class Tokenizer:
         path: str | Path,
         *,
         segment_cache_bytes: int = DEFAULT_SEGMENT_CACHE_BYTES,
+        is_accelerated: bool = False,
+        verdict_folder: Path | None = None,
     ) -> "Tokenizer":
         """The tokenizer of a checkpoint folder.
 
         Reads tokenizer.json, tokenizer_config.json (added_tokens_decoder, named tokens,
         add_bos_token, add_eos_token) and special_tokens_map.json.
+
+        Args:
+            path: the folder.
+            segment_cache_bytes: budget of the segment cache, 0 switches it off.
+            is_accelerated: encode by fastokens once a thread has found out that it gives the same
+                ids, see `AcceleratedEngine`.
+            verdict_folder: where that is remembered.
 
         Raises:
             CheckpointTextError: naming the file and field that is missing or wrong.
@@ -94,17 +104,27 @@ class Tokenizer:
             if engine.token_id(content) is not None:
                 engine.register_special(content)
         return cls(
-            engine,
+            AcceleratedEngine(engine, verdict_folder) if is_accelerated else engine,
             engine.pipeline(),
             special_tokens=named,
             around=_declared_around(config, named, engine),
             segment_cache_bytes=segment_cache_bytes,
         )
 
+    def close(self) -> None:
+        """Ends what works in the background; the tokenizer itself goes on."""
+        if self.acceleration is not None:
+            self.acceleration.close()
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest token id, added tokens included."""
         return self._engine.vocab_size
+
+    @property
+    def acceleration(self) -> AcceleratedEngine | None:
+        """What knows whether fastokens encodes; None where it was not asked for."""
+        return self._engine if isinstance(self._engine, AcceleratedEngine) else None
 
     @property
     def decoder_plan(self) -> DecoderPlan:
