@@ -64,17 +64,20 @@ class Server:
         """The official client; its connections close with the server."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
 
-    def request(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    def fetch(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data, {"content-type": "application/json"}, method=method
         )
         try:
             with urllib.request.urlopen(request, timeout=30) as response:
-                status, content = response.status, response.read()
+                return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:
-                status, content = error.code, error.read()
+                return error.code, error.read()
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        status, content = self.fetch(method, path, body)
         return status, json.loads(content) if content else {}
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:

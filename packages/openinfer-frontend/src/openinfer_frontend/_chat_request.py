@@ -34,19 +34,32 @@ class ChatRequest(GenerationRequest):
     }
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    """The conversation: roles system, developer, user, assistant and tool, content as a text or
+    as parts."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Comes before `max_tokens`."""
     logprobs: bool = False
+    """Whether each token has its logprob."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """How many alternatives to each token; only with `logprobs`."""
     add_generation_prompt: bool = True
+    """Whether the prompt opens the assistant's turn."""
     continue_final_message: bool = False
+    """Leaves the last message open, and the output goes on with it."""
     add_special_tokens: bool = False
+    """Puts BOS before what the template made."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None
     """A hint: none asks a template not to think, the others are passed to it."""
     include_reasoning: bool = True
+    """Whether reasoning is shown."""
     tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call."""
     tool_choice: Any = None
+    """`auto`, `none`, `required`, or a named function."""
     parallel_tool_calls: bool | None = None
+    """False keeps the first call alone."""
 
     @field_validator("tools")
     @classmethod

@@ -27,12 +27,17 @@ class CompletionRequest(GenerationRequest):
     }
 
     prompt: Annotated[str | TokenIds | Texts | TokenIdLists, Field(union_mode="left_to_right")]
+    """A text, texts, token ids, or lists of token ids."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 asks for the prompt alone: echoed, scored, or both."""
     echo: bool = False
+    """Puts the prompt before the output; with logprobs its scores too."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Logprobs, with so many alternatives to each token."""
     best_of: int | None = None
+    """Only what `n` is."""
     add_special_tokens: bool = True
+    """Whether the tokenizer may put its BOS before a text."""
 
     @field_validator("logprobs", mode="before")
     @classmethod

@@ -21,18 +21,21 @@ _SKIPPED_BLOCKS = frozenset({"redacted_thinking"})
 class InputMessage(BaseModel):
     """One message: text, or blocks."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     role: Literal["user", "assistant", "system"]
+    """`user`, `assistant` or `system`."""
     content: str | list[dict[str, Any]]
+    """A text, or blocks: text, thinking, tool_use, tool_result."""
 
 
 class ThinkingConfig(BaseModel):
     """Whether the model is to think."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    """`disabled` asks the template not to think, the others ask it to."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     """Accepted and not enforced: `max_tokens` alone bounds an answer."""
 
@@ -40,20 +43,25 @@ class ThinkingConfig(BaseModel):
 class OutputConfig(BaseModel):
     """How much effort, and in what form."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     effort: Effort | None = None
+    """A hint, as `reasoning_effort` in a chat."""
     format: dict[str, Any] | None = None
+    """`{"type": "json_schema", "schema": ...}`."""
 
 
 class ToolChoice(BaseModel):
     """Whether the model may, must or must not call."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     type: Literal["auto", "any", "tool", "none"]
+    """`auto`, `any`, `tool` or `none`."""
     name: str | None = None
+    """Of the tool, with `tool`."""
     disable_parallel_tool_use: bool = False
+    """Keeps the first call alone."""
 
 
 class CountTokensRequest(RequestModel):
@@ -70,15 +78,21 @@ class CountTokensRequest(RequestModel):
     """Fields of chat completions that have another name here."""
 
     model: str
+    """One of the names served."""
     messages: Annotated[list[InputMessage], Field(min_length=1)]
+    """The conversation; one that ends with the assistant's message is continued there."""
     system: str | list[dict[str, Any]] | None = None
+    """The system prompt: a text or text blocks; blocks of billing headers are dropped."""
     tools: list[dict[str, Any]] | None = None
     """Tools of other types than `custom` are passed over: they run on other services."""
     tool_choice: ToolChoice | None = None
+    """Whether the model may, must or must not call."""
     thinking: ThinkingConfig | None = None
     """Left out means disabled, as at Anthropic."""
     output_config: OutputConfig | None = None
+    """Effort and form of the answer."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """As in a chat."""
 
     def conversation(self) -> ChatRequest:
         """The request as a chat.
@@ -136,16 +150,25 @@ class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
+    """Output tokens at most."""
     stream: bool = False
+    """Whether the answer comes as server-sent events."""
     stop_sequences: list[StopString] | None = None
+    """Strings that end the output, and are not in it."""
     temperature: float | None = None
+    """As in a chat."""
     top_p: float | None = None
+    """As in a chat."""
     top_k: int | None = None
+    """As in a chat."""
     metadata: dict[str, Any] | None = None
     """`user_id` names the tenant."""
     cache_salt: str | None = None
+    """As in a chat."""
     priority: int = 0
+    """As in a chat."""
     session_id: str | None = None
+    """As in a chat."""
 
     @field_validator("max_tokens", "temperature", "top_p", "top_k", "priority", mode="before")
     @classmethod

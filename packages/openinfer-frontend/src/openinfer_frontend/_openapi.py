@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from openinfer_frontend._dialect import to_json
 from openinfer_frontend._router import Route
 
 _ERROR_SCHEMA = {
@@ -24,28 +23,37 @@ _ERROR_SCHEMA = {
         }
     },
 }
+_KEY = "key"
+_KEY_SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "Only where the operator has set keys; x-api-key: KEY does as well.",
+}
 
 
-def describe(routes: Sequence[Route], version: str) -> bytes:
-    """The OpenAPI 3.1 document of the routes, as JSON."""
+def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the routes.
+
+    Known fields that are refused stand in the extension `x-refused` of their body's schema.
+    """
     models = dict.fromkeys(route.body for route in routes if route.body is not None)
     keyed, definitions = models_json_schema(
         [(model, "validation") for model in models],
         ref_template="#/components/schemas/{model}",
     )
     schemas = dict(definitions.get("$defs", {})) | {"Error": _ERROR_SCHEMA}
+    for model in models:
+        schemas[model.__name__]["x-refused"] = sorted(model.UNSUPPORTED)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         body = None if route.body is None else keyed[route.body, "validation"]
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, body)
-    return to_json(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "OpenInfer", "version": version},
-            "paths": paths,
-            "components": {"schemas": schemas},
-        }
-    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "OpenInfer", "version": version},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {_KEY: _KEY_SCHEME}},
+    }
 
 
 def _operation(route: Route, body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -65,6 +73,8 @@ def _operation(route: Route, body: Mapping[str, Any] | None) -> dict[str, Any]:
         parameters.append({"name": "id", "in": "path", "required": True} | text)
     if parameters:
         operation["parameters"] = parameters
+    if route.access != "open":
+        operation["security"] = [{_KEY: []}]
     if body is not None:
         content = {"application/json": {"schema": body}}
         operation["requestBody"] = {"required": True, "content": content}

@@ -44,7 +44,9 @@ _STOP_FORMS = f"must be a string or at most {_MAX_STOPS} strings of at most 1024
 class RequestModel(BaseModel):
     """A body: known fields with their bounds, everything else kept aside in `model_extra`."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="allow", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Known fields that cannot be honoured, with the values that ask for nothing."""
@@ -66,10 +68,12 @@ class RequestModel(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream carries besides the output."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     include_usage: bool = False
+    """Whether the last chunk has the usage."""
     continuous_usage_stats: bool = False
+    """Whether every chunk has the usage so far."""
 
 
 class GenerationRequest(RequestModel):
@@ -97,47 +101,78 @@ class GenerationRequest(RequestModel):
     }
 
     model: str | None = None
+    """One of the names served; left out: the first."""
     stream: bool = False
+    """Whether the answer comes as server-sent events."""
     stream_options: StreamOptions | None = None
+    """What a stream carries besides the output; only with `stream`."""
     n: Annotated[int, Field(ge=1)] = 1
+    """Samples of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens at most; more than there is room for means all there is room for."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Until so many there is no stop, neither by token nor by string."""
     temperature: float | None = None
+    """0 takes the likeliest token; left out: the checkpoint's, else 1."""
     top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches this."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """0 and -1 switch it off."""
+    """Keep the likeliest k tokens; 0 and -1 switch it off."""
     min_p: float | None = None
+    """Drop tokens below this share of the largest probability."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Makes sampling reproducible; sample i of n differs from the others."""
     repetition_penalty: float | None = None
+    """Above 1 makes tokens of the prompt and the output less likely."""
     presence_penalty: float | None = None
+    """Taken off the logits of tokens that the output has."""
     frequency_penalty: float | None = None
+    """Taken off them as often as the output has them."""
     logit_bias: dict[int, float] | None = None
+    """Added to logits, by token id."""
     allowed_token_ids: TokenIds | None = None
+    """No other token is drawn."""
     bad_words: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=128)]
         | None
     ) = None
+    """Texts that the output must not contain, as sequences of tokens."""
     stop: StopString | list[StopString] | None = None
+    """A string or up to 64 that end the output, and are not in it."""
     stop_token_ids: TokenIds | None = None
+    """Tokens that end the output."""
     ignore_eos: bool = False
+    """Lets the model's own end of text pass."""
     include_stop_str_in_output: bool = False
+    """Shows what ended the output."""
     skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
     spaces_between_special_tokens: bool = True
+    """Whether special tokens that are shown have spaces between them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Cached prompts are shared with requests of the same salt alone."""
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    """Lower runs earlier, under policies that look at it."""
     user: str | None = None
-    """A hint for sharing between tenants; what is no short text is passed over, never refused."""
+    """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
     session_id: Annotated[str, Field(max_length=512)] | None = None
+    """Which session it belongs to; the header X-Session-ID comes first."""
     return_token_ids: bool = False
+    """Adds the ids of prompt and output."""
     return_tokens_as_token_ids: bool = False
+    """Spells tokens in logprobs as `token_id:N`."""
     return_timings: bool = False
     """Whether each choice says where its time went."""
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     """Names the response; the header X-Request-Id comes first."""
     response_format: dict[str, Any] | None = None
+    """`text`, `json_object` or `json_schema`, as at OpenAI."""
     structured_outputs: dict[str, Any] | None = None
+    """`json`, `regex`, `choice`, `grammar`, `json_object` or `structural_tag`, as in vLLM."""
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Scores the prompt, with so many alternatives to each token; not in a stream."""
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
+    """Tokens whose logprobs are wanted at every position; only with logprobs."""
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod

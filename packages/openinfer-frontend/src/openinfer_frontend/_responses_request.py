@@ -19,7 +19,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "r
 class ReasoningConfig(BaseModel):
     """How much the model is to think."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     effort: Effort | None = None
     """A hint, as `reasoning_effort` of chat completions. Summaries are not made."""
@@ -28,9 +28,10 @@ class ReasoningConfig(BaseModel):
 class TextConfig(BaseModel):
     """The form of the answer's text."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     format: dict[str, Any] | None = None
+    """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""
 
 
 class ResponsesRequest(RequestModel):
@@ -55,36 +56,55 @@ class ResponsesRequest(RequestModel):
     """Fields of chat completions that have another name here."""
 
     model: str | None = None
+    """One of the names served; left out: the first."""
     input: str | list[dict[str, Any]]
     """A text, or items: messages, function calls and their outputs, reasoning."""
     instructions: str | None = None
+    """The system prompt."""
     stream: bool = False
+    """Whether the answer comes as server-sent events."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens at most."""
     temperature: float | None = None
+    """As in a chat."""
     top_p: float | None = None
+    """As in a chat."""
     top_k: int | None = None
+    """As in a chat."""
     min_p: float | None = None
+    """As in a chat."""
     seed: int | None = None
+    """As in a chat."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Logprobs, with so many alternatives to each token."""
     include: list[str] | None = None
     """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
     tools: list[dict[str, Any]] | None = None
     """Tools of other types than `function` are passed over: they run on other services."""
     tool_choice: Any = None
+    """`auto`, `none`, `required`, a function, or `allowed_tools`."""
     parallel_tool_calls: bool | None = None
+    """False keeps the first call alone."""
     reasoning: ReasoningConfig | None = None
+    """How much the model is to think."""
     text: TextConfig | None = None
+    """The form of the answer."""
     metadata: dict[str, Any] | None = None
     """Given back as it is."""
     store: bool | None = None
     """Whatever it says, nothing is stored; the response says false."""
     user: str | None = None
+    """As in a chat."""
     prompt_cache_key: str | None = None
     """Names the session, if `session_id` does not."""
     session_id: str | None = None
+    """As in a chat."""
     cache_salt: str | None = None
+    """As in a chat."""
     priority: int = 0
+    """As in a chat."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """As in a chat."""
 
     @field_validator(
         *("max_output_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),

@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel
-
 from openinfer_frontend._dialect import OPENAI, Dialect
 from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._requests import RequestModel
 from openinfer_frontend.errors import ApiError
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -24,7 +23,7 @@ class Route:
     """Ends in `/{id}` where everything below it matches."""
     handler: Handler
     summary: str
-    body: type[BaseModel] | None = None
+    body: type[RequestModel] | None = None
     """Of what a request's body is an instance; None: it is not read."""
     queries: tuple[tuple[str, str], ...] = ()
     """Parameters of the query: name, and what it says."""

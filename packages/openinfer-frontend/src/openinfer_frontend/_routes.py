@@ -7,7 +7,8 @@ from openinfer_frontend._admin_routes import AbortRequest, AdminRoutes, not_enab
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
-from openinfer_frontend._dialect import ANTHROPIC, RESPONSES
+from openinfer_frontend._dialect import ANTHROPIC, RESPONSES, to_json
+from openinfer_frontend._docs_page import render
 from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._generate_routes import GenerateRoutes
 from openinfer_frontend._info_routes import InfoRoutes
@@ -20,10 +21,10 @@ from openinfer_frontend._token_routes import TokenRoutes
 
 
 def make_routes(backend: Backend) -> list[Route]:
-    """The routes, and last the one that describes them."""
+    """The routes, and last those that describe them."""
     routes = [*_generating(GenerateRoutes(backend)), *_tokens(TokenRoutes(backend))]
     routes += [*_info(InfoRoutes(backend)), *_admin(AdminRoutes(backend))]
-    return [*routes, _openapi(routes, backend.config.version)]
+    return [*routes, *_described(routes, backend.config.version)]
 
 
 def _generating(routes: GenerateRoutes) -> list[Route]:
@@ -162,16 +163,29 @@ def _admin(routes: AdminRoutes) -> list[Route]:
     ]
 
 
-def _openapi(routes: Sequence[Route], version: str) -> Route:
+def _described(routes: Sequence[Route], version: str) -> list[Route]:
+    """The routes that describe the others, for machines and for people."""
+
+    def serve(body: bytes, media_type: bytes) -> Handler:
+        async def handler(exchange: Exchange) -> None:
+            await exchange.respond(200, body, media_type=media_type)
+
+        return handler
+
     description = describe(routes, version)
-
-    async def openapi(exchange: Exchange) -> None:
-        await exchange.respond(200, description)
-
-    return Route(
-        method="GET",
-        path="/openapi.json",
-        handler=openapi,
-        summary="This description.",
-        access="open",
-    )
+    return [
+        Route(
+            method="GET",
+            path="/openapi.json",
+            handler=serve(to_json(description), b"application/json"),
+            summary="This description.",
+            access="open",
+        ),
+        Route(
+            method="GET",
+            path="/docs",
+            handler=serve(render(description), b"text/html; charset=utf-8"),
+            summary="This description as a page.",
+            access="open",
+        ),
+    ]

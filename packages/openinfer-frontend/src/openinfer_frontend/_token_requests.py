@@ -20,14 +20,23 @@ class TokenizeRequest(RequestModel):
     }
 
     model: str | None = None
+    """One of the names served."""
     prompt: str | None = None
+    """A text; or else `messages`."""
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    """A conversation, as in a chat."""
     add_special_tokens: bool | None = None
+    """Whether BOS may come first."""
     add_generation_prompt: bool = True
+    """As in a chat."""
     continue_final_message: bool = False
+    """As in a chat."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """As in a chat."""
     tools: list[dict[str, Any]] | None = None
+    """As in a chat."""
     return_token_strs: bool = False
+    """Adds the text of each token."""
 
     @field_validator("tools")
     @classmethod
@@ -56,4 +65,6 @@ class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     model: str | None = None
+    """One of the names served."""
     tokens: TokenIds
+    """Token ids."""
