@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from openinfer_contract import CacheOptions, pack_ids
+from openinfer_contract import CacheOptions, Grammar, pack_ids
 from openinfer_kv_cache import CacheGroup, Plane, Resume, plan_slabs
 from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst
 from openinfer_testing.content import HostilePolicy
@@ -138,6 +138,45 @@ def test_every_stream_is_that_of_the_request_alone(loop, policy, model):
     has_state = model != "windows"
     assert (counts[:2] > (40, 5)).all(), counts
     assert (counts[2:] > (4, 20)).all() == has_state, counts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_forced_output_is_forwarded_in_every_kind_of_group(loop, model):
+    """Windows drop what is behind it, states are copied in it, and nobody is short of blocks."""
+    counts = np.zeros(4, int)
+    for luck in range(12):
+        rng = random.Random(luck)
+        admission = "lifetime" if luck % 4 == 3 else "optimistic"
+        subject = crowd(loop, rng, FCFS(), model, force=0.5, admission=admission)
+        for number in range(20):
+            prompt = [7 + n for n in range(rng.randrange(0, 12))] + [rng.randrange(3)]
+            held = Grammar(kind="json_object") if number % 4 else None
+            subject.add(prompt, max_tokens=rng.randrange(1, 14), ignore_eos=True, grammar=held)
+            for _ in range(rng.randrange(4)):
+                subject.step()
+        subject.run()
+        load, others = subject.scheduler.load(), subject.executor.others
+        assert admission == "optimistic" or not load.num_preemptions
+        counts += (
+            subject.num_forced,
+            load.num_preemptions,
+            others.num_restores,
+            others.num_checkpoints,
+        )
+    assert (counts[:2] > (250, 3)).all(), counts
+    assert (counts[2:] > (4, 25)).all() == (model != "windows"), counts
+
+
+def test_windows_take_no_more_forced_tokens_than_a_chunk_has(loop):
+    subject = loop(groups=MODELS["windows"], num_slabs=60, max_chunk_tokens=3, depth=1)
+    request_id = subject.add(
+        range(6), max_tokens=20, ignore_eos=True, grammar=Grammar(kind="json_object")
+    )
+    while not subject.output[request_id]:
+        subject.step()
+    subject.force(request_id, 8)
+    assert len(subject.output[request_id]) == 4
+    subject.run()
 
 
 def turns(loop, num_output, follow_up):

@@ -1,6 +1,7 @@
 """Output that nothing had to be sampled for: what a grammar leaves no choice about."""
 
 from openinfer_contract import End, TokenEvent
+from openinfer_scheduler._lookahead import max_chunk_tokens
 from openinfer_scheduler._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._state import SchedulerState
@@ -14,15 +15,16 @@ def force(
     What rows in flight sample for it is surplus from here on.
 
     Returns:
-        The tokens up to one that ends the request, and that end; None: it is not running now, has
-        more rows in flight than tokens given, or keeps more than full groups of blocks.
+        The tokens taken, up to one that ends the request, and that end; None: it is not running
+        now, or has more rows in flight than tokens given.
     """
     stay = sequence.stay
     if stay is None or not stay.is_open:
         return None
-    # Windows and states are settled token by token.
-    if any(group.kind != "full" for group in state.cache.groups):
-        return None
+    if any(group.kind == "window" for group in state.cache.groups):
+        # Blocks behind a window leave as tokens are settled, which is when one is sampled behind
+        # the forced ones: no more of these than a chunk, which the window's room is made for.
+        token_ids = token_ids[: BYTES_PER_ID * max_chunk_tokens(state.config)]
     # Rows in flight have to fall on forced tokens: what they sample behind those would count.
     if stay.num_planned - (sequence.num_known_tokens - 1) > len(token_ids) // BYTES_PER_ID:
         return None

@@ -15,15 +15,19 @@ def num_lookahead_tokens(groups: Sequence[CacheGroup]) -> int:
     return LOOKAHEAD * min(group.tokens_per_block for group in groups)
 
 
+def max_chunk_tokens(config: SchedulerConfig) -> int:
+    """Tokens of one prefill chunk at most."""
+    chunk = config.max_num_batched_tokens
+    return chunk if config.max_chunk_tokens is None else min(chunk, config.max_chunk_tokens)
+
+
 def max_unsettled_tokens(config: SchedulerConfig, groups: Sequence[CacheGroup]) -> int:
     """Positions of one sequence that are planned or have room, and are not settled, at most.
 
     For `KVCache(max_unsettled_tokens=)`, which derives from it how many blocks a window group
     holds at the same time.
     """
-    chunk = config.max_num_batched_tokens
-    if config.max_chunk_tokens is not None:
-        chunk = min(chunk, config.max_chunk_tokens)
+    chunk = max_chunk_tokens(config)
     output = SEAL_STRIDE * min(group.tokens_per_block for group in groups)
     drafts = config.depth * (1 + config.num_draft_tokens)
     return config.depth * chunk + output + drafts + num_lookahead_tokens(groups)

@@ -169,7 +169,8 @@ class Planner:
         num_tokens = self._sizes.of(stay.sequence, draft.budget - spare, stay.num_planned)
         if not num_tokens:
             return
-        reservation = self._reserve(draft, rank, stay, stay.num_planned + num_tokens)
+        end = stay.num_planned + num_tokens
+        reservation = self._reserve(draft, rank, stay, end, reach=end)
         if reservation is not None:
             draft.add_chunk(stay, num_tokens, reservation)
 

@@ -196,12 +196,15 @@ class Scheduler:
 
         Its next row forwards them together, behind the token sampled last. What rows in flight
         sample for it is dropped. To be called between an `apply` that settled tokens of the
-        request and the next `plan`, for a request without drafts and without logprobs.
+        request and the next `plan`, for a request without drafts and without logprobs. Rows in
+        flight must have nothing else to sample: a mask leaves them these tokens alone.
 
         Args:
             request_id: live; nothing is done for one that is preempted now, or has more rows in
                 flight than tokens given.
-            token_ids: u32 column, at least one id. Ends count as in sampled output.
+            token_ids: u32 column, at least one id. Ends count as in sampled output. Over a cache
+                with a window group only the first are taken, as many as a chunk has: the effects
+                say how many.
             now: monotonic seconds.
         """
         sequence = self._state.live[request_id]
