@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import EngineOptions, assemble
-from openinfer_grammar import BackendUnavailable
+from openinfer_grammar import BackendUnavailable, load_backend
 from openinfer_testing import CountingShape, ZeroCostExecutor
 from openinfer_testing.engine import Recorder
 from openinfer_testing.grammar import VOCAB_SIZE, decode, encode, tokenizer_json
 
 EOS = VOCAB_SIZE - 1
+HONOURED = {"grammar", "sampling.allowed_token_ids", "sampling.bad_words", "stop.min_tokens"}
+"""Masks are all that the executor below looks at; who fills them must know of the others."""
 REGEX = Grammar(kind="regex", text="(true|false), abxabxabx(c|d){2}")
 
 
@@ -38,7 +41,7 @@ class MaskedExecutor(ZeroCostExecutor):
 
     def __init__(self, shape):
         super().__init__(shape)
-        self._info = replace(self._info, honoured=self._info.honoured | {"grammar"})
+        self._info = replace(self._info, honoured=self._info.honoured | HONOURED)
         self.rng = random.Random(1)
         self.calls = []
         self.plans = {}
@@ -263,4 +266,95 @@ def test_an_engine_without_a_tokenizer_honours_no_grammar(tmp_path, make_request
         recorder = bench.submit(make_request(grammar=REGEX))
         assert (recorder.end.kind, recorder.end.field) == ("unsupported", "grammar")
     finally:
+        bench.loop.close()
+
+
+def ids_of(text):
+    return pack_ids(encode(text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"min_tokens": 6}, "and min_tokens too"),
+        ({"allowed_token_ids": ids_of("xyz")}, "and allowed_token_ids too"),
+        (
+            {"allowed_token_ids": ids_of("ab"), "bad_words": (ids_of("ba"), ids_of("bb"))},
+            "allowed_token_ids and bad_words too",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_fields_that_leave_a_grammar_no_token_fail_their_request_alone(
+    make_bench, make_request, fields, words
+):
+    """By name, and without doubt of what the model has computed: the prefix cache stays."""
+    bench = make_bench(num_blocks=64, tokens_per_block=4)
+    fields = dict(fields)
+    stop = StopRules(max_tokens=9, min_tokens=fields.pop("min_tokens", 0))
+    request = make_request(num_prompt_tokens=17, grammar=Grammar(kind="regex", text="(a|b){4}"))
+    request = replace(request, stop=stop, sampling=Sampling(temperature=0.0, **fields))
+    failing, plain = bench.submit(request), bench.submit(make_request(max_tokens=20))
+    bench.run()
+    assert isinstance(failing.end, Failed)
+    assert words in failing.end.message
+    assert (failing.end.field, failing.end.is_retryable) == ("grammar", False)
+    assert len(plain.tokens) == 20
+    again = bench.submit(make_request(num_prompt_tokens=17))
+    bench.run()
+    assert dict(again.end.cached)["device"] == 16
+
+
+def test_fields_that_leave_a_token_are_no_obstacle(make_bench, make_request):
+    bench = make_bench()
+    sampling = Sampling(temperature=0.0, bad_words=(ids_of("aa"), ids_of("q")))
+    grammar = Grammar(kind="regex", text="(a|b|c){4}")
+    request = replace(make_request(grammar=grammar), sampling=sampling)
+    recorder = bench.submit(replace(request, stop=StopRules(max_tokens=9, min_tokens=2)))
+    bench.run()
+    assert isinstance(recorder.end, Finished)
+
+
+def test_a_grammar_may_not_take_up_the_step_thread(make_bench, make_request, monkeypatch):
+    monkeypatch.setattr("openinfer_engine._constrained._SECONDS_A_TOKEN", -0.1)
+    bench = make_bench()
+    grammar = Grammar(kind="regex", text="(x|y){30}")
+    slow = bench.submit(make_request(max_tokens=60, grammar=grammar))
+    plain = bench.submit(make_request(max_tokens=20))
+    bench.run()
+    assert isinstance(slow.end, Failed)
+    assert "takes too long" in slow.end.message
+    assert 1 <= len(slow.tokens) <= 4
+    assert len(plain.tokens) == 20
+
+
+@pytest.mark.parametrize("text", ['["\\ud800"]', '["\\u0000", 1]', "[" * 100_000])
+def test_no_text_of_a_client_ends_the_engine(make_bench, make_request, text):
+    bench = make_bench()
+    refused = bench.submit(make_request(grammar=Grammar(kind="choice", text=text)))
+    bench.run()
+    assert (refused.end.kind, refused.end.field) == ("invalid", "grammar")
+
+
+def test_an_abort_while_a_grammar_compiles_leaves_nothing(monkeypatch, tokenizer, make_request):
+    """Neither the request nor its constraint is there once the compiler comes back with it."""
+    may_build = threading.Event()
+
+    def slow(*arguments, **options):
+        assert may_build.wait(10)
+        return load_backend(*arguments, **options)
+
+    monkeypatch.setattr("openinfer_engine._assembly.load_backend", slow)
+    bench = Bench(tokenizer, depth=2)
+    try:
+        requests = [make_request(grammar=REGEX, max_tokens=60) for _ in range(6)]
+        recorders = [bench.submit(request) for request in requests]
+        bench.loop.abort([request.request_id for request in requests[:5]])
+        may_build.set()
+        bench.run()
+        assert [recorder.end.reason for recorder in recorders] == ["abort"] * 5 + ["stop"]
+        assert not bench.loop._grammars.has_constraints
+        assert not bench.loop._grammars.is_compiling
+    finally:
+        may_build.set()
         bench.loop.close()

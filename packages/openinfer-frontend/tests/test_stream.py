@@ -167,6 +167,23 @@ def test_nothing_is_sent_before_the_first_token(rig, fakes):
     rig(test)
 
 
+def test_a_failure_that_is_the_requests_own_is_a_400_with_its_field(rig, fakes):
+    """Clients try a 500 again; this one would come to the same."""
+
+    async def test(r):
+        body = {"prompt": "Hi", "structured_outputs": {"regex": "a+"}, "min_tokens": 9}
+        peer = r.post(body | {"max_tokens": 20})
+        await r.wait_for(lambda: r.engine.live)
+        r.engine.emit(Failed(message="min_tokens rule out every token", field="grammar"))
+        await peer.task
+        assert peer.status == 400
+        error = json.loads(peer.bodies[0])["error"]
+        assert error["param"] == "structured_outputs"
+        assert "min_tokens" in error["message"]
+
+    rig(test)
+
+
 def test_a_stop_string_ends_the_choice_and_the_sequence(rig):
     async def test(r):
         peer = r.post({"prompt": "Hi", "stop": ["END", "never"], "max_tokens": 99})

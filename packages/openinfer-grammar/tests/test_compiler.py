@@ -73,3 +73,36 @@ def test_what_waits_is_cancelled_at_the_end(make_backend):
     compiler.close()
     assert all(future.done() for future in futures)
     assert futures[-1].cancelled()
+
+
+def test_what_a_text_does_to_a_backend_it_does_to_its_request_alone(compiler_over, make_backend):
+    class Broken:
+        name, vocab_size = "broken", 300
+
+        def compile(self, grammar, /):
+            raise RecursionError("too deep")
+
+    with pytest.raises(GrammarRefused, match="RecursionError"):
+        compiler_over(Broken).compile(REGEX).result(10)
+
+
+def test_a_grammar_that_takes_long_to_begin_holds_nobody_up(
+    compiler_over, make_backend, monkeypatch
+):
+    """A hundred megabytes of forced text; the interpreter is free meanwhile."""
+    monkeypatch.setattr("openinfer_grammar._llguidance._MAX_BEGIN_SECONDS", 0.2)
+    compiler = compiler_over(make_backend)
+    compiler.compile(REGEX).result(10)
+    slow = compiler.compile(Grammar(kind="regex", text="(a{1000}){1000}"))
+    longest, last = 0.0, time.monotonic()
+    while not slow.done():
+        time.sleep(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    with pytest.raises(GrammarRefused, match=r"more than 0\.2 s"):
+        slow.result()
+    assert longest < 0.15
+
+
+def test_a_grammar_without_a_text_is_refused(backend):
+    with pytest.raises(GrammarRefused, match="no token can come"):
+        backend.compile(Grammar(kind="grammar", text="start: start"))

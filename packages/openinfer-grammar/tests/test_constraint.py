@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,36 @@ def test_an_output_may_begin_with_reasoning(backend, opens):
         assert OPEN[0] not in allowed(subject)
     else:
         assert allowed(subject) == encode("c")
+
+
+def test_a_long_replay_takes_time_in_proportion(backend):
+    subject = constraint(backend, "(c|d)+", start_after=pack_ids(CLOSE))
+    begin = time.thread_time()
+    subject.accept(encode("x") * 200_000 + encode("zcd"))
+    assert time.thread_time() - begin < 4
+    assert set(allowed(subject)) >= {*encode("cd")}
+
+
+class Counting(Loose):
+    """How often it is told of ids."""
+
+    def __init__(self):
+        self.told = []
+
+    def accept(self, token_ids, /):
+        self.told.append(list(token_ids))
+        return super().accept(token_ids)
+
+
+def test_the_matcher_hears_of_forced_ids_once():
+    matcher = Counting()
+    subject = Constraint(matcher, Grammar(kind="json_object"))
+    subject.accept([7])
+    subject.accept([9])
+    assert matcher.told == [[], [7, 9]]
+
+
+def test_the_forced_id_that_does_not_come_is_named():
+    subject = Constraint(Loose(), Grammar(kind="json_object"))
+    with pytest.raises(GrammarFailed, match="goes on with 8"):
+        subject.accept([7, 8])

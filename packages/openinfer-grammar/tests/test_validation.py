@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -89,3 +90,64 @@ def test_the_part_of_a_structural_tag_at_fault_is_named(form, where):
 def test_a_text_without_bounds_is_refused():
     with pytest.raises(GrammarRefused, match="at most"):
         validate(Grammar(kind="regex", text="a" * 2_000_000))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="regex", text="a\ud800"),
+        Grammar(kind="choice", text='["\\ud800"]'),
+        Grammar(kind="grammar", text='start: "\ud800"'),
+        Grammar(kind="regex", text="a\0b"),
+        Grammar(kind="json_schema", text="[" * 5000),
+        Grammar(kind="json_schema", text='{"items":' * 900 + "{}" + "}" * 900),
+        Grammar(
+            kind="structural_tag",
+            text='{"format":'
+            + '{"type":"sequence","elements":[' * 300
+            + '{"type":"any_text"}'
+            + "]}" * 300
+            + "}",
+        ),
+    ],
+    ids=["lone surrogate", "escaped", "in Lark", "NUL", "no JSON", "deep schema", "deep tag"],
+)
+def test_what_no_string_or_stack_can_hold_is_refused(grammar, backend):
+    with pytest.raises(GrammarRefused):
+        validate(grammar)
+    with pytest.raises(GrammarRefused):
+        backend.compile(grammar)
+
+
+def test_the_search_for_a_keyword_ends_in_time():
+    """Every part is tried together with all the definitions, which take long."""
+    definitions = {
+        f"d{n}": {"type": "object", "properties": {f"p{m}": {"type": "string"} for m in range(20)}}
+        for n in range(150)
+    }
+    schema = {
+        "$defs": definitions,
+        "properties": {f"q{n}": {"$ref": f"#/$defs/d{n}"} for n in range(150)},
+        "uniqueItems": True,
+        "unevaluatedItems": True,
+    }
+    begin = time.thread_time()
+    with pytest.raises(GrammarRefused, match="uniqueItems"):
+        validate(Grammar(kind="json_schema", text=json.dumps(schema)))
+    assert time.thread_time() - begin < 2.0
+
+
+def test_no_keyword_is_blamed_where_the_search_was_given_up(monkeypatch):
+    monkeypatch.setattr("openinfer_grammar._keywords._MAX_TRIES", 3)
+    properties = {f"p{n}": {"type": "string"} for n in range(9)} | {"odd": {"not": {}}}
+    with pytest.raises(GrammarRefused, match='"not"') as caught:
+        validate(Grammar(kind="json_schema", text=json.dumps({"properties": properties})))
+    assert caught.value.keyword == ""
+
+
+def test_a_regex_is_refused_in_its_own_terms():
+    with pytest.raises(GrammarRefused) as caught:
+        validate(Grammar(kind="regex", text=r"\bword"))
+    assert "look" in str(caught.value)
+    assert "start:" not in str(caught.value)
+    assert not str(caught.value).startswith("at ")

@@ -111,6 +111,9 @@ class Failed(Struct, frozen=True, array_like=True, kw_only=True, tag="failed"):
     is_retryable: bool = False
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    field: str = ""
+    """The request's field that cannot be gone on with, dotted: `grammar`. Empty: it is no fault of
+    the request."""
 
 
 class Rejected(Struct, frozen=True, array_like=True, kw_only=True, tag="rejected"):

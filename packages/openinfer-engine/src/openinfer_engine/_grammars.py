@@ -4,12 +4,13 @@ The compiler's threads do what takes long; everything here is called from the st
 returns at once. A plan's rows are slots, so the desk remembers whose they are.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import numpy as np
 
-from openinfer_contract import GenerateRequest, Rejected, Sampling, pack_ids, unpack_ids
+from openinfer_contract import GenerateRequest, Rejected, pack_ids, unpack_ids
+from openinfer_engine._constrained import ConstrainedRequest
 from openinfer_engine._executor import GrammarMasks
 from openinfer_grammar import (
     BackendUnavailable,
@@ -21,8 +22,6 @@ from openinfer_grammar import (
 )
 from openinfer_scheduler import Effects, StepPlan
 
-_PLAIN = Sampling()
-
 
 class GrammarDesk:
     """The constraints of one engine's requests.
@@ -31,14 +30,22 @@ class GrammarDesk:
         compiler: closed by `close`.
         vocab_size: ids of the model.
         num_slots: rows of a step at most.
+        eos_token_ids: ids that end an output.
     """
 
-    def __init__(self, compiler: GrammarCompiler, *, vocab_size: int, num_slots: int) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        *,
+        vocab_size: int,
+        num_slots: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
         self._compiler = compiler
+        self._eos_token_ids = eos_token_ids
         self._words = np.zeros((num_slots, num_mask_words(vocab_size)), np.uint32)
-        self._compiling: dict[str, Future[Constraint]] = {}
-        self._constraints: dict[str, Constraint] = {}
-        self._forcible: set[str] = set()
+        self._compiling: dict[str, tuple[GenerateRequest, Future[Constraint]]] = {}
+        self._live: dict[str, ConstrainedRequest] = {}
         self._request_ids: dict[int, str] = {}
         """By slot, of rows with a grammar."""
 
@@ -50,17 +57,15 @@ class GrammarDesk:
     @property
     def has_constraints(self) -> bool:
         """Whether a request with a grammar is live."""
-        return bool(self._constraints)
+        return bool(self._live)
 
     def compile(self, request: GenerateRequest) -> None:
         """Starts to compile a request's grammar and replays its output prefix."""
         assert request.grammar is not None
         num_before = request.num_prompt_tokens - request.num_output_prefix
-        output = unpack_ids(request.prompt_token_ids)[num_before:]
+        output = unpack_ids(request.prompt_token_ids[4 * num_before :])
         future = self._compiler.compile(request.grammar, output)
-        self._compiling[request.request_id] = future
-        if _is_plain(request):
-            self._forcible.add(request.request_id)
+        self._compiling[request.request_id] = request, future
 
     def waits_for(self, request_id: str) -> bool:
         """Whether the request's grammar is being compiled."""
@@ -68,28 +73,26 @@ class GrammarDesk:
 
     def compiled(self) -> list[tuple[str, Rejected | None]]:
         """Requests whose grammar is through since the last call, and why it is refused."""
-        done = [(i, future) for i, future in self._compiling.items() if future.done()]
-        return [(request_id, self._take(request_id, future)) for request_id, future in done]
+        done = [i for i, (_, future) in self._compiling.items() if future.done()]
+        return [(request_id, self._take(request_id)) for request_id in done]
 
-    def _take(self, request_id: str, future: Future[Constraint]) -> Rejected | None:
-        del self._compiling[request_id]
+    def _take(self, request_id: str) -> Rejected | None:
+        request, future = self._compiling.pop(request_id)
         try:
-            self._constraints[request_id] = future.result()
+            constraint = future.result()
         except GrammarRefused as error:
-            self.forget(request_id)
             return Rejected(kind="invalid", field="grammar", message=f"grammar: {error}")
         except BackendUnavailable as error:
-            self.forget(request_id)
             return Rejected(kind="unsupported", field="grammar", message=f"grammar: {error}")
+        self._live[request_id] = ConstrainedRequest(request, constraint, self._eos_token_ids)
         return None
 
     def forget(self, request_id: str) -> None:
         """The request has ended, or goes on without its grammar because it is about to."""
-        self._constraints.pop(request_id, None)
-        self._forcible.discard(request_id)
-        future = self._compiling.pop(request_id, None)
-        if future is not None:
-            future.cancel()
+        self._live.pop(request_id, None)
+        compiling = self._compiling.pop(request_id, None)
+        if compiling is not None:
+            compiling[1].cancel()
 
     def note(self, plan: StepPlan) -> bool:
         """Learns whose the slots of a plan are; whether its sampling has to wait for masks."""
@@ -112,13 +115,13 @@ class GrammarDesk:
             if not row.needs_mask:
                 continue
             request_id = self._request_ids[row.slot]
-            constraint = self._constraints.get(request_id)
+            live = self._live.get(request_id)
             # Without one the request has ended, and what is sampled for it is dropped.
-            if constraint is None or not constraint.is_masking:
+            if live is None or not live.constraint.is_masking:
                 continue
             mask = self._words[index]
             try:
-                constraint.fill_mask(mask)
+                live.fill_mask(mask)
             except GrammarFailed as error:
                 failures[request_id] = str(error)
             else:
@@ -129,11 +132,11 @@ class GrammarDesk:
         """Goes on by what was sampled; by request id, why a grammar cannot go on."""
         failures: dict[str, str] = {}
         for request_id, event in effects:
-            constraint = self._constraints.get(request_id)
-            if constraint is None or event.end is not None or not event.token_ids:
+            live = self._live.get(request_id)
+            if live is None or event.end is not None or not event.token_ids:
                 continue
             try:
-                constraint.accept(unpack_ids(event.token_ids))
+                live.accept(unpack_ids(event.token_ids))
             except GrammarFailed as error:
                 failures[request_id] = str(error)
         return failures
@@ -141,28 +144,10 @@ class GrammarDesk:
     def forced(self, effects: Effects) -> Iterator[tuple[str, bytes]]:
         """What the requests of these effects can only go on with, as columns of ids."""
         for request_id, _ in effects:
-            if request_id in self._forcible and request_id in self._constraints:
-                forced: Sequence[int] = self._constraints[request_id].forced
-                if forced:
-                    yield request_id, pack_ids(forced)
+            live = self._live.get(request_id)
+            if live is not None and live.is_forcible and live.constraint.forced:
+                yield request_id, pack_ids(live.constraint.forced)
 
     def close(self) -> None:
         """Ends the compiler's threads. Idempotent."""
         self._compiler.close()
-
-
-def _is_plain(request: GenerateRequest) -> bool:
-    """Whether tokens may be given instead of sampled: nothing is counted or told about each."""
-    sampling = request.sampling
-    counted: Iterable[tuple[object, object]] = (
-        (sampling.repetition_penalty, _PLAIN.repetition_penalty),
-        (sampling.presence_penalty, _PLAIN.presence_penalty),
-        (sampling.frequency_penalty, _PLAIN.frequency_penalty),
-        (sampling.logit_bias, _PLAIN.logit_bias),
-        (sampling.allowed_token_ids, _PLAIN.allowed_token_ids),
-        (sampling.bad_words, _PLAIN.bad_words),
-        (request.logprobs, None),
-        (request.prompt_logprobs, None),
-        (request.stop.min_tokens, 0),
-    )
-    return all(value == plain for value, plain in counted)

@@ -15,7 +15,7 @@ step before, so it is settled first, and they are filled while the forward pass 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -267,16 +267,23 @@ class EngineLoop:
             self._complete()
         masks, failures = grammars.masks(plan)
         self._executor.sample(plan.step_id, masks)
-        self._deliver(self._scheduler.fail_some(failures, self._clock()))
+        self._fail_grammars(failures)
 
     def _constrain(self, effects: Effects, grammars: GrammarDesk) -> None:
         """Tells the grammars what was sampled, and gives what they leave no choice about."""
+        self._fail_grammars(grammars.follow(effects))
         now = self._clock()
-        self._deliver(self._scheduler.fail_some(grammars.follow(effects), now))
         for request_id, token_ids in grammars.forced(effects):
             given = self._scheduler.force(request_id, token_ids, now)
-            grammars.follow(given)
+            failures = grammars.follow(given)
             self._deliver(given)
+            self._fail_grammars(failures)
+
+    def _fail_grammars(self, failures: Mapping[str, str]) -> None:
+        """Ends requests whose grammar cannot go on: it is theirs, and nobody else's trouble."""
+        if failures:
+            now = self._clock()
+            self._deliver(self._scheduler.fail_some(failures, now, field="grammar"))
 
     def _complete(self) -> None:
         ticket = self._in_flight[0]

@@ -200,7 +200,7 @@ class Generation:
             if isinstance(event.end, Failed):
                 choice.is_released = True
                 if not (event.end.is_retryable and self._can_resume(choice)):
-                    raise _failure(event.end)
+                    raise _failure(event.end, self._grammar_param)
                 lost.append(index)
                 failed, event = event.end, replace(event, end=None)
             delta = self._take(index, choice, event)
@@ -326,7 +326,11 @@ def _timing(choice: _Choice, end: Finished | None) -> Timing:
     )
 
 
-def _failure(failed: Failed) -> ApiError:
+def _failure(failed: Failed, grammar_param: str | None) -> ApiError:
+    if failed.field:
+        # Trying the same again would come to the same.
+        param = grammar_param if failed.field == "grammar" else failed.field
+        return ApiError(400, f"{param}: {failed.message}", param=param)
     if failed.is_retryable:
         return ApiError.unavailable(failed.message)
     return ApiError.from_engine(500, failed.message)

@@ -47,6 +47,12 @@ class GrammarCompiler:
             constraint.accept(output)
         except GrammarFailed as error:
             raise GrammarRefused(str(error)) from error
+        except (GrammarRefused, BackendUnavailable):
+            raise
+        except Exception as error:
+            # Whatever a client's text does to a backend, it does to that client alone.
+            _logger.exception("a %s cannot be compiled", grammar.kind)
+            raise GrammarRefused(f"cannot be compiled ({type(error).__name__})") from error
         return constraint
 
 

@@ -38,6 +38,9 @@ class Constraint:
         self._is_undecided = bool(self._start_after and self._openers)
         self._is_waiting = bool(self._start_after) and not self._is_undecided
         self._forced: list[int] = []
+        self._owed: list[int] = []
+        """Forced ids that were generated and that the matcher has not heard of: it is told once all
+        of them are there, which is one call in place of many."""
         if not self._start_after:
             self._forced = list(matcher.accept(()).forced)
 
@@ -73,35 +76,42 @@ class Constraint:
         Raises:
             GrammarFailed: one of them is not allowed, or the grammar has run into a limit.
         """
-        rest = list(token_ids)
-        while rest:
-            rest = rest[self._accept_some(rest) :]
+        begin = 0
+        while begin < len(token_ids):
+            begin += self._accept_some(token_ids, begin)
 
-    def _accept_some(self, token_ids: list[int]) -> int:
-        """Goes on by the first of these; how many they were."""
+    def _accept_some(self, token_ids: Sequence[int], begin: int) -> int:
+        """Goes on by the first of these from `begin` on; how many they were."""
+        first = token_ids[begin]
         if self._is_undecided:
             self._is_undecided = False
-            self._is_waiting = token_ids[0] in self._openers
+            self._is_waiting = first in self._openers
             if self._is_waiting:
                 return 1
         if self._is_waiting:
-            self._wait_for(token_ids[0])
+            self._wait_for(first)
             return 1
-        num_forced = len(self._forced)
-        if num_forced:
-            ids = token_ids[:num_forced]
-            if ids != self._forced[: len(ids)]:
-                raise GrammarFailed(f"the output goes on with {ids[0]}, which it may not")
-            self._forced = self._forced[len(ids) :]
-        else:
-            ids = token_ids[:1]
-        accepted = self._matcher.accept(ids)
-        if accepted.num_tokens < len(ids):
-            bad = ids[accepted.num_tokens]
-            raise GrammarFailed(f"the grammar does not allow token {bad} here")
         if not self._forced:
-            self._forced = list(accepted.forced)
+            self._forced = self._followed([first])
+            return 1
+        ids = token_ids[begin : begin + len(self._forced)]
+        for token_id, forced in zip(ids, self._forced, strict=False):
+            if token_id != forced:
+                raise GrammarFailed(f"the output goes on with {token_id}, which it may not")
+        self._owed += ids
+        self._forced = self._forced[len(ids) :]
+        if not self._forced:
+            owed, self._owed = self._owed, []
+            self._forced = self._followed(owed)
         return len(ids)
+
+    def _followed(self, token_ids: list[int]) -> list[int]:
+        """Tells the matcher; what is forced behind these ids."""
+        accepted = self._matcher.accept(token_ids)
+        if accepted.num_tokens < len(token_ids):
+            bad = token_ids[accepted.num_tokens]
+            raise GrammarFailed(f"the grammar does not allow token {bad} here")
+        return list(accepted.forced)
 
     def _wait_for(self, token_id: int) -> None:
         self._recent = [*self._recent, token_id][-len(self._start_after) :]

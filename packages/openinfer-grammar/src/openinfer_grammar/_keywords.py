@@ -1,14 +1,21 @@
 """Which keyword of a JSON schema is at fault, found by trying parts of it."""
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 _MAX_TRIES = 256
+_MAX_SECONDS = 0.5
+"""Of looking for one keyword: large definitions are compiled anew in every try."""
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "contains", "if", "then")
+
+
+class _GaveUp(Exception):
+    """The keyword at fault has not been found in time."""
 
 
 class Fault(NamedTuple):
@@ -30,13 +37,22 @@ def find_fault(schema: Any, error_of: Callable[[Any], str | None]) -> Fault | No
         schema: refused as a whole.
         error_of: why a schema is refused, None if it is not.
     """
-    tries = 0
+    tries, give_up_at = 0, time.monotonic() + _MAX_SECONDS
 
     def check(part: Any) -> str | None:
         nonlocal tries
         tries += 1
-        return None if tries > _MAX_TRIES else error_of(part)
+        if tries > _MAX_TRIES or time.monotonic() > give_up_at:
+            raise _GaveUp
+        return error_of(part)
 
+    try:
+        return _found(schema, check)
+    except _GaveUp:
+        return None
+
+
+def _found(schema: Any, check: Callable[[Any], str | None]) -> Fault | None:
     def alone(part: Any) -> Any:
         return {**definitions, **part} if isinstance(part, Mapping) else part
 

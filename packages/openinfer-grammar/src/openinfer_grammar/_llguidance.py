@@ -2,17 +2,20 @@
 
 import ctypes
 from collections.abc import Sequence
+from threading import Timer, get_ident
 
 import numpy as np
 
 from openinfer_contract import Grammar
 from openinfer_grammar._backend import Accepted, MaskRows, num_mask_words
 from openinfer_grammar._lowering import lower
-from openinfer_grammar._native import NativeTokenizer, library
+from openinfer_grammar._native import Functions, NativeTokenizer, library
 from openinfer_grammar._validation import validate
 from openinfer_grammar.errors import GrammarFailed, GrammarRefused
 
 _MAX_FORCED = 256
+_MAX_BEGIN_SECONDS = 1.0
+"""Of finding what a grammar begins with: a regex of fifteen characters can spell a megabyte."""
 
 
 class LLGuidanceBackend:
@@ -39,18 +42,21 @@ class LLGuidanceBackend:
     def compile(self, grammar: Grammar, /) -> "LLGuidanceMatcher":
         """See `GrammarBackend.compile`."""
         kind, text = lower(grammar)
-        if "\0" in text:
-            raise GrammarRefused("must not hold a NUL character")
         handle = self._tokenizer.new_matcher(kind, text)
         matcher = LLGuidanceMatcher(self._tokenizer, handle, self.vocab_size, self._eos_token_ids)
         if (error := matcher.error) is not None:
             validate(grammar)  # finds the keyword, where the grammar itself is at fault
             raise GrammarRefused(error)
+        matcher.begin()
         return matcher
 
 
 class LLGuidanceMatcher:
-    """`Matcher` of `LLGuidanceBackend`; owns its handle."""
+    """`Matcher` of `LLGuidanceBackend`; owns its handle.
+
+    On the thread that made it, which may do something else meanwhile, calls let go of the
+    interpreter. On another one, the step thread, they are short and keep it.
+    """
 
     def __init__(
         self,
@@ -59,7 +65,7 @@ class LLGuidanceMatcher:
         vocab_size: int,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._functions = library().short
+        self._made_by = get_ident()
         self._tokenizer = tokenizer  # outlives the handle
         self._handle = handle
         self._eos_token_ids = eos_token_ids
@@ -69,16 +75,45 @@ class LLGuidanceMatcher:
         num_bytes = self._functions.llg_matcher_get_mask_byte_size(handle)
         self._words = np.zeros(num_bytes // 4, np.uint32)
         self._num_words = num_mask_words(vocab_size)
+        self._ends = _bits(eos_token_ids, self._num_words)
         self._forced = (ctypes.c_uint32 * _MAX_FORCED)()
 
     def __del__(self) -> None:
-        self._functions.llg_free_matcher(self._handle)
+        library().short.llg_free_matcher(self._handle)
+
+    @property
+    def _functions(self) -> Functions:
+        both = library()
+        return both.long if get_ident() == self._made_by else both.short
 
     @property
     def error(self) -> str | None:
         """Why the matcher is of no use, None if it is."""
         message = self._functions.llg_matcher_get_error(self._handle)
-        return None if message is None else message.decode(errors="replace").strip()
+        return None if message is None else _plain(message.decode(errors="replace"))
+
+    def begin(self) -> None:
+        """Does what the first mask and the first forced ids take, within a second.
+
+        Raises:
+            GrammarRefused: it takes longer, runs into a limit, or no token can be the first.
+        """
+        functions = library().long
+        cancel = functions.llg_matcher_get_cancellation_handle(self._handle)
+        timer = Timer(_MAX_BEGIN_SECONDS, functions.llg_cancel, (cancel,))
+        timer.start()
+        try:
+            self.accept(())
+            self._fill(self._words[: self._num_words])
+        except GrammarFailed as error:
+            if functions.llg_matcher_is_cancelled(self._handle):
+                message = f"takes more than {_MAX_BEGIN_SECONDS:g} s to begin with; make it smaller"
+                raise GrammarRefused(message) from error
+            raise GrammarRefused(str(error)) from error
+        finally:
+            timer.cancel()
+            timer.join()
+            functions.llg_free_cancellation_handle(cancel)
 
     def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
         """See `Matcher.fill_mask`."""
@@ -87,10 +122,9 @@ class LLGuidanceMatcher:
         for draft in drafts:
             if not rows[num_rows - 1, draft // 32] >> np.uint32(draft % 32) & 1:
                 break
-            self._consume([draft])
-            if self._is_ended:
-                num_rows += 1
+            if self._is_ended and draft in self._eos_token_ids:
                 break
+            self._consume([draft])
             self._fill(rows[num_rows])
             num_rows += 1
         if num_rows > 1:
@@ -150,6 +184,9 @@ class LLGuidanceMatcher:
         self._num_accepted += len(column)
 
     def _fill(self, row: MaskRows) -> None:
+        if self._is_ended:
+            row[:] = self._ends
+            return
         words = self._words
         status = self._functions.llg_matcher_compute_mask_into(
             self._handle, words.ctypes.data, words.nbytes
@@ -164,3 +201,18 @@ class LLGuidanceMatcher:
     def _check(self, status: int) -> None:
         if status < 0:
             raise GrammarFailed(f"the grammar cannot go on: {self.error}")
+
+
+def _bits(token_ids: frozenset[int], num_words: int) -> MaskRows:
+    """A mask row that allows these ids."""
+    bits = np.zeros(32 * num_words, np.uint8)
+    bits[[i for i in token_ids if i < len(bits)]] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _plain(message: str) -> str:
+    """The library's words, where a client can make nothing of them in ours."""
+    message = message.replace("<non-verbose/>", "").strip()
+    if message == "NoExtensionBias":
+        return "no token can come next"
+    return message

@@ -14,12 +14,52 @@ go on with for ever, and long runs of tokens that are forced."""
 ANY_OBJECT = {"type": "object"}
 
 
+MAX_GRAMMAR_CHARS = 1 << 18
+"""Of a grammar's text. What stays below compiles in a second at most."""
+
+
+def check_text(grammar: Grammar) -> None:
+    """Looks for what no backend can read.
+
+    Raises:
+        GrammarRefused: the text is too long, or is no text.
+    """
+    text = grammar.text
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise GrammarRefused(f"has {len(text)} characters, at most {MAX_GRAMMAR_CHARS} go")
+    check_characters(text)
+
+
+def check_characters(text: str) -> None:
+    """Looks for what the library's strings cannot hold.
+
+    Raises:
+        GrammarRefused: there is a NUL character, or half of a surrogate pair.
+    """
+    if "\0" in text:
+        raise GrammarRefused("must not hold a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarRefused(f"is not valid Unicode: {error.reason}") from error
+
+
 def lower(grammar: Grammar) -> tuple[str, str]:
     """(kind, text) in llguidance's terms.
 
     Raises:
-        GrammarRefused: the text is not of its kind.
+        GrammarRefused: the text is not of its kind, too long, or nested too deeply.
     """
+    check_text(grammar)
+    try:
+        kind, text = _lowered(grammar)
+    except RecursionError as error:
+        raise GrammarRefused("is nested too deeply") from error
+    check_characters(text)
+    return kind, text
+
+
+def _lowered(grammar: Grammar) -> tuple[str, str]:
     if grammar.kind == "json_object":
         return "json_schema", json.dumps(with_form(ANY_OBJECT))
     if grammar.kind == "json_schema":

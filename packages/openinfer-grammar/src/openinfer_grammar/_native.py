@@ -25,6 +25,9 @@ from pathlib import Path
 from openinfer_grammar.errors import BackendUnavailable
 
 _ERROR_BYTES = 4096
+_MAX_STEP_ITEMS = 10_000
+"""Of the parser, in one step. The library's own limit is five times that: a third of a second of
+the step thread. A JSON schema with 300 optional properties takes a fifth of this one."""
 
 
 class _Limits(Structure):
@@ -84,7 +87,15 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "llg_matcher_validate_tokens": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "llg_matcher_rollback": (c_int32, [c_void_p, c_size_t]),
     "llg_matcher_compute_ff_tokens": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "llg_matcher_get_cancellation_handle": (c_void_p, [c_void_p]),
+    "llg_matcher_is_cancelled": (c_bool, [c_void_p]),
+    "llg_cancel": (None, [c_void_p]),
+    "llg_free_cancellation_handle": (None, [c_void_p]),
 }
+
+
+Functions = ctypes.CDLL
+"""The library's functions, named in `_SIGNATURES`."""
 
 
 class Library:
@@ -96,7 +107,8 @@ class Library:
     """
 
     def __init__(self, path: str) -> None:
-        self.long, self.short = ctypes.CDLL(path), ctypes.PyDLL(path)
+        self.long: Functions = ctypes.CDLL(path)
+        self.short: Functions = ctypes.PyDLL(path)
         for functions in (self.long, self.short):
             for name, (result, arguments) in _SIGNATURES.items():
                 function = getattr(functions, name)
@@ -179,6 +191,7 @@ class NativeTokenizer:
         functions.llg_constraint_init_set_defaults(byref(init), self.handle)
         init.log_buffer_level = init.log_stderr_level = 0
         init.limits.verbose_errors = False
+        init.limits.step_max_items = _MAX_STEP_ITEMS
         return int(functions.llg_new_matcher(byref(init), kind.encode(), text.encode()))
 
     def __del__(self) -> None:

@@ -1,6 +1,7 @@
 """Whether a grammar can be honoured, without a vocabulary: what front ends ask."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,6 @@ from openinfer_contract import Grammar
 from openinfer_grammar._keywords import find_fault
 from openinfer_grammar._lowering import lower, parse_json, parse_schema, with_form
 from openinfer_grammar.errors import GrammarRefused
-
-MAX_GRAMMAR_CHARS = 1 << 20
 
 _Finds = Callable[[Any], str | None]
 
@@ -22,17 +21,23 @@ def validate(grammar: Grammar) -> None:
     Raises:
         GrammarRefused: naming the JSON schema keyword, or the type of a structural tag, at fault.
     """
-    if len(grammar.text) > MAX_GRAMMAR_CHARS:
-        raise GrammarRefused(f"has {len(grammar.text)} characters, at most {MAX_GRAMMAR_CHARS} go")
     kind, text = lower(grammar)
     error = _error(kind, text)
     if error is None:
         return
+    try:
+        _name_keyword(grammar, error)
+    except RecursionError:
+        pass  # deep, but the library could tell what is wrong with it
+    raise GrammarRefused(error)
+
+
+def _name_keyword(grammar: Grammar, error: str) -> None:
+    """Refuses by keyword, if one is found that is at fault."""
     if grammar.kind == "json_schema":
         raise _at_keyword(parse_schema(grammar.text), "", error)
     if grammar.kind == "structural_tag":
         _validate_schemas(parse_json(grammar.text), "")
-    raise GrammarRefused(error)
 
 
 def _validate_schemas(part: Any, where: str) -> None:
@@ -72,4 +77,10 @@ def _error(kind: str, text: str) -> str | None:
     elif kind == "regex":
         text = LLMatcher.grammar_from_regex(text)
     has_failed, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return str(messages[0]).strip() if has_failed else None
+    if not has_failed:
+        return None
+    message = str(messages[0]).strip()
+    if kind == "regex":
+        # The library reads it as a rule of a grammar, whose line and column are none of the text.
+        message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \| start: .*", "", message, flags=re.DOTALL)
+    return message

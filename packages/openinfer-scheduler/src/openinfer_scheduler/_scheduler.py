@@ -180,14 +180,20 @@ class Scheduler:
                 effects.append(state.event(sequence, failed))
         return effects
 
-    def fail_some(self, messages: Mapping[str, str], now: float) -> Effects:
-        """Ends live requests with Failed, by id and why; unknown ids are ignored."""
+    def fail_some(self, messages: Mapping[str, str], now: float, *, field: str = "") -> Effects:
+        """Ends live requests with Failed, by id and why; unknown ids are ignored.
+
+        Args:
+            messages: by request id.
+            now: monotonic seconds.
+            field: `Failed.field`, where a request has itself to blame.
+        """
         state = self._state
         effects: Effects = []
         for request_id, message in messages.items():
             sequence = state.live.get(request_id)
             if sequence is not None:
-                failed = state.fail(sequence, message, is_retryable=False)
+                failed = state.fail(sequence, message, is_retryable=False, field=field)
                 effects.append(state.event(sequence, failed))
         return effects
 

@@ -162,7 +162,9 @@ class SchedulerState:
         self.counters.num_finished += 1
         return sequence.finished(reason, now, stop_token_id=stop_token_id)
 
-    def fail(self, sequence: SequenceState, message: str, *, is_retryable: bool) -> Failed:
+    def fail(
+        self, sequence: SequenceState, message: str, *, is_retryable: bool, field: str = ""
+    ) -> Failed:
         """Ends a live sequence that cannot go on."""
         self._leave(sequence)
         self.counters.num_failed += 1
@@ -171,6 +173,7 @@ class SchedulerState:
             is_retryable=is_retryable,
             num_prompt_tokens=sequence.request.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
+            field=field,
         )
 
     def _leave(self, sequence: SequenceState) -> None:

@@ -151,6 +151,23 @@ class ForgetsDrafts(BrokenBackend):
         return self._Forgets(matcher)
 
 
+class ForgetsEnds(BrokenBackend):
+    """Leaves the row behind a draft that ends the output as it was."""
+
+    class _Forgets(_Matcher):
+        def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
+            old = rows.copy()
+            num_rows = self.matcher.fill_mask(rows, drafts)
+            for index, draft in enumerate(drafts[: num_rows - 1], 1):
+                if draft in EOS_TOKEN_IDS:
+                    rows[index] = old[index]
+            return num_rows
+
+    def wrap(self, matcher: Matcher) -> Matcher:
+        """See `BrokenBackend.wrap`."""
+        return self._Forgets(matcher)
+
+
 class DropsSchemas(BrokenBackend):
     """Takes any JSON for a schema that it was given."""
 
@@ -228,6 +245,7 @@ BROKEN_BACKENDS: Mapping[type[BrokenBackend], tuple[str, ...]] = {
     AcceptsAllOrNothing: ("accept_stops_at_what_is_not_allowed",),
     RollsBackOne: ("rollback_takes_back_ids",),
     ForgetsDrafts: ("rows_of_drafts_are_those_behind_them",),
+    ForgetsEnds: ("rows_of_drafts_are_those_behind_them",),
     DropsSchemas: ("json_follows_its_schema",),
     LacksKinds: ("every_kind_is_there",),
     RefusesWithoutAName: ("what_cannot_be_honoured_is_refused_by_keyword",),

@@ -86,6 +86,9 @@ def the_end_is_allowed_where_the_grammar_is_complete(backend: GrammarBackend) ->
     assert _allowed(matcher) == {*EOS_TOKEN_IDS}, "nothing can follow but an end"
     assert matcher.accept([EOS_TOKEN_IDS[1]]).num_tokens == 1, "an end that the mask allows"
     assert matcher.accept(encode("b")).num_tokens == 0, "nothing follows an end"
+    matcher = backend.compile(_grammar("regex", "a+"))
+    matcher.accept([*encode("a"), EOS_TOKEN_IDS[0]])
+    assert _allowed(matcher) == {*EOS_TOKEN_IDS}, "another end may, of a row in flight"
 
 
 def ids_without_a_token_are_never_allowed(backend: GrammarBackend) -> None:
@@ -153,6 +156,13 @@ def rows_of_drafts_are_those_behind_them(backend: GrammarBackend) -> None:
     assert matcher.fill_mask(rows, encode("axdd")) == 2, "row 1 is behind a, and x is not allowed"
     assert (rows[2:] == 7).all(), "rows behind a draft that is not allowed are left alone"
     assert matcher.accept(encode("ab")).num_tokens == 2, "drafts are not accepted"
+    matcher.accept(encode("d"))
+    rows[:] = 7
+    assert matcher.fill_mask(rows, [*encode("d"), EOS_TOKEN_IDS[1], *encode("d")]) == 3
+    ends = np.unpackbits(rows[2].view(np.uint8), bitorder="little").nonzero()[0]
+    assert {*ends.tolist()} == {*EOS_TOKEN_IDS}, "the row behind a draft that ends the output"
+    assert (rows[3:] == 7).all(), "nothing stands behind an end"
+    assert _allowed(matcher) > {*EOS_TOKEN_IDS}, "the matcher has not ended"
 
 
 def json_follows_its_schema(backend: GrammarBackend) -> None:
