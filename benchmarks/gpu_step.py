@@ -4,7 +4,8 @@
 
 Every case decodes so many sequences at about one length through the real loop, scheduler and
 executor. A step's time on the device is that between two events around it on its stream; what lies
-between one step's end and the next one's begin is idle time. -o sets options of the engine, such as
+between one step's end and the next one's begin is idle time. At 64 rows and more every case is also
+run with a quarter of them under a grammar. -o sets options of the engine, such as
 `enforce_eager=true`. Prints one JSON object a line.
 """
 
@@ -13,17 +14,21 @@ import json
 import statistics
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
+from openinfer_contract import GenerateRequest, Grammar, Sampling, StopRules, pack_ids
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 
 _NUM_STEPS = 96
 _NUM_WARM = 24
+_STRINGS = {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1000}
+_HELD = Grammar(kind="json_schema", text=json.dumps(_STRINGS))
+"""Outlasts every case."""
 _SHAPED = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "frequency_penalty": 0.2}
 
 
@@ -60,16 +65,22 @@ def _event() -> Any:
     return event
 
 
-def decode(loop: EngineLoop, meter: Meter, batch: int, context: int, **sampling: Any) -> dict:
+def decode(
+    loop: EngineLoop, meter: Meter, batch: int, context: int, num_held: int = 0, **sampling: Any
+) -> dict:
+    """Steps of so many rows, the first `num_held` of them under a grammar."""
     generator = torch.Generator().manual_seed(batch * 7919 + context)
     for index in range(batch):
         ids = torch.randint(1000, 100_000, (context,), generator=generator).tolist()
+        is_held = index < num_held
+        most = _NUM_WARM + _NUM_STEPS + 40
         loop.submit(
             GenerateRequest(
-                request_id=f"{batch}-{context}-{index}-{len(sampling)}",
+                request_id=f"{batch}-{context}-{index}-{len(sampling)}-{num_held}",
                 prompt_token_ids=pack_ids(ids),
-                stop=StopRules(max_tokens=_NUM_WARM + _NUM_STEPS + 40, ignore_eos=True),
+                stop=StopRules(max_tokens=most * (1 + is_held), ignore_eos=not is_held),
                 sampling=Sampling(**({"temperature": 0.0} | sampling)),
+                grammar=_HELD if is_held else None,
             ),
             lambda event: None,
         )
@@ -95,6 +106,7 @@ def decode(loop: EngineLoop, meter: Meter, batch: int, context: int, **sampling:
     return {
         "batch": batch,
         "context": context,
+        "rows_under_a_grammar": num_held,
         "sampling": sampling,
         "step_us": round(statistics.median(steps), 1),
         "idle_us": round(statistics.median(gaps), 1),
@@ -154,7 +166,8 @@ def main() -> None:
     free, total = torch.cuda.mem_get_info()
     print(json.dumps({"device_used_mib": (total - free) >> 20}), flush=True)
     meter = Meter(executor)
-    loop = assemble(executor, options, model_line="qwen3")
+    tokenizer = Path(args.model) / "tokenizer.json"
+    loop = assemble(executor, options, model_line="qwen3", tokenizer=tokenizer)
     for length in (int(n) for n in args.prefills.split(",") if n):
         print(json.dumps(prefill(loop, meter, length)), flush=True)
         print(json.dumps(prefill(loop, meter, length, length - 16)), flush=True)
@@ -163,11 +176,14 @@ def main() -> None:
             print(json.dumps(decode(loop, meter, batch, context)), flush=True)
             if batch > 1:
                 print(json.dumps(decode(loop, meter, batch, context, **_SHAPED)), flush=True)
+            if batch >= 64 and "grammar" in loop.info.honoured:
+                held = decode(loop, meter, batch, context, num_held=batch // 4, temperature=1.0)
+                print(json.dumps(held), flush=True)
     if args.trace:
         _trace(loop, meter, args.trace)
     free, total = torch.cuda.mem_get_info()
     print(json.dumps({"device_used_mib": (total - free) >> 20}), flush=True)
-    executor.close()
+    loop.close()
 
 
 def _trace(loop: EngineLoop, meter: Meter, length: int) -> None:
