@@ -233,7 +233,7 @@ class Generation:
         assert self._hand_over is not None
         for index in lost:
             if not await self._hand_over(partial(self._submit_rest, index)):
-                raise _failure(failed)
+                raise _failure(failed, self._grammar_param)
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]
