@@ -19,8 +19,9 @@ from openinfer_contract import (
     pack_ids,
     unpack_ids,
 )
-from openinfer_grammar import GrammarRefused, validate
+from openinfer_grammar import Constraint, GrammarRefused, load_backend, validate
 from openinfer_runtime import TorchExecutor
+from openinfer_tiny import CHECKPOINT
 
 NUM_SCHEMAS = 150
 OPTIONS = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 32}
@@ -193,3 +194,35 @@ def test_given_or_sampled_in_turn_or_in_a_pipeline_it_is_the_same_output(llm, mo
     monkeypatch.setattr(TorchExecutor, "__init__", pipelined)
     with LLM(**OPTIONS) as other:
         assert _outputs(other) == given
+
+
+NAMES = (
+    *("city", "days", "temperature", "explanation", "is_capital", "steps", "arguments", "colour"),
+    *("get_weather", "firstName", "streetAddress", "date_of_birth", "description", "zip_code"),
+)
+
+
+def test_forced_text_is_spelled_nearly_as_the_tokenizer_would(llm):
+    """The same text, by the longest tokens that fit: few more of them than byte-pair encoding's."""
+    backend = load_backend(
+        "llguidance",
+        CHECKPOINT.path() / "tokenizer.json",
+        vocab_size=llm.engine.info.vocab_size,
+        eos_token_ids=llm.engine.info.eos_token_ids,
+    )
+    num_forced = num_encoded = 0
+    for name in NAMES:
+        schema = {
+            "type": "object",
+            "properties": {name: {"const": name}, "n": {"type": "integer"}},
+            "required": [name, "n"],
+        }
+        grammar = Grammar(kind="json_schema", text=json.dumps(schema))
+        forced = list(Constraint(backend.compile(grammar), grammar).forced)
+        text = llm.text.decode(forced)
+        # The space before a number may become one token with it, and is left to the model.
+        assert text == json.dumps({name: name, "n": 0}).removesuffix(" 0}")
+        encoded = unpack_ids(llm.text.encode(text, add_special_tokens=False))
+        num_forced += len(forced)
+        num_encoded += len(encoded)
+    assert num_encoded <= num_forced <= 1.05 * num_encoded
