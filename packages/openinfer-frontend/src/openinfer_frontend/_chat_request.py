@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from openinfer_frontend._requests import GenerationRequest
+from openinfer_frontend._requests import GenerationRequest, Off, On, refuse_boolean
 from openinfer_frontend._tools import check_tool_choice, check_tools
 from openinfer_frontend.errors import ApiError
 
@@ -38,21 +38,21 @@ class ChatRequest(GenerationRequest):
     as parts."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Comes before `max_tokens`."""
-    logprobs: bool = False
+    logprobs: Off = False
     """Whether each token has its logprob."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """How many alternatives to each token; only with `logprobs`."""
-    add_generation_prompt: bool = True
+    add_generation_prompt: On = True
     """Whether the prompt opens the assistant's turn."""
-    continue_final_message: bool = False
+    continue_final_message: Off = False
     """Leaves the last message open, and the output goes on with it."""
-    add_special_tokens: bool = False
+    add_special_tokens: Off = False
     """Puts BOS before what the template made."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None
     """A hint: none asks a template not to think, the others are passed to it."""
-    include_reasoning: bool = True
+    include_reasoning: On = True
     """Whether reasoning is shown."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call."""
@@ -60,6 +60,11 @@ class ChatRequest(GenerationRequest):
     """`auto`, `none`, `required`, or a named function."""
     parallel_tool_calls: bool | None = None
     """False keeps the first call alone."""
+
+    @field_validator("top_logprobs", "max_completion_tokens", mode="before")
+    @classmethod
+    def _no_boolean_count(cls, value: Any) -> Any:
+        return refuse_boolean(value)
 
     @field_validator("tools")
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import (
     model_validator,
 )
 
-from openinfer_frontend._requests import GenerationRequest, TokenIds, refuse_boolean
+from openinfer_frontend._requests import GenerationRequest, Off, On, TokenIds, refuse_boolean
 from openinfer_frontend.errors import ApiError
 
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -30,18 +30,18 @@ class CompletionRequest(GenerationRequest):
     """A text, texts, token ids, or lists of token ids."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0 asks for the prompt alone: echoed, scored, or both."""
-    echo: bool = False
+    echo: Off = False
     """Puts the prompt before the output; with logprobs its scores too."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
     """Logprobs, with so many alternatives to each token."""
     best_of: int | None = None
     """Only what `n` is."""
-    add_special_tokens: bool = True
+    add_special_tokens: On = True
     """Whether the tokenizer may put its BOS before a text."""
 
-    @field_validator("logprobs", mode="before")
+    @field_validator("logprobs", "best_of", mode="before")
     @classmethod
-    def _logprobs_count(cls, value: Any) -> Any:
+    def _no_boolean_count(cls, value: Any) -> Any:
         return refuse_boolean(value)
 
     @field_validator("prompt", mode="wrap")

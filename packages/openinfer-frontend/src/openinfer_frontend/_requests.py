@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -18,6 +19,16 @@ from pydantic import (
 
 from openinfer_frontend.errors import ApiError
 
+
+def _null_is(default: object) -> BeforeValidator:
+    """Clients send null for what they leave out, and OpenAI's own types allow it."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+Off = Annotated[bool, _null_is(False)]
+"""A flag that is false where it is left out or null."""
+On = Annotated[bool, _null_is(True)]
+"""One that is true there."""
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 StopString = Annotated[str, Field(max_length=1024)]
@@ -70,9 +81,9 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
-    include_usage: bool = False
+    include_usage: Off = False
     """Whether the last chunk has the usage."""
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: Off = False
     """Whether every chunk has the usage so far."""
 
 
@@ -102,21 +113,21 @@ class GenerationRequest(RequestModel):
 
     model: str | None = None
     """One of the names served; left out: the first."""
-    stream: bool = False
+    stream: Off = False
     """Whether the answer comes as server-sent events."""
     stream_options: StreamOptions | None = None
     """What a stream carries besides the output; only with `stream`."""
-    n: Annotated[int, Field(ge=1)] = 1
+    n: Annotated[int, Field(ge=1), _null_is(1)] = 1
     """Samples of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Output tokens at most; more than there is room for means all there is room for."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=0), _null_is(0)] = 0
     """Until so many there is no stop, neither by token nor by string."""
     temperature: float | None = None
     """0 takes the likeliest token; left out: the checkpoint's, else 1."""
     top_p: float | None = None
     """Keep the smallest set of tokens whose probability reaches this."""
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Keep the likeliest k tokens; 0 and -1 switch it off."""
     min_p: float | None = None
     """Drop tokens below this share of the largest probability."""
@@ -141,27 +152,27 @@ class GenerationRequest(RequestModel):
     """A string or up to 64 that end the output, and are not in it."""
     stop_token_ids: TokenIds | None = None
     """Tokens that end the output."""
-    ignore_eos: bool = False
+    ignore_eos: Off = False
     """Lets the model's own end of text pass."""
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: Off = False
     """Shows what ended the output."""
-    skip_special_tokens: bool = True
+    skip_special_tokens: On = True
     """Whether special tokens are left out of the text."""
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: On = True
     """Whether special tokens that are shown have spaces between them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Cached prompts are shared with requests of the same salt alone."""
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), _null_is(0)] = 0
     """Lower runs earlier, under policies that look at it."""
     user: str | None = None
     """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
     session_id: Annotated[str, Field(max_length=512)] | None = None
     """Which session it belongs to; the header X-Session-ID comes first."""
-    return_token_ids: bool = False
+    return_token_ids: Off = False
     """Adds the ids of prompt and output."""
-    return_tokens_as_token_ids: bool = False
+    return_tokens_as_token_ids: Off = False
     """Spells tokens in logprobs as `token_id:N`."""
-    return_timings: bool = False
+    return_timings: Off = False
     """Whether each choice says where its time went."""
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     """Names the response; the header X-Request-Id comes first."""
