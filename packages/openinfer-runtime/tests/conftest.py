@@ -114,6 +114,12 @@ def engine(checkpoint) -> Callable[..., Engine]:
 
 
 @pytest.fixture(scope="session")
+def engine_class() -> type[Engine]:
+    """`Engine`, for tests with a checkpoint of their own."""
+    return Engine
+
+
+@pytest.fixture(scope="session")
 def block_bytes() -> int:
     """Bytes of a cache block of the default checkpoint in float32."""
     return BLOCK_BYTES

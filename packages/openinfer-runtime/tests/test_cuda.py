@@ -3,6 +3,9 @@
 pytest -m gpu packages/openinfer-runtime/tests/test_cuda.py
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -203,6 +206,47 @@ def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
     outputs = runner.run([ask(ids, max_tokens=8) for ids in prompts])
     assert all(len(output.token_ids) == 8 for output in outputs)
     assert all(was_busy)
+
+
+def test_ten_thousand_requests_leave_nothing_behind(engine, ask):
+    """Prompts of all lengths, every control, aborts at every point: no block, no byte stays."""
+    runner = engine(max_num_seqs=64, max_num_batched_tokens=512, **CUDA)
+    loop, rng = runner.loop, np.random.default_rng(5)
+    prefixes = [rng.integers(320, size=100).tolist() for _ in range(8)]
+    live, num_ended, held = set(), 0, []
+
+    def submit():
+        prompt = prefixes[rng.integers(8)][: rng.integers(101)]
+        prompt = prompt + rng.integers(320, size=rng.integers(1, 60)).tolist()
+        control = (MIXED + SHAPED)[rng.integers(8)]
+        request = ask(prompt, max_tokens=int(rng.integers(1, 24)), **control)
+
+        def take(event):
+            nonlocal num_ended
+            if event.end is not None:
+                live.remove(request.request_id)
+                num_ended += 1
+
+        live.add(request.request_id)
+        loop.submit(request, take)
+
+    for round_ in range(1, 6):
+        num_left = 2000
+        while num_left or loop.has_work:
+            for _ in range(min(num_left, int(rng.integers(8)))):
+                submit()
+                num_left -= 1
+            if live and rng.random() < 0.3:
+                loop.abort([sorted(live)[rng.integers(len(live))]])
+            loop.step()
+        assert num_ended == 2000 * round_
+        assert loop.load().is_idle
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        held.append((torch.cuda.memory_allocated(), pages * os.sysconf("SC_PAGE_SIZE")))
+    assert loop.load().num_rejected == loop.load().num_failed == 0
+    device, host = zip(*held[1:], strict=True)  # the first round records and compiles
+    assert len(set(device)) == 1
+    assert max(host) - min(host) < 30e6
 
 
 def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):

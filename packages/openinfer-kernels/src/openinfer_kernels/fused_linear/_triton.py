@@ -22,6 +22,7 @@ from openinfer_kernels.fused_linear._triton_kernels import gemv_kernel
 from openinfer_kernels.linear import LinearSpec, PackedWeight
 
 _MANY_OUTPUTS = 32_768
+_FEW_INPUTS = 4096
 
 
 class Tile(NamedTuple):
@@ -40,12 +41,12 @@ def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
 
 
 def choose_tile(spec: FusedLinearSpec) -> Tile:
-    """The tile, as found on an H200: small where the input is worked on, else wide."""
+    """The tile, as found on an H200: few inputs where they are worked on, else many."""
     if spec.norm_eps is not None:
         return Tile(4, 256, 4) if spec.is_gated else Tile(8, 256, 2)
     if spec.num_outputs > _MANY_OUTPUTS:
         return Tile(2, 1024, 2)
-    return Tile(2, 2048, 4)
+    return Tile(4 if spec.linear.in_features <= _FEW_INPUTS else 2, 2048, 4)
 
 
 def plan(spec: FusedLinearSpec, device: torch.device | str) -> FusedLinear:

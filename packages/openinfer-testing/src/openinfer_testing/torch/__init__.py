@@ -13,6 +13,7 @@ from openinfer_testing.torch._gate import (
 from openinfer_testing.torch._reference import (
     FloatArray,
     reference_logits,
+    release_references,
     teacher_forced_logprobs,
 )
 from openinfer_testing.torch._tiny import MIN_LOGIT_STD, TINY_CHECKPOINTS, TinyCheckpoint
@@ -28,6 +29,7 @@ __all__ = [
     # The truth
     "FloatArray",
     "reference_logits",
+    "release_references",
     "teacher_forced_logprobs",
     # The gate
     "GateReport",

@@ -66,6 +66,7 @@ def run_gate(
     path: LogprobPath,
     sequences: Sequence[Sequence[int]],
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> GateReport:
     """Forces the sequences through a path and compares it with transformers.
 
@@ -74,11 +75,12 @@ def run_gate(
         path: What is judged.
         sequences: Token ids, each of two or more.
         dtype: What the path computes in.
+        device: What transformers computes on.
 
     Raises:
         ValueError: The path returned other shapes, or a row without a single logprob.
     """
-    truth = teacher_forced_logprobs(folder, sequences, torch.float32)
+    truth = teacher_forced_logprobs(folder, sequences, torch.float32, device)
     got = [np.asarray(rows, dtype=np.float32) for rows in path(sequences)]
     _check_shapes(got, truth)
     errors = _errors(got, truth)
@@ -87,7 +89,7 @@ def run_gate(
     row, token = np.unravel_index(int(np.nanargmax(worst)), worst.shape)
     own_mean, own_p99 = 0.0, 0.0
     if dtype is not torch.float32:
-        own = _errors(teacher_forced_logprobs(folder, sequences, dtype), truth)
+        own = _errors(teacher_forced_logprobs(folder, sequences, dtype, device), truth)
         # The same entries on both sides, or a path that reports few would be judged by others.
         reported = [np.where(np.isnan(e), np.nan, o) for e, o in zip(errors, own, strict=True)]
         own_mean, own_p99 = _mean_and_p99(reported)

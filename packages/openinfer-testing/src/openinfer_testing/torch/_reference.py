@@ -1,5 +1,6 @@
 """What transformers says about a checkpoint: the truth that every path is held to."""
 
+import gc
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,16 +15,24 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @lru_cache(maxsize=4)
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def _load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager", local_files_only=True
     )
     model.eval()  # type: ignore[no-untyped-call]
-    return model
+    return model.to(device)  # type: ignore[arg-type]
+
+
+def release_references() -> None:
+    """Forgets the models that comparisons have loaded, and frees what they held."""
+    _load.cache_clear()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def reference_logits(
-    folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype
+    folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype, device: str = "cpu"
 ) -> list[FloatArray]:
     """Runs transformers (eager attention) over each sequence alone.
 
@@ -31,20 +40,24 @@ def reference_logits(
         folder: A checkpoint.
         sequences: Token ids.
         dtype: To compute in, whatever the weights are stored in.
+        device: To compute on.
 
     Returns:
         Per sequence [len(sequence), vocab_size], float32: row i is what follows token i.
     """
-    model = _load(folder, dtype)
+    model = _load(folder, dtype, device)
     with torch.inference_mode():
         return [
-            np.asarray(model(torch.tensor([list(ids)])).logits[0].float().numpy())
+            np.asarray(model(torch.tensor([list(ids)], device=device)).logits[0].float().cpu())
             for ids in sequences
         ]
 
 
 def teacher_forced_logprobs(
-    folder: Path, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
+    folder: Path,
+    sequences: Sequence[Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> list[FloatArray]:
     """Returns transformers' logprobs of every token at every forced position.
 
@@ -53,5 +66,5 @@ def teacher_forced_logprobs(
     """
     return [
         torch.log_softmax(torch.from_numpy(logits[:-1]), dim=-1).numpy()
-        for logits in reference_logits(folder, sequences, dtype)
+        for logits in reference_logits(folder, sequences, dtype, device)
     ]

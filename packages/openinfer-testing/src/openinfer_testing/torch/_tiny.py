@@ -93,16 +93,19 @@ class TinyCheckpoint:
             **self.extra_config,
         }
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Draws the weights, by checkpoint name."""
-        generator = torch.Generator().manual_seed(self.seed)
+    def tensors(self, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """Draws the weights, by checkpoint name; other devices draw other numbers."""
+        generator = torch.Generator(device).manual_seed(self.seed)
         dtype = _DTYPES[self.dtype]
 
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device)
+
         def matrix(rows: int, cols: int) -> torch.Tensor:
-            return (torch.randn(rows, cols, generator=generator) * self.init_std).to(dtype)
+            return (normal(rows, cols) * self.init_std).to(dtype)
 
         def scale(size: int) -> torch.Tensor:
-            return (1.0 + 0.3 * torch.randn(size, generator=generator)).to(dtype)
+            return (1.0 + 0.3 * normal(size)).to(dtype)
 
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, intermediate = self.hidden_size, self.intermediate_size
@@ -131,8 +134,12 @@ class TinyCheckpoint:
             tensors["lm_head.weight"] = matrix(self.vocab_size, hidden)
         return tensors
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, device: str = "cpu") -> Path:
         """Writes the checkpoint with tokenizer and generation config; returns the folder.
+
+        Args:
+            folder: Made if it is not there.
+            device: Where weights are drawn and judged; large ones want a GPU.
 
         Raises:
             ValueError: The logits of the draw spread too little for a comparison to mean anything.
@@ -146,14 +153,14 @@ class TinyCheckpoint:
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content, indent=2) + "\n")
         write_tokenizer(folder, self.vocab_size)
-        _write_weights(folder, self.tensors(), self.num_shards)
-        self._check_spread(folder)
+        _write_weights(folder, self.tensors(device), self.num_shards)
+        self._check_spread(folder, device)
         return folder
 
-    def _check_spread(self, folder: Path) -> None:
+    def _check_spread(self, folder: Path, device: str) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         token_ids = torch.randint(self.vocab_size, (32,), generator=generator).tolist()
-        (logits,) = reference_logits(folder, [token_ids], torch.float32)
+        (logits,) = reference_logits(folder, [token_ids], torch.float32, device)
         spread = float(logits.std())
         if not spread >= MIN_LOGIT_STD:
             raise ValueError(
