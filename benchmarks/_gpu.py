@@ -1,4 +1,7 @@
-"""What benchmarks of GPU kernels share: graph replay, and the file of a result."""
+"""What benchmarks on a GPU share: graph replay, floors, and the file of a result.
+
+`python benchmarks/_gpu.py` prints the floors of this device as JSON.
+"""
 
 import json
 import statistics
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 _NUM_WARM = 3
 
@@ -51,3 +56,43 @@ def record(folder: Path, benchmark: str, **fields: Any) -> None:
     path = folder / f"{benchmark}-{result['date']}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+@triton.jit
+def _read(x_ptr, out_ptr, SPAN: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SPAN, BLOCK):
+        x = tl.load(x_ptr + offsets + start, eviction_policy="evict_first")
+        total += x.to(tl.float32)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total))
+
+
+def read_bandwidth() -> float:
+    """Bytes a second of one pass over memory."""
+    x = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(x.numel() // 16_384, device="cuda")
+    took = min(
+        replay([lambda w=w: _read[(x.numel() // 16_384,)](x, out, 16_384, 4096, num_warps=w)], 5)
+        for w in (4, 8)
+    )
+    return x.nbytes / took * 1e3
+
+
+def product_flops() -> float:
+    """Floating-point operations a second of a large bf16 product on random numbers."""
+    size = 8192
+    x, y = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / replay([lambda: x @ y], 5) * 1e3
+
+
+def floors() -> dict[str, float]:
+    """What this device does at best."""
+    return {
+        "read_tb_s": round(read_bandwidth() / 1e12, 3),
+        "bf16_tflop_s": round(product_flops() / 1e12, 1),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"device": torch.cuda.get_device_name(), **floors()}))

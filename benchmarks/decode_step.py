@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
-from _gpu import record, replay
+from _gpu import read_bandwidth, record, replay
 
 from openinfer_kernels import (
     FusedAttentionSpec,
@@ -66,7 +65,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="of the fused ops")
     arguments = parser.parse_args()
     with torch.inference_mode():
-        bandwidth = _read_bandwidth()
+        bandwidth = read_bandwidth()
         print(f"streaming read {bandwidth / 1e12:.2f} TB/s")
         rows = [
             row
@@ -196,27 +195,6 @@ def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
     angles = torch.arange(length, device="cuda")[:, None] * frequencies
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     return torch.randn(batch, shape.hidden, device="cuda", dtype=DTYPE), rows, cos_sin, cache
-
-
-@triton.jit
-def _read(x_ptr, out_ptr, SPAN: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
-    offsets = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, SPAN, BLOCK):
-        x = tl.load(x_ptr + offsets + start, eviction_policy="evict_first")
-        total += x.to(tl.float32)
-    tl.store(out_ptr + tl.program_id(0), tl.sum(total))
-
-
-def _read_bandwidth() -> float:
-    """Bytes a second of one pass over memory."""
-    x = torch.randn(1 << 30, device="cuda", dtype=DTYPE)
-    out = torch.empty(x.numel() // 16_384, device="cuda")
-    took = min(
-        replay([lambda w=w: _read[(x.numel() // 16_384,)](x, out, 16_384, 4096, num_warps=w)], 5)
-        for w in (4, 8)
-    )
-    return x.nbytes / took * 1e3
 
 
 if __name__ == "__main__":

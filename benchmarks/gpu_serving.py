@@ -1,11 +1,13 @@
 """What clients of a server on one GPU see: start, latency, load, prefix hits and memory.
 
     python benchmarks/gpu_serving.py FOLDER CLIENT [--rows start,latency,closed,poisson,warm]
-                                     [--client-cores 12-15] [--record FILE] [-- SERVER FLAGS]
+                                     [--client-cores 12-15] [--commit HASH] [--record FILE]
+                                     [-- SERVER FLAGS]
 
 FOLDER is a checkpoint, CLIENT a load client for OpenAI servers that prints one JSON object a line
 and knows the modes wait, latency, closed, poisson and warm. The server runs as users start it; the
-client gets cores of its own. FILE holds every row with machine, commit, floors and server log.
+client gets cores of its own. FILE holds every row with machine, commit, server log and floors of
+the same call: what a streaming read and a matrix product reach on this device.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from _machine import commit, machine
 
 HERE = Path(__file__).parent
 PORT = 8123
@@ -45,8 +48,19 @@ class Server:
         self._client = client
 
     def first_token_s(self) -> float:
-        """Seconds from spawn to the first token."""
-        self._client.run(["wait", "--timeout", "300"])
+        """Seconds from spawn to the first token.
+
+        Raises:
+            RuntimeError: The server has ended before.
+        """
+        waiting = self._client.start(["wait", "--timeout", "300"])
+        while waiting.poll() is None:
+            if self._process.poll() is not None:
+                waiting.kill()
+                raise RuntimeError("the server has ended:\n" + "\n".join(self.log()[-20:]))
+            time.sleep(0.005)
+        if waiting.returncode:
+            raise RuntimeError("no token within 300 s:\n" + "\n".join(self.log()[-20:]))
         return round(time.perf_counter() - self._begun, 2)
 
     def memory_mb(self) -> dict[str, float]:
@@ -76,12 +90,26 @@ class Client:
     def __init__(self, path: str, cores: str | None) -> None:
         self._command = [*(["taskset", "-c", cores] if cores else []), sys.executable, path]
 
+    def start(self, arguments: list[str]) -> subprocess.Popen[str]:
+        """Starts it on one mode."""
+        command = [*self._command, *arguments, "--url", f"http://127.0.0.1:{PORT}"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
     def run(self, arguments: list[str]) -> list[dict[str, Any]]:
         """The rows it prints."""
-        url = f"http://127.0.0.1:{PORT}"
-        command = [*self._command, *arguments, "--url", url]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        with self.start(arguments) as client:
+            out, _ = client.communicate()
+        if client.returncode:
+            raise RuntimeError(f"the client has failed at {' '.join(arguments)}")
+        return [json.loads(line) for line in out.splitlines()]
+
+
+def floors() -> dict[str, Any]:
+    """What the device does at best, by a process that is gone before the server starts."""
+    command = [sys.executable, str(HERE / "_gpu.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
@@ -90,20 +118,23 @@ def main() -> None:
     parser.add_argument("client")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--client-cores")
-    parser.add_argument("--floors", help="a JSON file of what the machine does at best")
-    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--commit", help="where there is no clone to ask")
     parser.add_argument("--record")
     parser.add_argument("flags", nargs="*")
     args = parser.parse_args()
     client = Client(args.client, args.client_cores)
-    result: dict[str, Any] = {"commit": args.commit, "model": Path(args.model).name, "rows": []}
-    if args.floors:
-        result["floors"] = json.loads(Path(args.floors).read_text())
+    result: dict[str, Any] = {
+        "commit": args.commit or commit(),
+        "model": Path(args.model).name,
+        "machine": machine(),
+        "floors": floors(),
+        "rows": [],
+    }
     server = Server(args.model, args.flags, client)
     try:
         result["start_to_first_token_s"] = server.first_token_s()
         result["memory_idle"] = server.memory_mb()
-        print(json.dumps({k: v for k, v in result.items() if k != "floors"}), flush=True)
+        print(json.dumps(result), flush=True)
         for name in args.rows.split(","):
             for arguments in ROWS[name]:
                 for row in client.run(arguments):
