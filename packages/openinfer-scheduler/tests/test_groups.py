@@ -253,7 +253,10 @@ def test_a_window_makes_room_behind_it(loop, admission):
 def test_what_could_never_fit_is_refused(loop):
     """Slabs are counted, not blocks: a slab holds four of the first group's, and one state."""
     subject = loop(groups=MODELS["states"], num_slabs=3, max_model_len=64)
-    refused = subject.add(range(20), max_tokens=1)
+    # The last token is not forwarded: 16 positions fill the eight blocks of two slabs.
+    fitting = subject.add(range(15), max_tokens=2, ignore_eos=True)
+    refused = subject.add(range(15), max_tokens=3, ignore_eos=True)
     assert (refused.kind, refused.field) == ("too_long", "prompt_token_ids")
-    subject.add(range(15), max_tokens=2, ignore_eos=True)
+    assert refused.message.endswith("need 4 cache blocks; this engine has 3")
     subject.run()
+    assert subject.ends[fitting].num_output_tokens == 2

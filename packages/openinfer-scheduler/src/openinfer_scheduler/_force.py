@@ -45,5 +45,6 @@ def force(
             break
     if end is None:
         stay.take_as_given(state.last_completed)
+        state.num_changes += 1
     state.counters.num_output_tokens += num_taken
     return TokenEvent(token_ids=token_ids[: BYTES_PER_ID * num_taken], end=end)

@@ -10,6 +10,7 @@ from openinfer_scheduler._policy import CheckedOrder, Policy
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
+from openinfer_scheduler._steady import SteadyRows
 from openinfer_scheduler.errors import PolicyError
 
 
@@ -32,6 +33,8 @@ class Planner:
         self._sizes = ChunkSizes(state, policy)
         self._room = room
         self._admission = Admission(state, policy, self._sizes, room)
+        self._steady: SteadyRows | None = None
+        """What the last plan without a new block had for rows."""
         self._starved: Stay | None = None
         """A prefill that found no blocks in the last plan."""
         self._lookahead = num_lookahead_tokens(state.cache.groups)
@@ -69,6 +72,11 @@ class Planner:
 
     def _plan_running(self, draft: Draft) -> None:
         """Rows of the running sequences, those that need a block first."""
+        num_changes = self._state.num_changes
+        steady = self._steady
+        if steady is not None and steady.is_current(num_changes) and steady.goes_on(draft.order):
+            self._add_steady(draft, steady)
+            return
         stays = [sequence.stay for sequence in draft.order]
         plain = [stay for stay in stays if stay is not None and stay.num_planned < stay.plain_until]
         draft.has_plain_rows = bool(plain)
@@ -77,14 +85,30 @@ class Planner:
             prefills = self._plan_growing(draft, stays)
             if draft.is_full:
                 plain = [stay for stay in plain if stay.is_open]
+        elif plain and self._max_stride == 1:
+            self._steady = SteadyRows(draft.order, plain, num_changes)
+            self._add_steady(draft, self._steady)
+            return
         self._add_plain(draft, plain)
-        if self._pace is not None and draft.decode_rows:
-            taken = sum(row.num_tokens for row in draft.prefill_rows)
-            draft.budget = min(draft.budget, max(0, self._pace.max_tokens - taken))
+        self._keep_pace(draft)
         for rank, stay in prefills:
             if stay.is_open:
                 self._plan_chunk(draft, rank, stay, spare=0)
                 draft.num_partial += stay.is_prefill
+
+    def _add_steady(self, draft: Draft, steady: SteadyRows) -> None:
+        """Rows of sequences that all decode and need no block."""
+        steady.advance(draft.step_id)
+        draft.decode_rows, draft.decode_stays = steady.rows, steady.stays
+        draft.steady = steady
+        draft.budget -= len(steady.rows)
+        self._keep_pace(draft)
+
+    def _keep_pace(self, draft: Draft) -> None:
+        """Leaves so much of the budget to prefills as decode rows beside them can bear."""
+        if self._pace is not None and draft.decode_rows:
+            taken = sum(row.num_tokens for row in draft.prefill_rows)
+            draft.budget = min(draft.budget, max(0, self._pace.max_tokens - taken))
 
     def _plan_growing(self, draft: Draft, stays: list[Stay | None]) -> list[tuple[int, Stay]]:
         """Decode rows that need blocks, in order; returns the prefills, which come later."""
@@ -240,5 +264,7 @@ class Planner:
             prompt_positions=positions,
             planned_at=draft.now,
             num_decode=num_decode,
+            steady=draft.steady,
+            steady_number=0 if draft.steady is None else draft.steady.num_plans - 1,
             num_prefill_tokens=num_prefill_tokens,
         )

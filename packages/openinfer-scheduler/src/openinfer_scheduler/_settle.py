@@ -6,6 +6,7 @@ from openinfer_scheduler._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
 from openinfer_scheduler._sequence import Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
+from openinfer_scheduler._steady import SteadyRows
 
 Effects = list[tuple[str, TokenEvent]]
 """(request id, event) in the order they happened; at most one entry a request and call."""
@@ -31,7 +32,15 @@ def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: f
         not (result.failed or result.logprobs or state.config.num_draft_tokens)
         and counts[:num_decode].count(1) == num_decode
     ):
-        settling.take_single(columns, token_ids)
+        steady = step.steady
+        if (
+            steady is not None
+            and steady.is_current(state.num_changes)
+            and steady.stop_ids.isdisjoint(token_ids)
+        ):
+            settling.take_steady(steady, columns)
+        else:
+            settling.take_single(columns, token_ids)
         first = num_decode
     begin = first
     for index in range(first, len(counts)):
@@ -58,6 +67,19 @@ class _Settling:
         self.effects: Effects = []
         self.num_dropped = 0
         """Tokens of sequences that had ended, and tokens behind an end."""
+
+    def take_steady(self, steady: SteadyRows, columns: list[bytes]) -> None:
+        """Settles decode rows that nothing has touched, of which none met a stop id."""
+        number = self._step.steady_number
+        num_decode = self._step.num_decode
+        events = [TokenEvent(token_ids=ids) for ids in columns[:num_decode]]
+        self.effects = list(zip(steady.request_ids, events, strict=True))
+        for row in steady.take_tokens(columns, number):
+            stay = steady.stays[row]
+            event = self._settled(stay, columns[row], None, None)
+            assert event is not None, "there is a token to tell of"
+            self.effects[row] = stay.request_id, event
+            steady.looked_at(row, number)
 
     def take_single(self, columns: list[bytes], token_ids: list[int]) -> None:
         """Settles the decode rows, each with one token and nothing beside it."""

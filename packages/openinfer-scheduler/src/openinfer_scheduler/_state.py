@@ -16,6 +16,7 @@ from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._queue import WaitingQueue
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._slots import Slots
+from openinfer_scheduler._steady import SteadyRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +33,10 @@ class StepInFlight:
     planned_at: float
     num_decode: int
     """Decode rows; they come first."""
+    steady: SteadyRows | None
+    """Whose rows these are, if any's."""
+    steady_number: int
+    """How many earlier plans had them."""
     num_prefill_tokens: int
 
 
@@ -67,6 +72,8 @@ class SchedulerState:
     last_completed: int = 0
     num_moves: int = 0
     """Grows with everything that may let a waiting sequence start, but for blocks that return."""
+    num_changes: int = 0
+    """Grows whenever something other than the next plan moves a stay that is in a slot."""
     parked_until: int = 0
     """The newest step that holds blocks of closed stays."""
     settling: list[Stay] = field(default_factory=list)
@@ -99,6 +106,7 @@ class SchedulerState:
     def close(self, stay: Stay) -> None:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""
         self.num_moves += 1
+        self.num_changes += 1
         stay.settle_blocks()
         if self.closing is not None:
             self.closing(stay.cache)
@@ -193,6 +201,7 @@ class SchedulerState:
 
     def revert_newest(self) -> None:
         """Takes back the newest plan: rows, blocks, slots and admissions."""
+        self.num_changes += 1
         step = self.in_flight.pop()
         step_id = step.plan.step_id
         for stay in step.started:
