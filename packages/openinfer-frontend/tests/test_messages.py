@@ -104,6 +104,9 @@ def test_white_space_alone_is_no_block(client, say):
     say(f"<think>Hm</think>\n\n{CALL}\n")
     answer = client.post("/v1/messages", body(tools=[TOOL])).json()
     assert [block["type"] for block in answer["content"]] == ["thinking", "tool_use"]
+    say("<think>Hm</think>\n \n")
+    answer = client.post("/v1/messages", body()).json()
+    assert [block["type"] for block in answer["content"]] == ["thinking"]
 
 
 def test_a_stop_sequence_is_named(client, say):

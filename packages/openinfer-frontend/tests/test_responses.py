@@ -242,6 +242,7 @@ def test_forms_and_choices(client, engine, say):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"top_logprobs": 99}, "top_logprobs"),
+        ({"reasoning": {"effort": "much"}}, "reasoning"),
     ],
 )
 def test_bad_input_names_the_field(client, engine, wrong, param):
@@ -257,3 +258,10 @@ def test_the_sdk_sees_openai_errors(sdk):
     with pytest.raises(openai.NotFoundError) as caught:
         sdk.responses.create(model="nope", input="Hi")
     assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("name", ["metadata", "tools", "tool_choice", "text"])
+def test_what_is_given_back_can_be(client, name):
+    body = '{"input": "Hi", "%s": {"a": 1e999}}' % name  # noqa: UP031 - braces
+    response = client.request("POST", ROUTE, content=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)

@@ -14,7 +14,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system block that a client puts first and changes with every request."""
 
 _Block = Mapping[str, Any]
-_SKIPPED_BLOCKS = frozenset({"redacted_thinking"})
+_SKIPPED_BLOCKS = ("redacted_thinking",)
 """Blocks of another service's models: nobody else can read them."""
 
 

@@ -1,5 +1,6 @@
 """The body of OpenAI's `/v1/responses`, as a conversation."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -13,7 +14,7 @@ LOGPROBS = "message.output_text.logprobs"
 """What of `include` is honoured; the rest asks for things that no answer here has."""
 
 _Item = Mapping[str, Any]
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class ReasoningConfig(BaseModel):
@@ -114,6 +115,15 @@ class ResponsesRequest(RequestModel):
     @classmethod
     def _no_boolean(cls, value: Any) -> Any:
         return refuse_boolean(value)
+
+    @field_validator("metadata", "tools", "tool_choice", "text", mode="before")
+    @classmethod
+    def _can_be_given_back(cls, value: Any) -> Any:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise ValueError("must not hold numbers that are infinite or none") from None
+        return value
 
     @field_validator("user", "prompt_cache_key", mode="before")
     @classmethod
@@ -294,7 +304,7 @@ def _chosen(tools: list[dict[str, Any]], choice: _Item) -> tuple[list[dict[str, 
     allowed = choice.get("tools")
     if not isinstance(allowed, list):
         raise _wrong("tool_choice.tools", "must be a list")
-    names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
+    names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
     return [tool for tool in tools if tool["function"]["name"] in names], mode
 
 

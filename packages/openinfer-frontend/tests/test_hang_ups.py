@@ -1,0 +1,79 @@
+"""Clients that leave at every moment leave nothing behind."""
+
+import asyncio
+import json
+import random
+import socket
+import struct
+import time
+
+import psutil
+import pytest
+
+NUM_CLIENTS = 1000
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def _request(path, is_streaming):
+    body = {"model": "tiny", "prompt": "Hi", "input": "Hi", "messages": MESSAGES}
+    payload = json.dumps(body | {"stream": is_streaming, "max_tokens": 99}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n"
+    return head.encode() + payload
+
+
+async def _leave(address, rng, limit):
+    """Connects, says some of a request, reads some of the answer, hangs up in one of two ways."""
+    async with limit:
+        reader, writer = await asyncio.open_connection(*address)
+        data = _request(rng.choice(PATHS), rng.random() < 0.7)
+        writer.write(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
+        if rng.random() < 0.6:
+            try:
+                async with asyncio.timeout(rng.random() * 0.05):
+                    await reader.read(rng.randrange(1, 2000))
+            except TimeoutError:
+                pass
+        if rng.random() < 0.5:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_a_thousand_hang_ups(start, make_app, fakes, is_answering):
+    engine = fakes.FakeEngine()
+    # Without an end they run until somebody aborts them.
+    engine.script = lambda request: ["He", "l"] if is_answering else []
+    app = make_app(engine)
+    server = start(app)
+    address = server.socket.getsockname()
+    process, rng = psutil.Process(), random.Random(is_answering)
+
+    async def crowd(count):
+        limit = asyncio.Semaphore(100)
+        await asyncio.gather(*(_leave(address, rng, limit) for _ in range(count)))
+
+    async def settled():
+        await fakes.wait_for(
+            lambda: not (engine.live or app.num_in_flight or app._bodies.num_bytes)
+        )
+
+    asyncio.run(crowd(50))
+    asyncio.run(settled())
+    num_fds, num_threads = process.num_fds(), process.num_threads()
+    asyncio.run(crowd(NUM_CLIENTS // 2))
+    asyncio.run(settled())
+    assert len(engine.requests) > NUM_CLIENTS // 20
+    assert not app._backend.live
+
+    deadline = time.monotonic() + 5
+    while process.num_fds() > num_fds:
+        assert time.monotonic() < deadline, "connections are left"
+        time.sleep(0.01)
+    assert process.num_threads() <= num_threads
+    tasks = []
+    server.call(lambda: tasks.extend(asyncio.all_tasks(server._loop)))
+    asyncio.run(fakes.wait_for(lambda: tasks))
+    names = {task.get_coro().__qualname__ for task in tasks}
+    assert not [name for name in names if "Exchange" in name or "run_asgi" in name], names
