@@ -89,8 +89,8 @@ OPTIONS = [
     {"bos_token": "<b>", "pin": 1},
 ]  # fmt: skip
 NAMES = [
-    "channels", "chatml", "coder", "deepseek", "either", "headers", "inst", "kimi", "parts",
-    "turns",
+    "channels", "chatml", "coder", "corners", "deepseek", "either", "headers", "inst", "kimi",
+    "parts", "turns",
 ]  # fmt: skip
 
 

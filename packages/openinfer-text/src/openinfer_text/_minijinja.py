@@ -46,7 +46,7 @@ class FastTemplate:
         self._environment = minijinja.Environment(
             templates={"chat": source},
             filters={"tojson": tojson},
-            tests={"iterable": _is_iterable},
+            tests={"iterable": _is_iterable, "sequence": _is_sequence},
             globals={"raise_exception": raise_exception, "strftime_now": strftime_now},
             trim_blocks=True,
             lstrip_blocks=True,
@@ -70,6 +70,11 @@ def _is_iterable(value: Any) -> bool:
     return isinstance(value, Iterable)
 
 
+def _is_sequence(value: Any) -> bool:
+    # To Jinja mappings are sequences, to minijinja they are not.
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
 def plan_fast(source: str, parsed: nodes.Template) -> FastTemplate | str:
     """The template in minijinja, or why it is left to Jinja."""
     for problem in _problems(parsed):
@@ -81,10 +86,9 @@ def plan_fast(source: str, parsed: nodes.Template) -> FastTemplate | str:
 
 
 def _problems(parsed: nodes.Template) -> Iterator[str]:
-    macros = {macro.name for macro in parsed.find_all(nodes.Macro)}
     for call in parsed.find_all(nodes.Call):
         target = call.node
-        if isinstance(target, nodes.Getattr) and target.attr not in _METHODS | macros:
+        if isinstance(target, nodes.Getattr) and target.attr not in _METHODS:
             yield f"it calls the method {target.attr!r}"
         elif not isinstance(target, nodes.Getattr | nodes.Name | nodes.ExtensionAttribute):
             yield "it calls what it computes"

@@ -1,8 +1,8 @@
 r"""`Renderer`: one chat template, by minijinja where it was seen to render as Jinja does.
 
-    request -> shape -> known to be equal ----> minijinja -> text
-                   \-> known to differ -------> Jinja -----> text
-                   \-> new --> both, compared -> Jinja's ---> text, and the verdict
+    request -> shape -> all of it seen to be equal -> minijinja -> text
+                   \-> seen to differ -------------> Jinja -----> text
+                   \-> something new in it --> both, compared --> Jinja's text, and the verdict
 
 Jinja's sandbox is the definition (`_jinja`); minijinja serves what was compared (`_shapes` says
 what counts as alike). It never serves a text with characters on which the two are known to differ,
@@ -20,12 +20,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from openinfer_text._jinja import CLOCK, run
 from openinfer_text._minijinja import FastTemplate, plan_fast
-from openinfer_text._shapes import shape_of, words_of
+from openinfer_text._shapes import Shape, shape_of, words_of
 from openinfer_text.errors import TemplateError
 
 _log = logging.getLogger(__name__)
 
-_MAX_SHAPES = 1024
+_MAX_FEATURES = 8192
 # White space in Python and not in Rust; and what becomes of half a surrogate pair there.
 _DOUBTFUL = ("\x1c", "\x1d", "\x1e", "\x1f", "\ufffd")
 
@@ -55,7 +55,10 @@ class Renderer:
         self._fast: FastTemplate | None = plan if isinstance(plan, FastTemplate) else None
         self.slow_reason = plan if isinstance(plan, str) else None
         self._words = words_of(parsed)
-        self._verdicts: dict[Hashable, bool] = {}
+        self._equal: dict[Hashable, set[Hashable]] = {}
+        """By frame: features that were seen to be rendered alike."""
+        self._differing: set[Shape] = set()
+        self._num_features = 0
         self._has_differed = False
         if self.slow_reason is not None:
             _log.info("chat template %r is rendered by jinja2: %s", name, self.slow_reason)
@@ -70,19 +73,18 @@ class Renderer:
         if fast is None:
             return run(self._reference, variables)
         shape = shape_of(variables, self._words)
-        verdict = self._verdicts.get(shape)
-        if verdict is None:
-            return self._compare(fast, variables, shape)
-        if verdict:
+        if shape.features <= self._equal.get(shape.frame, set()):
             try:
                 text = fast.render(variables)
             except Exception:  # whatever its functions raise; Jinja says what is wrong
                 return self._compare(fast, variables, shape)
             if not _is_doubtful(text):
                 return text
+        elif shape not in self._differing:
+            return self._compare(fast, variables, shape)
         return run(self._reference, variables)
 
-    def _compare(self, fast: FastTemplate, variables: dict[str, Any], shape: Hashable) -> str:
+    def _compare(self, fast: FastTemplate, variables: dict[str, Any], shape: Shape) -> str:
         CLOCK.now = datetime.now()
         try:
             found = _try(fast, variables)
@@ -99,11 +101,16 @@ class Renderer:
         finally:
             CLOCK.now = None
 
-    def _judge(self, shape: Hashable, is_equal: bool, wanted: str, found: str | Exception) -> None:
-        if len(self._verdicts) >= _MAX_SHAPES:
-            self._verdicts.clear()
-        # What refuses a request is no reason to let minijinja serve those that look like it.
-        self._verdicts[shape] = is_equal and isinstance(found, str)
+    def _judge(self, shape: Shape, is_equal: bool, wanted: str, found: str | Exception) -> None:
+        self._num_features += len(shape.features)
+        if self._num_features > _MAX_FEATURES:
+            self._equal, self._differing = {}, set()
+            self._num_features = len(shape.features)
+        if is_equal and isinstance(found, str):
+            self._equal.setdefault(shape.frame, set()).update(shape.features)
+        else:
+            # What refuses a request is no reason to let minijinja serve those that look like it.
+            self._differing.add(shape)
         if is_equal or self._has_differed:
             return
         self._has_differed = True

@@ -1,13 +1,15 @@
-"""The shape of what a template is given: requests of one shape take the same ways through it.
+"""The shape of what a template is given: which ways through it a request takes.
 
 A template branches on which messages there are and what follows what, on keys and types, and on
 the words of its own that stand in texts (`'</think>' in content`). All of that is in the shape, and
-the texts themselves are not. Tools are taken as they are: they are the same from turn to turn.
+the texts themselves are not. A shape is a frame (options, and tools as they are: they are the same
+from turn to turn) and a set of features, one for every message and its neighbours' roles. So a
+conversation that goes on in known ways brings nothing new.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
@@ -31,16 +33,29 @@ def words_of(parsed: nodes.Template) -> tuple[str, ...]:
     return tuple(unique)[:_MAX_WORDS]
 
 
-def shape_of(variables: Mapping[str, Any], words: Sequence[str]) -> Hashable:
-    """The shape of a template's variables; equal ones are rendered alike."""
-    kinds = [_kind(message, words) for message in variables["messages"]]
-    around = frozenset(zip([None, *kinds], kinds, [*kinds[1:], None], strict=False))
-    rest = tuple(
+class Shape(NamedTuple):
+    """What a request has in common with others."""
+
+    frame: Hashable
+    features: frozenset[Hashable]
+
+
+def shape_of(variables: Mapping[str, Any], words: Sequence[str]) -> Shape:
+    """The shape of a template's variables."""
+    messages = variables["messages"]
+    roles = [None, *[message["role"] for message in messages], None]
+    features = frozenset(
+        [
+            (roles[index], _kind(message, words), roles[index + 2])
+            for index, message in enumerate(messages)
+        ]
+    )
+    rest = [
         (name, _digest(value) if name == "tools" else _option(value, words))
         for name, value in sorted(variables.items())
         if name != "messages"
-    )
-    return min(len(kinds), 3), kinds[0], kinds[-1], around, rest
+    ]
+    return Shape((min(len(messages), 3), *rest), features)
 
 
 def _digest(value: Any) -> Hashable:
@@ -81,4 +96,4 @@ def _text_kind(text: str, words: Sequence[str]) -> Hashable:
         if word in text:
             is_often = text.count(word) > 1
             found += (word, text.startswith(word), text.endswith(word), is_often)
-    return text[0].isspace(), text[-1].isspace(), text.isspace(), found
+    return text.isspace(), found

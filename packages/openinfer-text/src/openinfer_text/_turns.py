@@ -1,7 +1,7 @@
 """Where messages end in a prompt, as token positions: hints for the prefix cache.
 
 Templates are programs, so the positions are not computed from them for every request. Once, at
-load, a small chat is rendered with and without its last messages; the added token that opens what
+load, small chats are rendered with and without their last messages; the added token that opens what
 follows a message (`<|im_start|>`, `<|User|>`) or closes it (`</s>`) is learnt from the difference.
 A prompt is then searched for these ids. Templates without such tokens have no hints.
 """
@@ -9,6 +9,7 @@ A prompt is then searched for these ids. Templates without such tokens have no h
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from openinfer_contract import num_ids
 from openinfer_text._ids import find_id
@@ -16,10 +17,25 @@ from openinfer_text._segments import literal_pattern
 from openinfer_text._template import ChatTemplate
 from openinfer_text.errors import TextError
 
-_CHAT = (
-    {"role": "user", "content": "One red apple."},
-    {"role": "assistant", "content": "Two green pears."},
-    {"role": "user", "content": "Three blue plums."},
+_CALLS = [
+    {"id": f"call_{n}", "type": "function", "function": {"name": "fruit", "arguments": "{}"}}
+    for n in range(2)
+]
+_CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
+    (
+        {"role": "user", "content": "One red apple."},
+        {"role": "assistant", "content": "Two green pears."},
+        {"role": "user", "content": "Three blue plums."},
+    ),
+    # Not every template takes these; those that do may open a result in a way of their own.
+    (
+        {"role": "system", "content": "Four white figs."},
+        {"role": "user", "content": "Five black grapes."},
+        {"role": "assistant", "content": "", "tool_calls": _CALLS},
+        {"role": "tool", "content": "Six.", "tool_call_id": "call_0"},
+        {"role": "tool", "content": "Seven.", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": "Eight."},
+    ),
 )
 
 
@@ -33,27 +49,28 @@ class TurnTokens:
 
 def learn_turn_tokens(template: ChatTemplate, added_tokens: Collection[str]) -> TurnTokens:
     """The border tokens of a template; empty where it refuses or its borders are plain text."""
-    openers: set[str] = set()
-    closers: set[str] = set()
     if not added_tokens:
         return TurnTokens()
     pattern = re.compile(literal_pattern(added_tokens))
-    try:
-        full = template.render(_CHAT, add_generation_prompt=True)
-        starts = [template.render(_CHAT[:count]) for count in range(1, len(_CHAT) + 1)]
-    except TextError:
-        # A template that does not take this chat gets no hints; chats it takes are unaffected.
-        return TurnTokens()
-    for start in starts:
-        if not full.startswith(start):
+    openers: set[str] = set()
+    closers: set[str] = set()
+    for chat in _CHATS:
+        try:
+            full = template.render(chat, add_generation_prompt=True)
+            starts = [template.render(chat[:count]) for count in range(1, len(chat) + 1)]
+        except TextError:
+            # A template that does not take this chat learns nothing of it; others are unaffected.
             continue
-        opener = pattern.match(full, len(start))
-        if opener is not None:
-            openers.add(opener.group())
-            continue
-        closer = max((t for t in added_tokens if start.endswith(t)), key=len, default=None)
-        if closer is not None:
-            closers.add(closer)
+        for start in starts:
+            if not full.startswith(start):
+                continue
+            opener = pattern.match(full, len(start))
+            if opener is not None:
+                openers.add(opener.group())
+                continue
+            closer = max((t for t in added_tokens if start.endswith(t)), key=len, default=None)
+            if closer is not None:
+                closers.add(closer)
     return TurnTokens(frozenset(openers), frozenset(closers))
 
 
