@@ -90,8 +90,7 @@ def _measure(folder: Path) -> dict[str, Any]:
         plain, _ = _loaded(folder, None)
         model, found_s = _loaded(folder, Path(verdicts))
         again, known_s = _loaded(folder, Path(verdicts))
-    texts = _Texts(seed=1)
-    messages = _conversation(plain, texts)
+    messages = _conversation(plain)
     ids = _encode(model, _body(messages))
     reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     rendered = model.chat_template.render(messages, tools=_TOOLS, add_generation_prompt=True)
@@ -166,10 +165,18 @@ def _turn(texts: _Texts, size: int, index: int) -> list[dict[str, Any]]:
     ]
 
 
-def _conversation(model: TextModel, texts: _Texts) -> list[dict[str, Any]]:
-    """About `NUM_TOKENS` tokens in `NUM_TURNS` turns, whatever a token is worth in characters."""
-    sample = texts.take(20_000)
-    size = NUM_TOKENS * 20_000 // num_ids(model.encode(sample)) // (NUM_TURNS + 1)
+def _conversation(model: TextModel) -> list[dict[str, Any]]:
+    """`NUM_TOKENS` tokens in `NUM_TURNS` turns, tools included, give or take a hundredth."""
+    empty = num_ids(_encode(model, _body(_messages(0))))
+    size = 1000
+    for _ in range(4):
+        found = num_ids(_encode(model, _body(_messages(size))))
+        size = round(size * (NUM_TOKENS - empty) / (found - empty))
+    return _messages(size)
+
+
+def _messages(size: int) -> list[dict[str, Any]]:
+    texts = _Texts(seed=1)
     turns = [_turn(texts, size, index) for index in range(NUM_TURNS)]
     system = {"role": "system", "content": "You are careful."}
     return [system, *itertools.chain(*turns), {"role": "user", "content": "Go on."}]
