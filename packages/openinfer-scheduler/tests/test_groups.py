@@ -260,3 +260,47 @@ def test_what_could_never_fit_is_refused(loop):
     assert refused.message.endswith("need 4 cache blocks; this engine has 3")
     subject.run()
     assert subject.ends[fitting].num_output_tokens == 2
+
+
+def test_who_fits_alone_but_not_behind_its_hit_starts_without_it(loop):
+    """What a lone request would share lies in so many slabs that the rest finds none."""
+    subject = loop(
+        groups=MODELS["states"],
+        num_slabs=fitting_slabs(MODELS["states"], 28),
+        max_model_len=28,
+        max_num_seqs=3,
+        max_num_batched_tokens=40,
+        depth=1,
+        watermark=0.0,
+    )
+    for num_shared, own, max_tokens in (
+        (11, [0, 2], 2),
+        (14, [1, 2], 10),
+        (6, [1], 2),
+        (9, [2], 1),
+    ):
+        subject.add([*range(7, 7 + num_shared), *own], max_tokens=max_tokens, ignore_eos=True)
+    subject.run()
+    prompt = [*range(7, 21), 0, 0, 0]
+    assert subject.cache.peek(subject.cache.keys(pack_ids(prompt))) >= 8
+    last = subject.add(prompt, max_tokens=11, ignore_eos=True)
+    subject.run(max_steps=60)
+    assert subject.ends[last].num_output_tokens == 11
+    assert subject.ends[last].cached == ()
+
+
+def test_who_is_short_all_alone_starts_again_once_and_shares_nothing(loop):
+    """A second time its own cached blocks, scattered over slabs, would leave it short again."""
+    subject = loop(
+        groups=MODELS["states"],
+        num_slabs=fitting_slabs(MODELS["states"], 28),
+        max_model_len=28,
+        max_num_batched_tokens=40,
+        depth=1,
+        watermark=0.0,
+    )
+    subject.add([*range(7, 22), 0, 0, 1], max_tokens=6, ignore_eos=True)
+    last = subject.add([*range(7, 14), 0, 1, 1], max_tokens=18, ignore_eos=True)
+    subject.run()
+    assert subject.ends[last].num_output_tokens == 18
+    assert subject.scheduler.load().num_preemptions == subject.ends[last].num_preemptions == 1

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -45,6 +46,22 @@ def _one(*turns, start_s=0.0, name="a", **options):
 def test_equal_arguments_give_equal_bytes(text, options):
     reports = [simulate(parse_trace(text, seed=7), seed=3, **options).report for _ in range(2)]
     assert reports[0].to_json() == reports[1].to_json()
+
+
+@pytest.mark.parametrize("router", ["prefix-aware", "least-loaded"])
+def test_replicas_that_go_ahead_change_nothing(monkeypatch, router):
+    """One step at a time or many, every client sees the same."""
+    mix = AgentMix(turns=6, think=0.2, system=600, context=900, result=300, output=60)
+    trace = agent_trace(sessions=12, ramp=2.0, mix=mix, seed=3)
+
+    def records():
+        run = simulate(trace, setup=Setup(max_num_seqs=2), num_replicas=3, router=router)
+        return sorted(run.recorder.records, key=lambda r: (r.arrival, r.ended_at))
+
+    many = records()
+    monkeypatch.setattr("openinfer_sim._simulation._least_wait_s", lambda trace: -inf)
+    assert records() == many
+    assert len({record.replica for record in many}) == 3
 
 
 def test_another_seed_is_another_run():

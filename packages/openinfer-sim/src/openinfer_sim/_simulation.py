@@ -1,9 +1,12 @@
 """Runs a trace over replicas: a discrete-event simulation whose events are the loops' own steps.
 
-Every replica has a clock of its own. The one that is furthest behind steps next, and a client's
-event takes place once no busy replica is behind it, so nothing happens before its cause.
+Every replica has a clock of its own. The one that is furthest behind goes on next, and a client
+sends once no busy replica is behind it, so nothing happens before its cause. What a replica's
+steps cause elsewhere takes a client's return and wait at least: so far a replica may go ahead of
+all others, which keeps its state in the processor's cache.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from math import inf
@@ -98,14 +101,18 @@ class Simulation:
         self.router = router
         self.recorder = Recorder()
         self._tokens = SegmentTokens(trace.seed, vocab_size)
-        self._events: list[tuple[float, int, _Client | _Flight]] = []
-        self._num_events = 0
+        self._sends: list[tuple[float, int, _Client]] = []
+        """(due, number, whose next turn is sent): a heap."""
+        self._num_sends = 0
+        self._inboxes: list[deque[tuple[float, _Flight]]] = [deque() for _ in replicas]
+        """By replica: (readable at, flight), oldest first."""
         self._busy: list[tuple[float, int]] = []
-        """(clock, index) of replicas with work: a heap."""
-        self._is_busy = [False] * len(replicas)
+        """(when it goes on, replica) of those that have something to do: a heap. Entries that
+        `_due` does not confirm are stale."""
+        self._due = [inf] * len(replicas)
+        self._lookahead_s = _least_wait_s(trace) + min(each.return_s for each in replicas)
         for session in trace.sessions:
-            client = _Client(session)
-            self._push(session.start_s + session.turns[0].wait_s, client)
+            self._push(session.start_s + session.turns[0].wait_s, _Client(session))
 
     def run(self) -> Recorder:
         """Runs until every session has ended.
@@ -113,16 +120,17 @@ class Simulation:
         Raises:
             SimError: the loop stands still with work left.
         """
-        events, busy = self._events, self._busy
-        while events or busy:
-            if events and (not busy or events[0][0] <= busy[0][0]):
-                due, _, what = heappop(events)
-                if isinstance(what, _Client):
-                    self._send(what, due)
-                else:
-                    self._submit(what, due)
+        sends, busy, due = self._sends, self._busy, self._due
+        while sends or busy:
+            if busy and busy[0][0] != due[busy[0][1]]:
+                heappop(busy)
+            elif sends and (not busy or sends[0][0] <= busy[0][0]):
+                now, _, client = heappop(sends)
+                self._send(client, now)
             else:
-                self._step_furthest_behind()
+                now, index = busy[0]
+                limit = sends[0][0] if sends else inf
+                self._go_on(index, min(limit, now + self._lookahead_s))
         return self.recorder
 
     def end(self, flight: _Flight, end: object, now: float) -> None:
@@ -150,9 +158,9 @@ class Simulation:
         if record.is_served and client.number < len(turns):
             self._push(record.ended_at + turns[client.number].wait_s, client)
 
-    def _push(self, due: float, what: _Client | _Flight) -> None:
-        self._num_events += 1
-        heappush(self._events, (due, self._num_events, what))
+    def _push(self, due: float, client: _Client) -> None:
+        self._num_sends += 1
+        heappush(self._sends, (due, self._num_sends, client))
 
     def _send(self, client: _Client, now: float) -> None:
         """A client sends its next turn: it is routed and goes through the front process."""
@@ -173,29 +181,41 @@ class Simulation:
             arrival=now,
         )
         flight = _Flight(self, client, now, route, request)
-        readable_at = self.replicas[route.replica].receive(now, request.num_prompt_tokens)
-        self._push(readable_at, flight)
+        index = route.replica
+        readable_at = self.replicas[index].receive(now, request.num_prompt_tokens)
+        self._inboxes[index].append((readable_at, flight))
+        due = self._next_due(index)
+        if due != self._due[index]:
+            self._due[index] = due
+            heappush(self._busy, (due, index))
 
-    def _submit(self, flight: _Flight, now: float) -> None:
-        index = flight.route.replica
-        replica = self.replicas[index]
-        replica.submit(now, flight.request, flight)
-        if not self._is_busy[index] and replica.has_work:
-            self._is_busy[index] = True
-            heappush(self._busy, (replica.clock.now, index))
+    def _next_due(self, index: int) -> float:
+        """When a replica goes on: at once if it has work, and when it can read a request."""
+        inbox, replica = self._inboxes[index], self.replicas[index]
+        due = replica.clock.now if replica.has_work else inf
+        return min(due, inbox[0][0]) if inbox else due
 
-    def _step_furthest_behind(self) -> None:
-        """Steps one replica until something else is due."""
-        busy, events = self._busy, self._events
-        _, index = busy[0]
-        replica = self.replicas[index]
+    def _go_on(self, index: int, limit: float) -> None:
+        """Lets the replica that is furthest behind read and step until `limit`."""
+        replica, inbox = self.replicas[index], self._inboxes[index]
         clock, step = replica.clock, replica.step
-        limit = min(busy[1][0] if len(busy) > 1 else inf, busy[2][0] if len(busy) > 2 else inf)
-        while replica.has_work:
-            if not step():
+        due = self._due[index]
+        while True:
+            if inbox and inbox[0][0] <= due:
+                readable_at, flight = inbox.popleft()
+                replica.submit(readable_at, flight.request, flight)
+            elif not step():
                 raise SimError(f"replica {index} stands still at {clock.now:.6f} s")
-            if clock.now > limit or (events and events[0][0] <= clock.now):
-                heapreplace(busy, (clock.now, index))
-                return
-        self._is_busy[index] = False
-        heappop(busy)
+            due = self._next_due(index)
+            if due >= limit:
+                break
+        self._due[index] = due
+        if due < inf:
+            heapreplace(self._busy, (due, index))
+        else:
+            heappop(self._busy)
+
+
+def _least_wait_s(trace: Trace) -> float:
+    """The shortest time between an answer and the next turn of its session."""
+    return min((turn.wait_s for s in trace.sessions for turn in s.turns[1:]), default=inf)
