@@ -27,7 +27,7 @@ def release_references() -> None:
     """Forgets the models that comparisons have loaded, and frees what they held."""
     _load.cache_clear()
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
