@@ -7,7 +7,7 @@ from openinfer_contract import Command, GetLoad, Pause, ResetPrefixCache, comman
 
 NAMES = {
     "reset_prefix_cache", "pause", "resume", "sleep", "wake", "update_weights", "load_adapter",
-    "unload_adapter", "start_trace", "stop_trace", "get_load",
+    "unload_adapter", "start_trace", "stop_trace", "add_spans", "get_load",
 }  # fmt: skip
 
 

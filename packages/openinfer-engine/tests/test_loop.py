@@ -18,7 +18,7 @@ from openinfer_contract import (
     Rejected,
     ResetPrefixCache,
     Resume,
-    StopTrace,
+    Sleep,
     Wake,
 )
 from openinfer_engine import EngineOptions, ExecutorDead, assemble
@@ -153,7 +153,7 @@ def test_commands_run_with_nothing_in_flight_and_in_order(
     for _ in range(4):
         bench.loop.step()
     assert bench.executor.num_in_flight == 1
-    bench.control(StopTrace())
+    bench.control(Sleep())
     bench.control(ResetPrefixCache())
     assert not bench.results
     bench.run()

@@ -27,10 +27,10 @@ from openinfer_contract import (
     GetLoad,
     Hello,
     Load,
-    StartTrace,
+    Sleep,
     StepEvents,
-    StopTrace,
     Submit,
+    Wake,
     encode_frame,
     stream,
     unpack_ids,
@@ -198,7 +198,7 @@ def test_one_python_thread_under_load(make_request: Request) -> None:
                 engine.submit(make_request([i + 1], request_id=f"r{i}", max_tokens=30), recorder)
             for recorder in recorders:
                 await recorder.finished()
-            result = await asyncio.wrap_future(child.engine.control(StopTrace()))
+            result = await asyncio.wrap_future(child.engine.control(Sleep()))
             assert isinstance(result, CommandDone)
             assert result.message == "1"
             other.disconnect()
@@ -209,7 +209,7 @@ def test_one_python_thread_under_load(make_request: Request) -> None:
 def test_commands_of_nobody_are_refused() -> None:
     async def main() -> None:
         async with running() as child:
-            result = await asyncio.wrap_future(child.engine.control(StartTrace(path="x")))
+            result = await asyncio.wrap_future(child.engine.control(Wake()))
             assert not isinstance(result, CommandDone)
             assert result.kind == "unsupported"
 

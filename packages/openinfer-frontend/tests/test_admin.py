@@ -1,11 +1,22 @@
 """What operators do: aborts, pauses, and routes that nothing stands behind."""
 
 import asyncio
+import os
+import time
 
 import httpx
 import pytest
 
-from openinfer_contract import CommandDone, Load, Pause, Resume
+from openinfer_contract import (
+    CommandDone,
+    CommandFailed,
+    Finished,
+    Load,
+    Pause,
+    Resume,
+    StartTrace,
+    StopTrace,
+)
 
 
 @pytest.mark.parametrize("named", ["chatcmpl-r1", "r1", None])
@@ -59,10 +70,53 @@ def test_pause_and_resume(make_app, fakes, client_of):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/start_profile", "/stop_profile"],
-)
+def test_traces_are_started_and_stopped(make_app, fakes, client_of):
+    engine = fakes.FakeEngine(commands=("start_trace", "stop_trace"))
+    client = client_of(make_app(engine))
+    engine.results = [CommandDone(message="/srv/traces/t.json")] * 3
+    started = {"is_tracing": True, "file": "t.json"}
+    assert client.post("/start_profile", None).json() == started
+    assert client.post("/start_profile?kernels=true", None).json() == started
+    stopped = {"is_tracing": False, "file": "t.json"}
+    assert client.post("/stop_profile", None).json() == stopped
+    assert engine.commands == [StartTrace(), StartTrace(has_kernels=True), StopTrace()]
+    refused = client.post("/start_profile?kernels=perhaps", None)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kernels")
+    engine.results = [CommandFailed(kind="refused", message="no trace is being written")]
+    refused = client.post("/stop_profile", None)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (409, "ConflictError")
+
+
+def test_an_engine_that_cannot_trace(client):
+    assert client.post("/start_profile", None).status_code == 501
+
+
+def test_requests_are_added_to_a_trace_and_to_none(make_app, fakes, client_of, monkeypatch):
+    engine = fakes.FakeEngine(commands=("add_spans",))
+    engine.script = lambda request: ["Hi", Finished(reason="length")]
+    client = client_of(make_app(engine))
+    body = {"prompt": "x", "max_tokens": 4}
+    client.post("/v1/completions", body, headers={"X-Request-Id": "before"})
+    assert engine.commands == []
+    monkeypatch.setattr(engine, "load", lambda: Load(is_tracing=True))
+    before = time.monotonic()
+    client.post("/v1/completions", body, headers={"X-Request-Id": "one"})
+    client.get("/health")
+    refused = client.post("/v1/completions", body | {"n": 0}, headers={"X-Request-Id": "bad"})
+    assert refused.status_code == 400
+    added, bad = engine.commands
+    assert [part for part, _, _ in bad.spans] == ["/v1/completions", "first byte", "answer"]
+    assert (added.key, added.pid, added.process) == ("one", os.getpid(), "front")
+    (name, begin, end), *parts = added.spans
+    assert name == "/v1/completions"
+    assert [part for part, _, _ in parts] == ["read", "tokenize", "submit", "first byte", "answer"]
+    times = [begin, *(at for _, at, _ in parts), end]
+    assert times == sorted(times)
+    assert [until for _, _, until in parts] == times[2:]
+    assert before <= begin <= end <= time.monotonic()
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_what_is_not_there_says_so(client, path):
     response = client.post(path, {"lora_name": "x"})
     assert response.status_code == 501

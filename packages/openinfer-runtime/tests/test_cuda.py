@@ -3,6 +3,7 @@
 pytest -m gpu packages/openinfer-runtime/tests/test_cuda.py
 """
 
+import itertools
 import os
 from pathlib import Path
 
@@ -13,12 +14,15 @@ import torch
 from openinfer_contract import (
     LogprobOptions,
     PromptLogprobOptions,
+    StartTrace,
+    StopTrace,
     pack_ids,
     unpack_floats,
     unpack_ids,
 )
 from openinfer_engine import assemble
 from openinfer_runtime import InsufficientMemory
+from openinfer_testing import read_trace
 from openinfer_testing.torch import run_gate
 
 pytestmark = [
@@ -279,3 +283,29 @@ def test_the_memory_plan_is_kept(engine, ask, prompts):
 def test_a_budget_without_room_for_the_cache_says_which_flag(engine):
     with pytest.raises(InsufficientMemory, match="--gpu-memory-utilization"):
         engine(device="cuda", gpu_memory_utilization=1e-6, max_model_len=512)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_steps_and_their_kernels_are_traced(engine, ask, tmp_path, eager):
+    runner = engine(enforce_eager=eager, **CUDA)
+    runner.run([ask(range(3, 40), max_tokens=20)])  # what is recorded on demand is recorded
+    runner.loop.start_trace(StartTrace(str(tmp_path / "t.json"), has_kernels=True))
+    runner.run([ask(range(50, 90), max_tokens=30)])
+    results = []
+    runner.loop.control(StopTrace(), results.append)
+    runner.loop.step()
+    trace = read_trace(results[0].message)
+    spans = trace.on(f"engine {runner.executor.info.device}")
+    forwards = [span for span in spans if span.name == "forward" and "step" in span.args]
+    kernels = [span for span in spans if "step" not in span.args]
+    steps = {s.args["step"]: s for s in trace.on("engine steps") if not s.depth}
+    num_rows = {n: s.args["decode_rows"] + s.args["prefill_rows"] for n, s in steps.items()}
+    timed = {span.args["step"] for span in forwards}
+    assert {number for number, count in num_rows.items() if count} <= timed
+    for one, two in itertools.pairwise(forwards):
+        assert one.end <= two.begin
+    for forward in forwards:
+        step = steps[forward.args["step"]]
+        assert step.begin - 50 <= forward.begin <= forward.end <= step.end + 50
+        inside = [k for k in kernels if forward.begin - 50 <= k.begin <= k.end <= forward.end + 50]
+        assert len(inside) >= 10 or not num_rows[forward.args["step"]]

@@ -127,6 +127,31 @@ FLAGS: tuple[Flag, ...] = (
         "publishes what becomes of cached blocks; a JSON object as in vLLM",
     ),
     Flag(
+        "trace_file", ("--trace-file",), "str", "engine", "writes a trace from the start, as JSON"
+    ),
+    Flag(
+        "trace_dir",
+        ("--trace-dir",),
+        "str",
+        "engine",
+        "folder for the traces that /start_profile begins",
+    ),
+    Flag(
+        "trace_kernels",
+        ("--trace-kernels",),
+        "switch",
+        "engine",
+        "single kernels of the first 128 steps in --trace-file, by torch's profiler",
+        off=("--no-trace-kernels",),
+    ),
+    Flag(
+        "trace_max_bytes",
+        ("--trace-max-bytes",),
+        "count",
+        "engine",
+        "size at which a trace begins to drop events",
+    ),
+    Flag(
         "max_queued_requests",
         ("--max-num-queued-reqs", "--max-queued-requests"),
         "count",

@@ -7,6 +7,7 @@ structs travel between processes as frames of `StepEvents`. Depends on msgspec a
 from openinfer_contract._checks import FEATURES, check_length, check_request, check_sampling
 from openinfer_contract._columns import num_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openinfer_contract._commands import (
+    AddSpans,
     Command,
     CommandDone,
     CommandFailed,
@@ -145,6 +146,7 @@ __all__ = [
     "UnloadAdapter",
     "StartTrace",
     "StopTrace",
+    "AddSpans",
     # columns
     "pack_ids",
     "unpack_ids",

@@ -55,13 +55,35 @@ class UnloadAdapter(Struct, frozen=True, array_like=True, tag="unload_adapter"):
 
 
 class StartTrace(Struct, frozen=True, array_like=True, tag="start_trace"):
-    """Starts writing a trace of requests and steps."""
+    """Starts writing a trace of requests and steps; `CommandDone.message` is the file's path."""
 
-    path: str
+    path: str = ""
+    """Of the file, whose folder exists; a number is added to a name that is taken. Empty: a new
+    file in the engine's folder for traces."""
+    has_kernels: bool = False
+    """Whether single kernels are in it, of the first steps: that makes them slow."""
+    max_bytes: int | None = None
+    """Of the file; what comes later is dropped. None: as the engine was told."""
 
 
 class StopTrace(Struct, frozen=True, array_like=True, tag="stop_trace"):
-    """Ends the trace and flushes it."""
+    """Ends the trace and flushes it; `CommandDone.message` is the file's path."""
+
+
+class AddSpans(Struct, frozen=True, array_like=True, tag="add_spans"):
+    """Adds what a client did for a request to the trace; without one nothing happens.
+
+    Takes effect at once, not between steps.
+    """
+
+    key: str
+    """The client's name for the request."""
+    pid: int
+    process: str
+    """What the client is, such as `front`."""
+    spans: tuple[tuple[str, float, float], ...]
+    """(name, begin, end), monotonic seconds: the first holds all others, which come one behind the
+    other."""
 
 
 class GetLoad(Struct, frozen=True, array_like=True, tag="get_load"):
@@ -79,6 +101,7 @@ Command = (
     | UnloadAdapter
     | StartTrace
     | StopTrace
+    | AddSpans
     | GetLoad
 )
 
@@ -94,7 +117,8 @@ class CommandDone(Struct, frozen=True, array_like=True, kw_only=True, tag="done"
 class CommandFailed(Struct, frozen=True, array_like=True, kw_only=True, tag="failed"):
     """The command had no effect."""
 
-    kind: Literal["unsupported", "failed"]
+    kind: Literal["unsupported", "failed", "refused"]
+    """refused: not now, or not so; whoever asked can mend that."""
     message: str
 
 

@@ -114,6 +114,8 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     """Batches of KV events published."""
     num_dropped_kv_event_batches: int = 0
     """Of those, the ones that at least one subscriber was too slow for."""
+    is_tracing: bool = False
+    """Whether a trace is being written: clients add what they did, with `AddSpans`."""
 
     @property
     def is_idle(self) -> bool:

@@ -6,7 +6,7 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 
 from openinfer_engine._assembly import assemble, build_engine_info
 from openinfer_engine._child import EngineChild
-from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks
+from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks, TracedExecutor
 from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
 from openinfer_engine._lines import detect_line, installed_lines, launch_line
@@ -22,6 +22,7 @@ from openinfer_engine._model_line import (
 )
 from openinfer_engine._remote import RemoteEngine
 from openinfer_engine._supervisor import EngineState, EngineSupervisor, SupervisorOptions
+from openinfer_engine._tracer import Tracer
 from openinfer_engine.errors import (
     AddressRejected,
     CheckpointNotFound,
@@ -32,6 +33,7 @@ from openinfer_engine.errors import (
     NoModelLine,
     OptionRejected,
     StepFailed,
+    TraceFailed,
 )
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "ExecutorInfo",
     "GrammarMasks",
     "ExecutorFactory",
+    "TracedExecutor",
+    "Tracer",
     # model lines
     "ModelLine",
     "LaunchSpec",
@@ -73,5 +77,6 @@ __all__ = [
     "ModelLineConflict",
     "OptionRejected",
     "AddressRejected",
+    "TraceFailed",
     "EngineStartError",
 ]

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from openinfer_contract import CacheGroupInfo, EngineInfo, Limits
+from openinfer_contract import CacheGroupInfo, EngineInfo, Limits, StartTrace
 from openinfer_engine._executor import Executor, ExecutorInfo
 from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._kv_events import KVEventOutlet
@@ -98,6 +98,7 @@ def assemble(
     Raises:
         BackendUnavailable: the backend of grammars is not installed.
         PublisherError: KV events cannot be published as configured.
+        TraceFailed: the file of a trace cannot be made, or there is no folder for traces.
         UnknownPolicy: no installed scheduling policy of that name.
         ValueError: limits that make no sense together.
     """
@@ -154,7 +155,19 @@ def _assembled(
     )
     events = options.kv_events_config
     outlet = None if events is None or not events.is_publishing else KVEventOutlet(cache, events)
-    return EngineLoop(executor, scheduler, engine_info, clock, outlet, grammars)
+    loop = EngineLoop(
+        executor,
+        scheduler,
+        engine_info,
+        clock,
+        outlet,
+        grammars,
+        trace_dir=options.trace_dir,
+        trace_max_bytes=options.trace_max_bytes,
+    )
+    if options.trace_file is not None:
+        loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))
+    return loop
 
 
 def _grammar_desk(

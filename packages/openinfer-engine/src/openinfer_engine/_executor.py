@@ -1,13 +1,14 @@
 """The seam between the loop and the devices."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from openinfer_contract import Command, CommandResult
+from openinfer_engine._tracer import Tracer
 from openinfer_kv_cache import CacheGroup
 from openinfer_scheduler import StepPlan, StepResult
 
@@ -82,3 +83,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Frees the devices. Idempotent."""
+
+
+@runtime_checkable
+class TracedExecutor(Protocol):
+    """An executor that can say when its steps ran on the device. Called from the step thread."""
+
+    def trace(self, tracer: Tracer | None, /) -> None:
+        """From now on tells `tracer` of its steps, and of their kernels if it asks for them.
+
+        None: no more; what is known has been told when this returns. Never raises.
+        """

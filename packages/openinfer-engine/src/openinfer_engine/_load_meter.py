@@ -26,7 +26,9 @@ class LoadMeter:
 
     def poll(self, now: float) -> Load | None:
         """The load if it was time to look and it has changed."""
-        if not self.is_stale or now - self._read_at < LOAD_INTERVAL_S:
+        # Clients that are to add to a trace have to know of it before they are told that it runs.
+        is_due = self._loop.is_tracing != self.latest.is_tracing
+        if not is_due and (not self.is_stale or now - self._read_at < LOAD_INTERVAL_S):
             return None
         self.is_stale = False
         self._read_at = now

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from openinfer_contract import (
+    AddSpans,
     Command,
     CommandDone,
     CommandFailed,
@@ -34,6 +35,8 @@ from openinfer_contract import (
     Rejected,
     ResetPrefixCache,
     Resume,
+    StartTrace,
+    StopTrace,
     TokenEvent,
     command_name,
 )
@@ -42,10 +45,13 @@ from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._held import HeldRequests
 from openinfer_engine._intake import check_intake
 from openinfer_engine._kv_events import KVEventOutlet, Replay
+from openinfer_engine._trace_desk import TraceDesk
 from openinfer_engine.errors import ExecutorDead, StepFailed
 from openinfer_scheduler import Effects, Scheduler, StepPlan
 
-LOOP_COMMANDS = frozenset({"get_load", "reset_prefix_cache", "pause", "resume"})
+LOOP_COMMANDS = frozenset(
+    {"get_load", "reset_prefix_cache", "pause", "resume", "start_trace", "stop_trace", "add_spans"}
+)
 """Commands that the loop itself honours, over any executor."""
 
 DRAIN_RETRY_AFTER_S = 5.0
@@ -70,6 +76,11 @@ class EngineLoop:
         clock: monotonic seconds.
         kv_events: flushed after each step, and closed by `close`; None: nobody is told.
         grammars: closed by `close`; None where no request may have one.
+        trace_dir: where traces go whose file nobody names; None: such are refused.
+        trace_max_bytes: of a trace that nobody bounds.
+
+    Raises:
+        TraceFailed: there is no such folder.
 
     Attributes:
         info: what the engine says of itself.
@@ -84,6 +95,9 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         kv_events: KVEventOutlet | None = None,
         grammars: GrammarDesk | None = None,
+        *,
+        trace_dir: str | None = None,
+        trace_max_bytes: int = 256 << 20,
     ) -> None:
         self.info = info
         self.step_id = 0
@@ -92,6 +106,7 @@ class EngineLoop:
         self._clock = clock
         self._kv_events = kv_events
         self._grammars = grammars
+        self._traces = TraceDesk(executor, clock, self.load, trace_dir, trace_max_bytes)
         self._depth = executor.info.depth
         self._in_flight: deque[int] = deque()
         self._sinks: dict[str, EventSink] = {}
@@ -122,6 +137,11 @@ class EngineLoop:
         """What the host of the loop serves beside it: replay of KV events, if asked for."""
         return None if self._kv_events is None else self._kv_events.replay
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a trace is being written."""
+        return self._traces.is_on
+
     def submit(self, request: GenerateRequest, sink: EventSink) -> None:
         """Takes a request in, or tells `sink` why not."""
         if self._death is not None:
@@ -131,6 +151,7 @@ class EngineLoop:
         rejected = self._refusal(request) or self._admit(request, now)
         if rejected is None:
             self._sinks[request.request_id] = sink
+            self._traces.steps.arrived(request, now)
         else:
             self._num_refused += 1
             sink(TokenEvent(end=rejected))
@@ -152,6 +173,9 @@ class EngineLoop:
             reply(CommandFailed(kind="unsupported", message=f"{name} is not supported here"))
         elif isinstance(command, GetLoad):
             reply(CommandDone(load=self.load()))
+        elif isinstance(command, AddSpans):
+            self._traces.add(command, is_idle=not self._sinks)
+            reply(CommandDone())
         else:
             self._commands.append((command, reply))
 
@@ -173,6 +197,7 @@ class EngineLoop:
             is_draining=self._is_draining,
             num_kv_event_batches=0 if events is None else events.num_batches,
             num_dropped_kv_event_batches=0 if events is None else events.num_dropped,
+            is_tracing=self.is_tracing,
         )
 
     def step(self) -> bool:
@@ -185,11 +210,13 @@ class EngineLoop:
             ExecutorDead: the host then calls `die`, as for any other exception of this class.
         """
         now = self._clock()
+        self._traces.steps.resume()
         self._expire(now)
         if self._grammars is not None and self._grammars.is_compiling:
             self._take_compiled(self._grammars)
         has_obeyed = bool(self._commands) and not self._in_flight and self._run_commands(now)
         is_launched = self._may_plan() and self._launch(now)
+        self._traces.write(is_idle=not self._sinks)
         has_waited = bool(self._in_flight) and (
             not is_launched or len(self._in_flight) >= self._depth
         )
@@ -202,6 +229,14 @@ class EngineLoop:
             for reply in replies:
                 reply()
         return is_launched or has_waited or has_obeyed
+
+    def start_trace(self, command: StartTrace) -> None:
+        """Begins a trace before the first step; `control` does it later.
+
+        Raises:
+            TraceFailed: its file cannot be made.
+        """
+        self._traces.start(command)
 
     def prepare(self) -> bool:
         """Lets the executor do what later steps gain from, if nothing is asked of it right now.
@@ -232,6 +267,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Frees the executor and ends the events. Idempotent."""
+        self._traces.close()
         if self._kv_events is not None:
             self._kv_events.close()
         if self._grammars is not None:
@@ -249,16 +285,20 @@ class EngineLoop:
         return self._is_settling or not (self._is_paused or self._commands)
 
     def _launch(self, now: float) -> bool:
-        plan = self._scheduler.plan(now)
+        trace, plan = self._traces.steps, self._scheduler.plan(now)
         if plan is None:
+            trace.resume()
             return False
+        trace.planned(plan)
         ticket = self._executor.launch(plan)
+        trace.mark(ticket, "launch")
         self._in_flight.append(ticket)
         grammars = self._grammars
         if grammars is not None and grammars.has_constraints and grammars.note(plan):
             self._sample_masked(plan, grammars)
         else:
             self._executor.sample(ticket, {})
+            trace.mark(ticket, "sample")
         return True
 
     def _sample_masked(self, plan: StepPlan, grammars: GrammarDesk) -> None:
@@ -266,7 +306,9 @@ class EngineLoop:
         while self._in_flight[0] != plan.step_id:
             self._complete()
         masks, failures = grammars.masks(plan)
+        self._traces.steps.mark(plan.step_id, "masks")
         self._executor.sample(plan.step_id, masks)
+        self._traces.steps.mark(plan.step_id, "sample")
         self._fail_grammars(failures)
 
     def _constrain(self, effects: Effects, grammars: GrammarDesk) -> None:
@@ -286,20 +328,24 @@ class EngineLoop:
             self._deliver(self._scheduler.fail_some(failures, now, field="grammar"))
 
     def _complete(self) -> None:
-        ticket = self._in_flight[0]
+        ticket, trace = self._in_flight[0], self._traces.steps
         self.step_id = ticket
         try:
             result = self._executor.wait(ticket)
         except StepFailed as error:
             _logger.error("step %d has failed: %s", ticket, error)
+            trace.mark(ticket, "wait")
             self._in_flight.popleft()
             self._deliver(self._scheduler.fail(ticket, str(error), self._clock()))
+            trace.completed(ticket, str(error))
             return
+        trace.waited(ticket)
         self._in_flight.popleft()
         effects = self._scheduler.apply(result, self._clock())
         self._deliver(effects)
         if self._grammars is not None and self._grammars.has_constraints:
             self._constrain(effects, self._grammars)
+        trace.completed(ticket)
 
     def _deliver(self, effects: Effects) -> None:
         sinks = self._sinks
@@ -312,6 +358,7 @@ class EngineLoop:
     def _finish(self, request_id: str, event: TokenEvent) -> None:
         if self._grammars is not None:
             self._grammars.forget(request_id)
+        self._traces.steps.ended(request_id, event)
         self._sinks.pop(request_id)(event)
 
     def _refusal(self, request: GenerateRequest) -> Rejected | None:
@@ -392,6 +439,8 @@ class EngineLoop:
             self._resume()
         elif isinstance(command, ResetPrefixCache):
             self._scheduler.reset_prefix_cache()
+        elif isinstance(command, StartTrace | StopTrace):
+            return self._traces.obey(command)
         else:
             return self._executor.control(command)
         return CommandDone(load=self.load())

@@ -13,6 +13,8 @@ from openinfer_engine.errors import CheckpointNotFound
 from openinfer_grammar import BackendName
 from openinfer_kv_cache import KVEventsConfig
 
+MIN_TRACE_BYTES = 1 << 20
+
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
     """What every engine is started with. None means: decide from the model and the machine."""
@@ -50,6 +52,14 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights of the checkpoint's shapes."""
     kv_events_config: KVEventsConfig | None = None
+    trace_file: str | None = None
+    """Where a trace is written from the start."""
+    trace_kernels: bool = False
+    """Whether it has the single kernels of its first steps."""
+    trace_max_bytes: int = 256 << 20
+    """What a trace grows to at most; later events are dropped."""
+    trace_dir: str | None = None
+    """Folder of traces that are started later; None: such need a path."""
     structured_outputs_backend: BackendName = "llguidance"
     """What holds outputs to grammars; xgrammar is an extra of openinfer-grammar."""
 
@@ -61,6 +71,10 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         target_ms = self.target_itl_ms
         if target_ms is not None and not 0 < target_ms < math.inf:
             raise ValueError(f"target_itl_ms must be a positive number, not {target_ms}")
+        if self.trace_kernels and self.trace_file is None:
+            raise ValueError("trace_kernels has no effect without trace_file; name one")
+        if self.trace_max_bytes < MIN_TRACE_BYTES:
+            raise ValueError(f"trace_max_bytes must be at least {MIN_TRACE_BYTES}")
         if self.is_publishing_kv_events and not self.enable_prefix_caching:
             raise ValueError(
                 "kv_events_config: without prefix caching no block is ever stored; leave out "

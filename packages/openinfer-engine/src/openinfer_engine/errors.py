@@ -8,6 +8,7 @@ EngineError
 ├── ModelLineConflict    several do, and none was named
 ├── OptionRejected       an option that is not honoured, or not with this model
 ├── AddressRejected      an address that an engine cannot listen on or be reached at
+├── TraceFailed          a trace cannot be started, stopped or written
 └── EngineStartError     an engine process did not start; carries what it said
 """
 
@@ -26,6 +27,10 @@ class StepFailed(EngineError):
 
 class ExecutorDead(EngineError):
     """The executor is of no further use: everything fails and the engine ends."""
+
+
+class TraceFailed(EngineError):
+    """A trace cannot be started, stopped or written."""
 
 
 class CheckpointNotFound(EngineError):

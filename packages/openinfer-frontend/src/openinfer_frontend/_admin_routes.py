@@ -1,11 +1,20 @@
 """What an operator does to a running server."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 from pydantic import Field
 
-from openinfer_contract import GetLoad, Pause, ResetPrefixCache, Resume, command_name
+from openinfer_contract import (
+    GetLoad,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    StartTrace,
+    StopTrace,
+    command_name,
+)
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._requests import RequestModel
@@ -23,7 +32,7 @@ class AbortRequest(RequestModel):
 
 
 class AdminRoutes:
-    """Aborts, pauses and cache resets."""
+    """Aborts, pauses, cache resets and traces."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -64,6 +73,19 @@ class AdminRoutes:
         if command_name(GetLoad()) in engine.info.commands:
             load = (await self._backend.control(GetLoad())).load or load
         await exchange.respond_json({"is_paused": load.is_paused})
+
+    async def start_trace(self, exchange: Exchange) -> None:
+        """POST /start_profile?kernels=."""
+        kernels = exchange.query("kernels") or "false"
+        if kernels not in ("true", "false"):
+            raise ApiError(400, "kernels: must be true or false", param="kernels")
+        done = await self._backend.control(StartTrace(has_kernels=kernels == "true"))
+        await exchange.respond_json({"is_tracing": True, "file": Path(done.message).name})
+
+    async def stop_trace(self, exchange: Exchange) -> None:
+        """POST /stop_profile."""
+        done = await self._backend.control(StopTrace())
+        await exchange.respond_json({"is_tracing": False, "file": Path(done.message).name})
 
 
 def _names(response_id: str) -> tuple[str, str]:

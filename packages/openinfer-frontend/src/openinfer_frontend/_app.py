@@ -48,6 +48,8 @@ class FrontendApp:
         except asyncio.CancelledError:
             if not exchange.is_client_gone:
                 raise
+        finally:
+            self._backend.trace(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
         exchange.dialect = self._router.dialect(exchange.path)

@@ -1,10 +1,12 @@
 """What every route works with: the engine of the moment, the text model, the drain state."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from openinfer_contract import (
+    AddSpans,
     Command,
     CommandDone,
     CommandFailed,
@@ -13,12 +15,14 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError
 
 _POLL_S = 0.05
+_STATUS_OF_FAILURE = {"unsupported": 501, "failed": 500, "refused": 409}
 
 
 class Backend:
@@ -117,7 +121,8 @@ class Backend:
         """Runs a command.
 
         Raises:
-            ApiError: if the engine lacks it (501), fails it (500), is gone or takes too long (503).
+            ApiError: if the engine lacks it (501), fails it (500), refuses it as things are (409),
+                is gone or takes too long (503).
         """
         engine = self.engine()
         name = command_name(command)
@@ -131,6 +136,15 @@ class Backend:
         except TimeoutError:
             raise ApiError.unavailable(f"{name} did not end in time") from None
         if isinstance(result, CommandFailed):
-            status = 501 if result.kind == "unsupported" else 500
-            raise ApiError.from_engine(status, result.message)
+            raise ApiError.from_engine(_STATUS_OF_FAILURE[result.kind], result.message)
         return result
+
+    def trace(self, exchange: Exchange) -> None:
+        """Adds a request that is over to the engine's trace, if one is being written."""
+        if not exchange.num_body_bytes or self.provider.state != "ready":
+            return
+        with suppress(EngineDead):
+            engine = self.provider.handle()
+            if engine.load().is_tracing:
+                spans = exchange.spans.whole(exchange.path)
+                engine.control(AddSpans(exchange.request_id, os.getpid(), "front", spans))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._dialect import OPENAI, Dialect, to_json
 from openinfer_frontend._requests import RequestModel
+from openinfer_frontend._spans import RequestSpans
 from openinfer_frontend.errors import ApiError, ClientGone
 
 Scope = MutableMapping[str, Any]
@@ -72,6 +73,7 @@ class Exchange:
         """Added to every response."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.spans = RequestSpans()
         self.num_body_bytes = 0
         self.is_client_gone = False
         """Whether the task was cancelled because nobody reads the response any more."""
@@ -129,7 +131,9 @@ class Exchange:
             raise ApiError(400, "Content-Type must be application/json")
         try:
             body = await self._read_body()
-            return model.model_validate_json(body)
+            read = model.model_validate_json(body)
+            self.spans.mark("read")
+            return read
         except ValidationError as error:
             raise _explain(error) from None
         finally:
@@ -260,6 +264,8 @@ class Exchange:
 
     async def _transmit(self, message: Message) -> None:
         self._blocked_since = asyncio.get_running_loop().time()
+        if message["type"] == "http.response.start":
+            self.spans.mark("first byte")
         await self._send(message)
         self._blocked_since = None
 

@@ -68,6 +68,7 @@ class GenerateRoutes:
                 size=exchange.num_body_bytes,
             )
             echoes = await self._echoes(request) if request.echo else ()
+            exchange.spans.mark("tokenize")
             await self._answer(exchange, job, prompts, CompletionFormat, echoes)
 
     async def chat(self, exchange: Exchange) -> None:
@@ -107,6 +108,7 @@ class GenerateRoutes:
                     job.form.grammar, prompt.turn
                 )
             parsers = self._parsers(request, prompt)
+            exchange.spans.mark("tokenize")
             await self._answer(exchange, job, [prompt], make_format, parsers=parsers)
 
     def _check(self, request: GenerationRequest, context: RequestContext, num_prompts: int) -> _Job:
@@ -207,6 +209,7 @@ class GenerateRoutes:
             ) as generation,
             self._backend.listed(context.response_id, generation),
         ):
+            exchange.spans.mark("submit")
             if request.stream:
                 await _stream(exchange, generation, form)
             else:

@@ -127,7 +127,7 @@ def _info(routes: InfoRoutes) -> list[Route]:
 
 def _admin(routes: AdminRoutes) -> list[Route]:
     no_adapters = not_enabled("LoRA adapters are not enabled on this server")
-    no_profiles = not_enabled("profiles are not enabled on this server")
+    kernels = "true: with single kernels of the first steps, which makes those slow"
     mode = "abort ends live requests, wait finishes them first (the default), keep freezes them"
     table: list[tuple[Literal["GET", "POST"], str, Handler, str]] = [
         ("POST", "/reset_prefix_cache", routes.reset_prefix_cache, "Forget cached prompts."),
@@ -135,8 +135,7 @@ def _admin(routes: AdminRoutes) -> list[Route]:
         ("GET", "/is_paused", routes.is_paused, "Whether the engine is paused."),
         ("POST", "/v1/load_lora_adapter", no_adapters, "Not enabled: 501."),
         ("POST", "/v1/unload_lora_adapter", no_adapters, "Not enabled: 501."),
-        ("POST", "/start_profile", no_profiles, "Not enabled: 501."),
-        ("POST", "/stop_profile", no_profiles, "Not enabled: 501."),
+        ("POST", "/stop_profile", routes.stop_trace, "End the trace."),
     ]
     simple = [
         Route(method=method, path=path, handler=handler, summary=summary, access="admin")
@@ -157,6 +156,14 @@ def _admin(routes: AdminRoutes) -> list[Route]:
             handler=routes.pause,
             summary="Stop the engine between two steps.",
             queries=(("mode", mode),),
+            access="admin",
+        ),
+        Route(
+            method="POST",
+            path="/start_profile",
+            handler=routes.start_trace,
+            summary="Begin a trace of requests and steps.",
+            queries=(("kernels", kernels),),
             access="admin",
         ),
         *simple,

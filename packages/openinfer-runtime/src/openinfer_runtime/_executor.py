@@ -19,8 +19,9 @@ from openinfer_contract import (
     TokenLogprobs,
     command_name,
 )
-from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed
+from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed, Tracer
 from openinfer_nn import CacheView
+from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
@@ -96,6 +97,7 @@ class TorchExecutor:
         self._refused: dict[int, str] = {}
         self._prompt_requests: dict[int, GenerateRequest] = {}
         self._death: ExecutorDead | None = None
+        self._trace: DeviceTrace | None = None
 
     def _recorded(self, record: Recorder) -> StepGraphs:
         info = self._info
@@ -144,9 +146,14 @@ class TorchExecutor:
         step = self._steps[plan.step_id] = _Step(plan, error=self._death)
         if step.error is not None:
             return plan.step_id
+        trace = self._trace
         try:
+            if trace is not None:
+                trace.begin()
             with torch.inference_mode():
                 self._forward(step)
+            if trace is not None:
+                trace.end(plan.step_id, "forward")
         except Exception as error:
             step.error = self._judge(error, plan)
         return plan.step_id
@@ -156,9 +163,14 @@ class TorchExecutor:
         step = self._steps[ticket]
         if step.error is not None or step.rows is None:
             return
+        trace = self._trace
         try:
+            if trace is not None:
+                trace.begin()
             with torch.inference_mode():
                 self._draw(step, step.rows, masks)
+            if trace is not None:
+                trace.end(ticket, "sample")
         except Exception as error:
             step.error = self._judge(error, step.plan)
 
@@ -172,10 +184,21 @@ class TorchExecutor:
         step = self._steps.pop(ticket)
         if step.error is None:
             try:
-                return self._result(step)
+                result = self._result(step)
+                if self._trace is not None:
+                    self._trace.settle()
+                return result
             except Exception as error:
                 step.error = self._judge(error, step.plan)
         raise step.error
+
+    def trace(self, tracer: Tracer | None, /) -> None:
+        """Tells a tracer when forward passes and draws ran, until None comes. Never raises."""
+        earlier, self._trace = self._trace, None
+        if earlier is not None:
+            earlier.close()
+        if tracer is not None:
+            self._trace = DeviceTrace(tracer, self._device)
 
     def control(self, command: Command, /) -> CommandResult:
         """No command is this executor's own."""

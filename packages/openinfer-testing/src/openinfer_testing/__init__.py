@@ -18,6 +18,7 @@ from openinfer_testing._scripted import (
     install_scripted_line,
     write_scripted_checkpoint,
 )
+from openinfer_testing._trace import ReadTrace, TracedSpan, read_trace
 
 __all__ = [
     # executors without a device
@@ -35,4 +36,8 @@ __all__ = [
     "ScriptedLine",
     "ScriptedOptions",
     "SCRIPTED_LINE",
+    # traces
+    "read_trace",
+    "ReadTrace",
+    "TracedSpan",
 ]

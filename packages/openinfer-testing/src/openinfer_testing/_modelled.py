@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from openinfer_contract import Command, CommandDone, CommandResult, StopTrace, unpack_ids
+from openinfer_contract import Command, CommandDone, CommandResult, Sleep, unpack_ids
 from openinfer_engine import ExecutorDead, ExecutorInfo, LaunchSpec, StepFailed
 from openinfer_scheduler import StepPlan, StepResult
 from openinfer_testing._counting import CountingShape, ZeroCostExecutor
@@ -37,7 +37,7 @@ class ModelledOptions(Struct, frozen=True, kw_only=True):
 class ModelledExecutor(ZeroCostExecutor):
     """Steps complete late, one after the other, as on a device.
 
-    Honours one command of its own: `StopTrace` answers with the largest number of Python threads
+    Honours one command of its own: `Sleep` answers with the largest number of Python threads
     that ever existed when a step was waited for.
 
     Args:
@@ -66,7 +66,7 @@ class ModelledExecutor(ZeroCostExecutor):
     @property
     def info(self) -> ExecutorInfo:
         """Constant while the executor lives."""
-        return msgspec.structs.replace(self._info, commands=frozenset({"stop_trace"}))
+        return msgspec.structs.replace(self._info, commands=frozenset({"sleep"}))
 
     def launch(self, plan: StepPlan, /) -> int:
         """Enqueues the step after those before it."""
@@ -96,8 +96,8 @@ class ModelledExecutor(ZeroCostExecutor):
         return result
 
     def control(self, command: Command, /) -> CommandResult:
-        """Counts threads on `StopTrace`."""
-        if isinstance(command, StopTrace):
+        """Counts threads on `Sleep`."""
+        if isinstance(command, Sleep):
             return CommandDone(message=str(self._max_threads))
         return super().control(command)
 

@@ -1,0 +1,80 @@
+"""What a trace costs the loop, by rows: µs a step without one, with one, and of the calls alone.
+
+    python packages/openinfer-engine/benches/bench_trace.py
+
+The executor costs nothing, so everything is the loop's own time; the trace is written to a
+temporary folder.
+"""
+
+import tempfile
+import time
+
+from openinfer_contract import (
+    CommandResult,
+    GenerateRequest,
+    Sampling,
+    StartTrace,
+    StopRules,
+    StopTrace,
+    pack_ids,
+)
+from openinfer_engine import EngineLoop, EngineOptions, assemble
+from openinfer_engine._step_trace import LoopTrace
+from openinfer_testing import CountingShape, ZeroCostExecutor, read_trace
+
+ROWS = (1, 8, 64)
+STEPS = 400
+ROUNDS = 8
+CALLS_PER_STEP = 7
+
+
+def microseconds_per_step(loop: EngineLoop, num_rows: int) -> float:
+    """The least of some rounds."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        for row in range(num_rows):
+            request = GenerateRequest(
+                request_id=str(row),
+                prompt_token_ids=pack_ids([5, 6, 7]),
+                sampling=Sampling(temperature=0.0),
+                stop=StopRules(max_tokens=STEPS, ignore_eos=True),
+            )
+            loop.submit(request, lambda event: None)
+        num_steps, begun = 0, time.perf_counter()
+        while loop.has_work:
+            loop.step()
+            num_steps += 1
+        best = min(best, (time.perf_counter() - begun) / num_steps)
+    return best * 1e6
+
+
+def microseconds_off() -> float:
+    """The calls of a step that do nothing."""
+    off, num = LoopTrace(), 200_000
+    begun = time.perf_counter()
+    for _ in range(num):
+        off.mark(1, "launch")
+    return (time.perf_counter() - begun) / num * CALLS_PER_STEP * 1e6
+
+
+def main() -> None:
+    """Prints one line for each number of rows."""
+    print(f"{CALLS_PER_STEP} calls that do nothing: {microseconds_off():.2f} us")
+    with tempfile.TemporaryDirectory() as folder:
+        for num_rows in ROWS:
+            shape = CountingShape(max_num_seqs=num_rows, num_blocks=64 * num_rows)
+            loop = assemble(ZeroCostExecutor(shape), EngineOptions(trace_dir=folder))
+            results: list[CommandResult] = []
+            off = microseconds_per_step(loop, num_rows)
+            loop.control(StartTrace(), results.append)
+            loop.step()
+            on = microseconds_per_step(loop, num_rows)
+            loop.control(StopTrace(), results.append)
+            loop.step()
+            loop.close()
+            num_spans = len(read_trace(results[-1].message).spans)
+            print(f"{num_rows:3} rows: {off:6.1f} us off, {on:6.1f} us on ({num_spans} spans)")
+
+
+if __name__ == "__main__":
+    main()

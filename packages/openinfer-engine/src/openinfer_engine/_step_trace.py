@@ -1,0 +1,228 @@
+"""What a trace shows of the loop: steps and their phases, requests, what is held."""
+
+from collections.abc import Callable
+from typing import Any
+
+from openinfer_contract import Finished, GenerateRequest, Load, TokenEvent
+from openinfer_engine._tracer import Tracer
+from openinfer_scheduler import PlannedRow, StepPlan
+
+COUNTER_INTERVAL_S = 0.01
+"""What is held is looked at so often at most."""
+
+_REQUEST = "request"
+_QUEUED = "queued"
+_PREFILL = "prefill"
+_RECOMPUTE = "recompute"
+
+
+class LoopTrace:
+    """What the loop tells while no trace is being written: nobody listens."""
+
+    def resume(self) -> None:
+        """The next phase begins now."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """A step has been planned."""
+
+    def mark(self, step_id: int, phase: str) -> None:
+        """A phase of a step ends now, and the next one begins."""
+
+    def waited(self, step_id: int) -> None:
+        """A step has run, and well; nobody has been told yet."""
+
+    def completed(self, step_id: int, failure: str = "") -> None:
+        """A step is over and its events are delivered."""
+
+    def arrived(self, request: GenerateRequest, now: float) -> None:
+        """A request has been taken in."""
+
+    def ended(self, request_id: str, event: TokenEvent) -> None:
+        """A request has its last event."""
+
+
+class StepTrace(LoopTrace):
+    """Tells a tracer what happens in a loop. For the step thread.
+
+    The tracks of steps, one for each that may be in flight, hold a span for every step, from its
+    plan to the delivery of its events, and within it its phases. A request is open from its arrival
+    to its last event; within it one of queued, prefill, decode and, after a preemption, recompute;
+    and the chunks of its prompt. Those that came before the trace are left out.
+
+    Args:
+        tracer: what it is told to.
+        depth: steps in flight at most.
+        load: what is held right now.
+    """
+
+    def __init__(self, tracer: Tracer, depth: int, load: Callable[[], Load]) -> None:
+        self._tracer = tracer
+        self._clock = tracer.clock
+        self._load = load
+        self._tracks = [tracer.track(name) for name in _track_names(depth)]
+        self._cursor = self._clock()
+        self._steps: dict[int, _Step] = {}
+        self._phase_of: dict[str, str] = {}
+        """Of every request in the trace."""
+        self._in_slot: dict[int, str] = {}
+        self._waited_at = self._cursor
+        self._counted_at = self._cursor
+        self._count(self._cursor)
+
+    def resume(self) -> None:
+        """The next phase begins now."""
+        self._cursor = self._clock()
+
+    def planned(self, plan: StepPlan) -> None:
+        """Begins a step with its plan, and the prefill of the requests that start."""
+        now = self._clock()
+        self._steps[plan.step_id] = _Step(plan, self._cursor, now)
+        self._cursor = now
+        for start in plan.starts:
+            request = start.request
+            self._in_slot[start.slot] = request.request_id
+            if request.request_id in self._phase_of:
+                has_output = start.num_output_tokens > request.num_output_prefix
+                args = {"cached_tokens": start.num_cached_tokens}
+                self._enter(request.request_id, _RECOMPUTE if has_output else _PREFILL, now, args)
+
+    def mark(self, step_id: int, phase: str) -> None:
+        """Ends a phase of a step."""
+        step = self._steps.get(step_id)
+        now = self._clock()
+        if step is not None:
+            step.phases.append((phase, self._cursor, now))
+        self._cursor = now
+
+    def waited(self, step_id: int) -> None:
+        """Ends the wait for a step: its chunks have run, and prompts that are through decode."""
+        self.mark(step_id, "wait")
+        step, now = self._steps.get(step_id), self._cursor
+        if step is None:
+            return
+        # One behind the other, as on the device, although two may be in flight.
+        began = max(step.planned_at, self._waited_at)
+        self._waited_at = now
+        for row in step.prefill_rows:
+            request_id = self._in_slot.get(row.slot, "")
+            phase = self._phase_of.get(request_id)
+            if phase not in (_PREFILL, _RECOMPUTE):
+                continue
+            args = {"step": step_id, "tokens": row.num_tokens}
+            self._tracer.open(_REQUEST, request_id, "chunk", began, args)
+            self._tracer.shut(_REQUEST, request_id, "chunk", now)
+            if row.is_sampled:
+                if phase == _PREFILL:
+                    self._tracer.note(_REQUEST, request_id, "first token", now)
+                self._enter(request_id, "decode", now)
+
+    def completed(self, step_id: int, failure: str = "") -> None:
+        """Tells the step and its phases, and what is held."""
+        self.mark(step_id, "apply")
+        step = self._steps.pop(step_id, None)
+        if step is None:
+            return
+        track = self._tracks[step_id % len(self._tracks)]
+        args = step.describe() | ({"failure": failure} if failure else {})
+        self._tracer.span(track, step.kind, step.begin, self._cursor, args)
+        for phase, begin, end in step.phases:
+            self._tracer.span(track, phase, begin, end)
+        if self._cursor - self._counted_at >= COUNTER_INTERVAL_S or not self._phase_of:
+            self._count(self._cursor)
+
+    def arrived(self, request: GenerateRequest, now: float) -> None:
+        """Opens a request, at the arrival that it was given."""
+        at = now if request.arrival is None else min(now, request.arrival)
+        request_id = request.request_id
+        args = {
+            "request_id": request_id,
+            "prompt_tokens": request.num_prompt_tokens,
+            "max_tokens": request.stop.max_tokens,
+        }
+        self._tracer.open(_REQUEST, request_id, _REQUEST, at, args)
+        self._tracer.open(_REQUEST, request_id, _QUEUED, at)
+        self._phase_of[request_id] = _QUEUED
+
+    def ended(self, request_id: str, event: TokenEvent) -> None:
+        """Shuts a request."""
+        if request_id in self._phase_of:
+            self._close(request_id, self._clock(), _describe_end(event))
+
+    def close(self) -> None:
+        """Shuts what is open still."""
+        now = self._clock()
+        for request_id in tuple(self._phase_of):
+            self._close(request_id, now, {"end": "after the trace"})
+        self._count(now)
+
+    def _enter(
+        self, request_id: str, phase: str, at: float, args: dict[str, Any] | None = None
+    ) -> None:
+        self._tracer.shut(_REQUEST, request_id, self._phase_of[request_id], at)
+        self._tracer.open(_REQUEST, request_id, phase, at, args)
+        self._phase_of[request_id] = phase
+
+    def _close(self, request_id: str, at: float, args: dict[str, Any]) -> None:
+        self._tracer.shut(_REQUEST, request_id, self._phase_of.pop(request_id), at)
+        self._tracer.shut(_REQUEST, request_id, _REQUEST, at, args)
+
+    def _count(self, at: float) -> None:
+        load = self._load()
+        requests = {"running": load.num_running, "waiting": load.num_waiting}
+        self._tracer.counter("requests", at, requests)
+        held = load.num_total_blocks - load.num_free_blocks - load.num_evictable_blocks
+        blocks = {"held": held, "evictable": load.num_evictable_blocks}
+        self._tracer.counter("KV blocks", at, blocks)
+        self._counted_at = at
+
+
+class _Step:
+    """A step between its plan and its end."""
+
+    __slots__ = ("_plan", "begin", "phases", "planned_at", "prefill_rows")
+
+    def __init__(self, plan: StepPlan, begin: float, planned_at: float) -> None:
+        self._plan = plan
+        self.begin = begin
+        self.planned_at = planned_at
+        self.phases = [("plan", begin, planned_at)]
+        self.prefill_rows: list[PlannedRow] = []
+        for row in reversed(plan.rows):  # decode rows come first
+            if row.token_ids is None:
+                break
+            self.prefill_rows.append(row)
+
+    @property
+    def kind(self) -> str:
+        num_prefill, num_rows = len(self.prefill_rows), len(self._plan.rows)
+        if not num_rows:
+            return "no rows"
+        if not num_prefill:
+            return "decode"
+        return "prefill" if num_prefill == num_rows else "mixed"
+
+    def describe(self) -> dict[str, Any]:
+        num_prefill, num_rows = len(self.prefill_rows), len(self._plan.rows)
+        num_prefill_tokens = sum(row.num_tokens for row in self.prefill_rows)
+        return {
+            "step": self._plan.step_id,
+            "decode_rows": num_rows - num_prefill,
+            "prefill_rows": num_prefill,
+            "prefill_tokens": num_prefill_tokens,
+        }
+
+
+def _track_names(depth: int) -> list[str]:
+    return ["steps"] if depth == 1 else [f"steps, {n + 1} of {depth}" for n in range(depth)]
+
+
+def _describe_end(event: TokenEvent) -> dict[str, Any]:
+    end = event.end
+    if isinstance(end, Finished):
+        return {
+            "end": end.reason,
+            "output_tokens": end.num_output_tokens,
+            "cached_tokens": sum(count for _, count in end.cached),
+            "preemptions": end.num_preemptions,
+        }
+    return {"end": "none" if end is None else f"{type(end).__name__}: {end.message}"}

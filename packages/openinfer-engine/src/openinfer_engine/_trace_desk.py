@@ -1,0 +1,159 @@
+"""Traces of one loop: started, stopped, given up when they fail."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from openinfer_contract import (
+    AddSpans,
+    CommandDone,
+    CommandFailed,
+    CommandResult,
+    Load,
+    StartTrace,
+    StopTrace,
+)
+from openinfer_engine._executor import Executor, TracedExecutor
+from openinfer_engine._step_trace import LoopTrace, StepTrace
+from openinfer_engine._trace_file import TraceFile
+from openinfer_engine._tracer import Tracer
+from openinfer_engine.errors import TraceFailed
+
+_OFF = LoopTrace()
+_CLIENT = "client"
+
+_logger = logging.getLogger(__name__)
+
+
+class TraceDesk:
+    """At most one trace at a time. For the step thread.
+
+    Args:
+        executor: told of traces, if it can add to them.
+        clock: of the trace.
+        load: what the loop holds.
+        folder: where traces go whose file nobody names; None: such are refused.
+        max_bytes: of a trace that nobody bounds.
+
+    Raises:
+        TraceFailed: there is no such folder.
+
+    Attributes:
+        steps: what the loop tells of its steps and requests; inert while there is no trace.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        clock: Callable[[], float],
+        load: Callable[[], Load],
+        folder: str | None,
+        max_bytes: int,
+    ) -> None:
+        if folder is not None and not Path(folder).is_dir():
+            raise TraceFailed(f"the folder for traces, {folder}, is not there; make it first")
+        self.steps = _OFF
+        self._executor = executor
+        self._clock = clock
+        self._load = load
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._tracer: Tracer | None = None
+        self._trace: StepTrace | None = None
+        self._failure = ""
+        """Why the last trace has ended by itself."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a trace is being written."""
+        return self._tracer is not None
+
+    def obey(self, command: StartTrace | StopTrace) -> CommandResult:
+        """Begins or ends a trace, with no step in flight."""
+        try:
+            path = self.start(command) if isinstance(command, StartTrace) else self.stop()
+        except TraceFailed as error:
+            return CommandFailed(kind="refused", message=str(error))
+        return CommandDone(message=path, load=self._load())
+
+    def start(self, command: StartTrace) -> str:
+        """Begins a trace, with no step in flight; returns the path of its file.
+
+        Raises:
+            TraceFailed: there is one already, or its file cannot be made.
+        """
+        executor, path = self._executor, command.path or self._default_path()
+        if self._tracer is not None:
+            raise TraceFailed(f"a trace is being written already, to {self._tracer.path}")
+        if command.has_kernels and not isinstance(executor, TracedExecutor):
+            raise TraceFailed(f"the device {executor.info.device} has no kernels to trace")
+        file = TraceFile(path, command.max_bytes or self._max_bytes)
+        self._tracer = tracer = Tracer(file, self._clock, has_kernels=command.has_kernels)
+        self.steps = self._trace = StepTrace(tracer, executor.info.depth, self._load)
+        if isinstance(executor, TracedExecutor):
+            executor.trace(tracer)
+        _logger.info("a trace is being written to %s", tracer.path)
+        return str(tracer.path)
+
+    def stop(self) -> str:
+        """Ends the trace, with no step in flight; returns the path of its file.
+
+        Raises:
+            TraceFailed: there is none, or its file failed.
+        """
+        tracer = self._tracer
+        if tracer is None:
+            raise TraceFailed(self._failure or "no trace is being written")
+        self.close()
+        if tracer.failure is not None:
+            raise TraceFailed(tracer.failure)
+        return str(tracer.path)
+
+    def add(self, command: AddSpans, *, is_idle: bool) -> None:
+        """Adds what a client did; nothing while there is no trace."""
+        tracer = self._tracer
+        if tracer is None or not command.spans:
+            return
+        pid, key = command.pid, command.key
+        tracer.name_process(pid, command.process)
+        (name, begin, end), *parts = command.spans
+        tracer.open(_CLIENT, key, name, begin, {"request_id": key}, pid=pid)
+        for part, at, until in parts:
+            tracer.open(_CLIENT, key, part, at, pid=pid)
+            tracer.shut(_CLIENT, key, part, until, pid=pid)
+        tracer.shut(_CLIENT, key, name, end, pid=pid)
+        self.write(is_idle=is_idle)
+
+    def write(self, *, is_idle: bool = False) -> None:
+        """Writes events if there are many, or if nothing else is to be done."""
+        tracer = self._tracer
+        if tracer is None or not (is_idle or tracer.is_due):
+            return
+        tracer.flush()
+        if tracer.failure is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace, if there is one. Idempotent."""
+        tracer, trace = self._tracer, self._trace
+        if tracer is None or trace is None:
+            return
+        self._tracer, self._trace, self.steps = None, None, _OFF
+        if isinstance(self._executor, TracedExecutor):
+            self._executor.trace(None)
+        trace.close()
+        tracer.close()
+        self._failure = tracer.failure or ""
+        if tracer.failure is None:
+            dropped = f", without {tracer.num_dropped} events that found no room"
+            _logger.info(
+                "the trace %s is complete%s", tracer.path, dropped if tracer.num_dropped else ""
+            )
+
+    def _default_path(self) -> str:
+        if self._folder is None:
+            raise TraceFailed("no folder for traces is named; start the engine with --trace-dir")
+        name = f"openinfer-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+        return str(Path(self._folder) / name)
