@@ -70,3 +70,29 @@ def test_plans_that_are_taken_back_leave_no_trace(loop, depth):
     seen = hits(0)
     assert len({num_hit for _, num_hit in seen}) > 2
     assert hits(3) == seen
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("max_tokens", [29, 30, 31, 32, 33])
+def test_another_rows_stop_id_hides_nobodys_end(loop, depth, max_tokens):
+    """A token that ends one request is sampled by another, whose last token comes later."""
+
+    def run(stop_token_ids):
+        subject = loop(
+            num_blocks=600, max_num_batched_tokens=64, max_num_seqs=6, depth=depth,
+            tokens_per_block=1, max_model_len=64,
+        )  # fmt: skip
+        subject.add([1] * 5, max_tokens=max_tokens, ignore_eos=True, request_id="x")
+        subject.add(
+            [2] * 5, max_tokens=50, min_tokens=50, ignore_eos=True, stop_token_ids=stop_token_ids
+        )
+        for _ in range(200):
+            if subject.scheduler.has_work:
+                subject.step()
+        assert not subject.scheduler.has_work
+        return subject.output["x"]
+
+    expected = run(())
+    assert len(expected) == max_tokens
+    for token_id in sorted(set(expected)):
+        assert run((token_id,)) == expected

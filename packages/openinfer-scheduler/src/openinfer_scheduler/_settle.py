@@ -27,17 +27,20 @@ def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: f
     settling = _Settling(state, step, result, now)
     columns = result.token_ids.astype("<u4", copy=False).view("V4").tolist()
     first = 0
-    num_decode = step.num_decode
-    if (
+    num_decode, steady = step.num_decode, step.steady
+    is_single = (
         not (result.failed or result.logprobs or state.config.num_draft_tokens)
         and counts[:num_decode].count(1) == num_decode
+    )
+    if steady is not None and not (
+        is_single and steady.is_current(state.num_changes) and steady.stop_ids.isdisjoint(token_ids)
     ):
-        steady = step.steady
-        if (
-            steady is not None
-            and steady.is_current(state.num_changes)
-            and steady.stop_ids.isdisjoint(token_ids)
-        ):
+        # Rows are settled one by one, and the steady ones do not hear which of them were due: they
+        # are found anew.
+        state.num_changes += 1
+        steady = None
+    if is_single:
+        if steady is not None:
             settling.take_steady(steady, columns)
         else:
             settling.take_single(columns, token_ids)
