@@ -14,7 +14,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="of every test function the first and the last case, and none that is marked long",
+        help="of every test function the first and the last case, of long ones only what a module "
+        "would else have none of",
     )
 
 
@@ -28,9 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         cases.setdefault(item.nodeid.split("[")[0], []).append(item)
     ends = {end for found in cases.values() for end in (found[0], found[-1])}
+    brief = {item for item in ends if item.get_closest_marker("long") is None}
+    modules = {item.nodeid.split("::")[0] for item in brief}
+    for item in items:
+        if (module := item.nodeid.split("::")[0]) not in modules:
+            modules.add(module)
+            brief.add(item)
     kept, left = [], []
     for item in items:
-        is_kept = item in ends and item.get_closest_marker("long") is None
+        is_kept = item in brief
         (kept if is_kept else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept

@@ -1,6 +1,6 @@
 """A server under everything at once for a while: at the end nothing is left.
 
-Fifteen seconds; `OPENINFER_SOAK_S=900 pytest tests/test_soak.py` for as long as one likes.
+Fifteen seconds; `OPENINFER_SOAK_S=900 pytest -m slow tests/test_soak.py` for as long as one likes.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections import Counter
 
 import httpx
 import psutil
+import pytest
 
 SOAK_S = float(os.environ.get("OPENINFER_SOAK_S", "15"))
 NUM_CLIENTS = 24
@@ -96,6 +97,7 @@ async def _soak(server, seen):
     return early
 
 
+@pytest.mark.slow
 def test_soak(start_server):
     server = start_server("--max-num-seqs", "8", "--max-num-queued-reqs", "32")
     front, seen = psutil.Process(server.process.pid), Counter()

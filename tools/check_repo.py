@@ -3,16 +3,21 @@
 - no package-index host and no machine path in any tracked file, nor `://` in the committed uv.lock
 - every requirement between members has a lower and an upper bound, and the sibling's present
   version satisfies it (uv does not enforce ranges inside a workspace)
+- every member declares what its source imports (another requirement may bring it today, and not
+  tomorrow)
 - every member has what its users expect: README, CHANGELOG, LICENSE, py.typed, tests
 """
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,6 +88,35 @@ def check_bounds() -> list[str]:
     return problems
 
 
+def check_imports() -> list[str]:
+    problems = []
+    providers = packages_distributions()
+    for name, folder in members().items():
+        project = _project(folder)
+        asked = list(project.get("dependencies", []))
+        for extra in project.get("optional-dependencies", {}).values():
+            asked += extra
+        declared = {canonicalize_name(Requirement(text).name) for text in asked} | {name}
+        for path in sorted((folder / "src").rglob("*.py")):
+            for module, line in _imported(path):
+                known = {canonicalize_name(provider) for provider in providers.get(module, [])}
+                if known and not known & declared:
+                    where = f"{path.relative_to(ROOT)}:{line}"
+                    problems.append(f"{where}: imports {module}, which {name} does not declare")
+    return problems
+
+
+def _imported(path: Path) -> list[tuple[str, int]]:
+    """Top-level modules that a file imports, and where."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name.split(".")[0], node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append((node.module.split(".")[0], node.lineno))
+    return found
+
+
 def check_members() -> list[str]:
     problems = []
     for name, folder in members().items():
@@ -104,6 +138,6 @@ def check_members() -> list[str]:
 
 
 if __name__ == "__main__":
-    defects = [*check_hosts(), *check_bounds(), *check_members()]
+    defects = [*check_hosts(), *check_bounds(), *check_imports(), *check_members()]
     print("\n".join(defects) or f"repository ok: {len(members())} members")
     sys.exit(bool(defects))

@@ -3,7 +3,8 @@
 `clean`  reads a full uv.lock on stdin and writes the index-neutral form: versions, markers,
          file names and hashes stay, addresses go. tools/setup-git installs it as a git filter.
 `check`  compares ./uv.lock, freshly written by `uv lock`, with the committed index-neutral
-         one: the same packages and versions, and every committed file hash unchanged.
+         one: the same packages and versions, every committed file hash unchanged, and for the
+         members of the workspace the same requirements.
 """
 
 import re
@@ -45,13 +46,30 @@ def files(lock: str) -> Files:
     return found
 
 
+def requirements(lock: str) -> dict[str, object]:
+    """Of each member of the workspace, what it asks for and what that came to."""
+    return {
+        package["name"]: [
+            package.get(field)
+            for field in ("dependencies", "optional-dependencies", "dev-dependencies", "metadata")
+        ]
+        for package in tomllib.loads(lock)["package"]
+        if "registry" not in package["source"]
+    }
+
+
 def check() -> int:
     show = subprocess.run(
         ["git", "show", "HEAD:uv.lock"], check=True, capture_output=True, text=True
     )
-    committed = files(clean(show.stdout))
-    fresh = files(clean(Path("uv.lock").read_text()))
-    problems = []
+    committed_lock, fresh_lock = clean(show.stdout), clean(Path("uv.lock").read_text())
+    committed, fresh = files(committed_lock), files(fresh_lock)
+    asked, now_asked = requirements(committed_lock), requirements(fresh_lock)
+    problems = [
+        f"{name}: its requirements are not those of the committed lock; run uv lock and commit"
+        for name in asked.keys() & now_asked.keys()
+        if asked[name] != now_asked[name]
+    ]
     if committed.keys() != fresh.keys():
         problems.append(f"package set differs: {sorted(committed.keys() ^ fresh.keys())}")
     problems += [

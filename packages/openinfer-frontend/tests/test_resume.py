@@ -133,6 +133,38 @@ def test_it_waits_while_the_engine_restarts(engine, text, lives, states, status)
     assert response.status_code == status, response.text
 
 
+def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(engine, text, lives):
+    lives(("He", DIED), ("l",))
+    provider = Provider(engine)
+    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=5)
+    app = create_app(provider, text, config)
+    original = engine.script
+
+    def script(request):
+        if len(engine.requests) == 1:
+            provider.state = "restarting"
+        return original(request)
+
+    engine.script = script
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            body = {"prompt": "Hi", "request_id": "mine"}
+            answer = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.1)
+            assert (await client.post("/abort_requests", json={})).status_code == 200
+            assert engine.aborted == []
+            provider.state = "ready"
+            while not engine.aborted:
+                await asyncio.sleep(0.01)
+            assert engine.aborted == [engine.requests[1].request_id]
+            answer.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    app.close()
+
+
 def test_no_engine_in_time(engine, text, lives, client_of):
     lives(("He", DIED))
     provider = Provider(engine)

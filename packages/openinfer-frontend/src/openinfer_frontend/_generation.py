@@ -142,6 +142,7 @@ class Generation:
         self._is_prompt_only = is_prompt_only
         self._hand_over = hand_over
         self._num_open = len(self._choices)
+        self._is_aborted = False
         self._fan_in = EventFanIn(asyncio.get_running_loop())
 
     @property
@@ -213,6 +214,7 @@ class Generation:
 
     def abort(self) -> None:
         """Ends what is left; its choices finish by `abort`."""
+        self._is_aborted = True
         left = [c.request.request_id for c in self._choices if not c.is_released]
         self._engine.abort(left)
 
@@ -240,6 +242,9 @@ class Generation:
         engine.submit(_continued(choice), self._fan_in.sink(index))
         self._engine = engine
         choice.is_resumed, choice.is_released = True, False
+        if self._is_aborted:
+            # While no engine had it there was nobody to tell; the next one says how it ends.
+            engine.abort((choice.request.request_id,))
 
     def usage(self, index: int | None = None) -> Usage:
         """Tokens so far: of the whole request, or as choice `index` sees it."""

@@ -24,7 +24,7 @@ from openinfer_kernels._triton_support import CompileCase
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 EVERY_SHAPE = (90, 120)
 """Where every shape is compiled: most and least shared memory, two ways to multiply. On the others
-the first shape of a kernel and its types stands for all."""
+the first shape of a kernel and its types, and the last, the widest, stand for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,16 @@ def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
     """Compiles the cases to cubins for the architectures, in order; a process for each core."""
-    work, seen = [], set()
+    kinds: dict[object, list[CompileCase]] = {}
     for case in cases:
-        kind = (case.kernel, *sorted(case.signature.items()))
-        is_first = kind not in seen
-        seen.add(kind)
-        work += [(case, arch) for arch in SHARED_MEMORY_KIB if is_first or arch in EVERY_SHAPE]
+        kinds.setdefault((case.kernel, *sorted(case.signature.items())), []).append(case)
+    ends = {id(end) for alike in kinds.values() for end in (alike[0], alike[-1])}
+    work = [
+        (case, arch)
+        for case in cases
+        for arch in SHARED_MEMORY_KIB
+        if id(case) in ends or arch in EVERY_SHAPE
+    ]
     num_processes = min(len(os.sched_getaffinity(0)), len(work))
     # Kernels cannot be sent to a process: those of a fork know them by their place in the list.
     _work[:] = work

@@ -243,7 +243,7 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for dtype, shapes in _COMPILED.items():
         for heads in shapes:
-            cases += [_compile_case(dtype, heads, num_seqs) for num_seqs in (1, 8, 256)]
+            cases += [_compile_case(dtype, heads, num_seqs) for num_seqs in (1, 8, 1024)]
             cases.append(_prepare_case(dtype, heads))
     return cases
 
