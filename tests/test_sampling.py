@@ -13,7 +13,7 @@ PATHS = {
 NUM_TOKENS = 24
 GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 A, C = 300, 302
-FEW = list(range(300, 308))
+FEW = list(range(300, 340))
 """Ids that mean nothing here."""
 
 
