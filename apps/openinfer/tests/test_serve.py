@@ -28,6 +28,7 @@ def test_defaults():
             "stall_timeout_s": 30.0,
             "resume_timeout_s": 60.0,
             "drain_timeout_s": 30.0,
+            "tokenizer_backend": "auto",
         },
         {},
     )
