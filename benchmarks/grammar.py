@@ -7,7 +7,9 @@ The vocabulary is made up: bytes, pairs of printing characters, words of syllabl
 a space before them, in three cases, and Chinese characters; --tokenizer FILE reads a tokenizer.json
 instead. As in the engine, matchers are made on the compiler's thread and asked on this one. Every
 row walks through texts of its grammar, one token drawn evenly from the mask after the other, and
-begins anew where one has ended. A step's figure is that of all its rows, one after the other.
+begins anew where one has ended. A step's figure is that of all its rows, one after the other, in
+CPU time of this thread: others on the machine lengthen it a little, and the wall time of compiling
+a lot.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _machine import MAX_OTHERS_PERCENT, OthersMeter, commit, machine
+from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import Grammar
 from openinfer_grammar import Constraint, GrammarCompiler, load_backend, num_mask_words
@@ -147,16 +149,16 @@ def measure(compiler: GrammarCompiler, grammar: Grammar, batch: int) -> dict[str
     fills, accepts = [], []
     give_up_at = time.perf_counter() + SECONDS
     while time.perf_counter() < give_up_at:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for row, mask in zip(rows, masks, strict=True):
             row.constraint.fill_mask(mask)
-        fills.append(time.perf_counter() - begun)
+        fills.append(time.thread_time() - begun)
         drawn = [row.draw(mask) for row, mask in zip(rows, masks, strict=True)]
         taken = 0.0
         for row, token_id in zip(rows, drawn, strict=True):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             row.go_on(token_id)
-            taken += (time.perf_counter() - begun) * (token_id != EOS)
+            taken += (time.thread_time() - begun) * (token_id != EOS)
         accepts.append(taken)
     compiles = np.concatenate([row.compile_s for row in rows]) * 1e3
     return {
@@ -164,7 +166,7 @@ def measure(compiler: GrammarCompiler, grammar: Grammar, batch: int) -> dict[str
         "steps": len(fills),
         "fill_us": _spread(fills),
         "accept_us": _spread(accepts),
-        "compile_ms": {"first": round(compiles[0], 2), "p50": round(np.median(compiles), 2)},
+        "compile_wall_ms": {"first": round(compiles[0], 2), "p50": round(np.median(compiles), 2)},
         "share_forced": round(sum(row.num_forced for row in rows) / (batch * len(fills)), 2),
         "rss_mib": round(_rss_mib() - before, 1),
     }
@@ -191,11 +193,11 @@ def main() -> None:
         path = args.tokenizer or Path(folder) / "tokenizer.json"
         if args.tokenizer is None:
             path.write_bytes(tokenizer_json())
-        before, begun = _rss_mib(), time.perf_counter()
+        before, begun = _rss_mib(), time.thread_time()
         load = partial(load_backend, "llguidance", path)
         backend = load(vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
         vocabulary = {
-            "build_s": round(time.perf_counter() - begun, 2),
+            "build_s": round(time.thread_time() - begun, 2),
             "rss_mib": round(_rss_mib() - before, 1),
             "is_made_up": args.tokenizer is None,
         }
@@ -210,8 +212,6 @@ def main() -> None:
     print(json.dumps({"others_percent": busy}))
     if not args.record:
         return
-    if busy > MAX_OTHERS_PERCENT:
-        raise SystemExit(f"others took {busy} % of a core: not recorded")
     date = datetime.now(UTC).date().isoformat()
     result = {
         "date": date,
