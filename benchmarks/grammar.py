@@ -30,6 +30,7 @@ from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import Grammar
 from openinfer_grammar import Constraint, GrammarCompiler, load_backend, num_mask_words
+from openinfer_testing.grammar import byte_characters
 
 VOCAB_SIZE, NUM_TOKENS, EOS = 151_936, 151_643, 151_645
 BATCHES = (1, 64)
@@ -66,14 +67,6 @@ GRAMMARS = {
 }
 
 
-def _byte_characters() -> list[str]:
-    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printing]
-    spelled = {byte: chr(byte) for byte in printing}
-    spelled |= {byte: chr(256 + index) for index, byte in enumerate(others)}
-    return [spelled[byte] for byte in range(256)]
-
-
 def _tokens() -> Iterator[bytes]:
     """Tokens of the made-up vocabulary, without end."""
     yield from (bytes([byte]) for byte in range(256))
@@ -92,7 +85,7 @@ def _tokens() -> Iterator[bytes]:
 
 def tokenizer_json() -> bytes:
     """The made-up vocabulary as a tokenizer.json."""
-    spelling = _byte_characters()
+    spelling = byte_characters()
     vocab: dict[str, int] = {}
     for token in _tokens():
         if len(vocab) == NUM_TOKENS:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -196,3 +198,49 @@ def run_openinfer() -> Any:
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+@dataclass(frozen=True)
+class GuidePackage:
+    """A guide's package, written out as a reader would.
+
+    Attributes:
+        folder: where its files are.
+        site: what its installation puts into an environment.
+        files: by name, their text; each is a block whose first line is `# NAME`.
+        commands: the guide's shell blocks.
+    """
+
+    folder: Path
+    site: Path
+    files: dict[str, str]
+    commands: list[str]
+
+
+@pytest.fixture(scope="session")
+def follow_guide() -> Callable[[str, Path], GuidePackage]:
+    """Follows docs/guides/NAME.md in a folder, and installs what comes of it beside it."""
+
+    def follow(name: str, folder: Path) -> GuidePackage:
+        text = (Path(__file__).parents[1] / f"docs/guides/{name}.md").read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        files = {m[1]: block for _, block in blocks if (m := re.match(r"# (\S+\.\w+)\n", block))}
+        for file, content in files.items():
+            path = folder / file
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        uv, site = shutil.which("uv"), folder / "site"
+        assert uv is not None, "the workspace is run by uv"
+        install = [uv, "pip", "install", "--offline", "--no-deps", "--python", sys.executable]
+        done = subprocess.run(
+            [*install, "--target", str(site), str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        commands = [block.strip() for kind, block in blocks if kind == "sh"]
+        return GuidePackage(folder, site, files, commands)
+
+    return follow

@@ -1,48 +1,24 @@
 """The guide to a policy of one's own, followed letter by letter in a folder of its own."""
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-_GUIDE = (Path(__file__).parents[1] / "docs/guides/scheduler.md").read_text(encoding="utf-8")
-_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL)
-_FILES = {match[1]: text for _, text in _BLOCKS if (match := re.match(r"# (\S+\.\w+)\n", text))}
-_COMMANDS = [text.strip() for kind, text in _BLOCKS if kind == "sh"]
-_FOLDER = "site"
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The guide's files, and beside them what its installation puts into an environment."""
-    folder = tmp_path_factory.mktemp("my-scheduler")
-    for name, text in _FILES.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    uv = shutil.which("uv")
-    assert uv is not None, "the workspace is run by uv"
-    install = [uv, "pip", "install", "--offline", "--no-deps", "--python", sys.executable]
-    done = subprocess.run(
-        [*install, "--target", str(folder / _FOLDER), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+def guide(follow_guide, tmp_path_factory):
+    """The guide's package."""
+    return follow_guide("scheduler", tmp_path_factory.mktemp("my-scheduler"))
 
 
-def _environment(folder):
-    return {"PYTHONPATH": os.pathsep.join([str(folder / _FOLDER), *_python_path()])}
+def _environment(guide):
+    return {"PYTHONPATH": os.pathsep.join([str(guide.site), *_python_path()])}
 
 
 def _python_path():
@@ -63,13 +39,17 @@ def _run(command, folder, **environment):
     )
 
 
-def test_the_policy_takes_less_than_100_lines():
-    assert set(_FILES) == {"pyproject.toml", "my_scheduler/__init__.py", "test_my_scheduler.py"}
-    assert sum(len(text.splitlines()) for text in _FILES.values()) < 100
+def test_the_policy_takes_less_than_100_lines(guide):
+    assert set(guide.files) == {
+        "pyproject.toml",
+        "my_scheduler/__init__.py",
+        "test_my_scheduler.py",
+    }
+    assert sum(len(text.splitlines()) for text in guide.files.values()) < 100
 
 
-def test_its_tests_pass_and_can_fail(folder):
-    test, _, _ = _COMMANDS
+def test_its_tests_pass_and_can_fail(guide):
+    folder, (test, _, _) = guide.folder, guide.commands
     done = _run(test, folder)
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
@@ -84,9 +64,9 @@ def test_its_tests_pass_and_can_fail(folder):
     assert "test_the_short_one_goes_first" in done.stdout
 
 
-def test_the_simulator_puts_it_beside_fcfs(folder):
-    _, simulate, _ = _COMMANDS
-    done = _run(simulate, folder)
+def test_the_simulator_puts_it_beside_fcfs(guide):
+    _, simulate, _ = guide.commands
+    done = _run(simulate, guide.folder)
     assert done.returncode == 0, done.stderr
     rows = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()[1:]}
     assert rows[""] == ["fcfs", "my_scheduler:ShortAnswers"]
@@ -94,11 +74,11 @@ def test_the_simulator_puts_it_beside_fcfs(folder):
     assert mine < fcfs / 2, "short answers do not wait behind long ones"
 
 
-def test_once_installed_it_has_a_name(folder):
+def test_once_installed_it_has_a_name(guide):
     code = "from openinfer_scheduler import installed_policies as names; print(names())"
     command = shlex.join(["python", "-c", code])
-    for environment, is_known in ((_environment(folder), True), ({}, False)):
-        done = _run(command, folder, **environment)
+    for environment, is_known in ((_environment(guide), True), ({}, False)):
+        done = _run(command, guide.folder, **environment)
         assert ("short-answers" in done.stdout) == is_known, (done.stdout, done.stderr)
 
 
@@ -135,9 +115,9 @@ def _completion_order(server, lengths):
     ("policy", "order"),
     [("fcfs", [400, 300, 200, 100]), ("short-answers", [100, 200, 300, 400])],
 )
-def test_the_real_server_completes_in_its_order(start_server, folder, policy, order):
-    flags = shlex.split(_COMMANDS[2])[2:]
+def test_the_real_server_completes_in_its_order(start_server, guide, policy, order):
+    flags = shlex.split(guide.commands[2])[2:]
     flags[flags.index("short-answers")] = policy
     limits = ("--sim-model", "qwen3-0_6b", "--max-num-seqs", "1")
-    server = start_server(*flags, *limits, env=_environment(folder))
+    server = start_server(*flags, *limits, env=_environment(guide))
     assert _completion_order(server, [400, 300, 200, 100]) == order

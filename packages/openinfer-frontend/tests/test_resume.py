@@ -101,23 +101,32 @@ class Provider:
         return self._engine
 
 
-@pytest.mark.parametrize(
-    ("states", "status"), [(["restarting", "ready"], 200), (["restarting", "dead"], 503)]
-)
-def test_it_waits_while_the_engine_restarts(engine, text, lives, states, status):
+@pytest.fixture
+def dying(engine, text):
+    """An app whose engine is away from its first answer on, and that engine's provider."""
+
+    def make(resume_timeout_s):
+        provider, original = Provider(engine), engine.script
+
+        def script(request):
+            if len(engine.requests) == 1:
+                # This life's end is the beginning of the restart.
+                provider.state = "restarting"
+            return original(request)
+
+        engine.script = script
+        config = FrontendConfig(
+            served_model_names=("m",), version="1", resume_timeout_s=resume_timeout_s
+        )
+        return create_app(provider, text, config), provider
+
+    return make
+
+
+@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("dead", 503)])
+def test_it_waits_while_the_engine_restarts(dying, lives, state, status):
     lives(("He", DIED), ("llo", Finished(reason="length")))
-    provider = Provider(engine)
-    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=5)
-    app = create_app(provider, text, config)
-    original = engine.script
-
-    def script(request):
-        if len(engine.requests) == 1:
-            # This life's end is the beginning of the restart.
-            provider.state = states[0]
-        return original(request)
-
-    engine.script = script
+    app, provider = dying(resume_timeout_s=5)
 
     async def main():
         transport = httpx.ASGITransport(app=app)
@@ -125,7 +134,7 @@ def test_it_waits_while_the_engine_restarts(engine, text, lives, states, status)
             answer = asyncio.create_task(client.post("/v1/completions", json={"prompt": "Hi"}))
             await asyncio.sleep(0.1)
             assert not answer.done()
-            provider.state = states[1]
+            provider.state = state
             return await answer
 
     response = asyncio.run(main())
@@ -133,19 +142,9 @@ def test_it_waits_while_the_engine_restarts(engine, text, lives, states, status)
     assert response.status_code == status, response.text
 
 
-def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(engine, text, lives):
+def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(dying, engine, lives):
     lives(("He", DIED), ("l",))
-    provider = Provider(engine)
-    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=5)
-    app = create_app(provider, text, config)
-    original = engine.script
-
-    def script(request):
-        if len(engine.requests) == 1:
-            provider.state = "restarting"
-        return original(request)
-
-    engine.script = script
+    app, provider = dying(resume_timeout_s=5)
 
     async def main():
         transport = httpx.ASGITransport(app=app)
@@ -165,17 +164,8 @@ def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(engine, text, l
     app.close()
 
 
-def test_no_engine_in_time(engine, text, lives, client_of):
+def test_no_engine_in_time(dying, lives, client_of):
     lives(("He", DIED))
-    provider = Provider(engine)
-    config = FrontendConfig(served_model_names=("m",), version="1", resume_timeout_s=0.05)
-    original = engine.script
-
-    def script(request):
-        provider.state = "restarting"
-        return original(request)
-
-    engine.script = script
-    app = create_app(provider, text, config)
+    app, _ = dying(resume_timeout_s=0.05)
     assert client_of(app).post("/v1/completions", {"prompt": "Hi"}).status_code == 503
     app.close()

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext
 from openinfer_text._pieces import BLANK, Piece, beginning_of, end_of
-from openinfer_text._tool_stream import MAX_HEAD, ToolStream
+from openinfer_text._tool_stream import MAX_HEAD, JsonToolStream
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS_KEY = re.compile(r'"arguments\\?"')
@@ -65,19 +65,13 @@ class HermesParser:
         return _HermesStream(context)
 
 
-class _HermesStream(ToolStream):
+class _HermesStream(JsonToolStream):
     def __init__(self, context: ParseContext) -> None:
         super().__init__(context, (_OPEN,))
-        self._scanner = JsonScanner()
         self._is_object_open = False
 
     def _is_announced(self) -> bool:
-        return self._read not in (self._read_head, self._read_whole)
-
-    def _finish_call(self, pieces: list[Piece]) -> None:
-        rest = self._take(len(self._text))
-        if self._read == self._read_broken:
-            self._add_arguments(rest, pieces)
+        return self._read not in (self._read_head, self._read_held)
 
     def _read_head(self, pieces: list[Piece]) -> bool:
         text = self._text[self._at : self._at + MAX_HEAD]
@@ -97,37 +91,20 @@ class _HermesStream(ToolStream):
         goes_on = scanner.find_end(text) is None and scanner.broken_at is None
         if goes_on and len(text) < MAX_HEAD:
             return False
-        self._scanner, self._read = JsonScanner(), self._read_whole
+        self._scanner, self._read = JsonScanner(), self._read_held
         return True
 
-    def _read_whole(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text, self._seen)
-        if self._scanner.broken_at is not None:
-            return self._give_up(pieces)
-        if end is None:
-            self._seen = len(self._text)
-            return False
-        # Still held: it may be no call.
-        self._seen = end
-        call = _parse_call("".join((*self._parts, self._text[self._at : end])))
+    def _judge(self, held: str, pieces: list[Piece]) -> bool:
+        call = _parse_call(held)
         if call is None:
             return self._give_up(pieces)
         name, arguments = call
         self._announce(name, pieces)
-        self._take(end)
+        self._take(self._seen)
         return self._end_call(arguments, pieces, is_object_open=False)
 
-    def _read_arguments(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text, self._at)
-        broken_at = self._scanner.broken_at
-        if broken_at is not None:
-            self._add_arguments(self._take(broken_at), pieces)
-            self._read = self._read_broken
-            return True
-        if end is None:
-            self._add_arguments(self._take(len(self._text)), pieces)
-            return False
-        return self._end_call(self._take(end), pieces, is_object_open=True)
+    def _end_arguments(self, arguments: str, pieces: list[Piece]) -> bool:
+        return self._end_call(arguments, pieces, is_object_open=True)
 
     def _read_broken(self, pieces: list[Piece]) -> bool:
         """Arguments that are no JSON go on to the end mark; the call's own brace is none of them.

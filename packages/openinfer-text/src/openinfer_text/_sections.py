@@ -18,7 +18,7 @@ from typing import Any
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext
 from openinfer_text._pieces import BLANK, Piece, beginning_of, end_of
-from openinfer_text._tool_stream import MAX_HEAD, ToolStream
+from openinfer_text._tool_stream import MAX_HEAD, JsonToolStream
 
 LABEL = None
 """The part of a head that says which call it is: anything without space, `<` and braces."""
@@ -78,25 +78,19 @@ None: it cannot be told.
 """
 
 
-class SectionStream(ToolStream):
+class SectionStream(JsonToolStream):
     """One answer in a `SectionForm`."""
 
     def __init__(self, context: ParseContext, form: SectionForm, find_callee: FindCallee) -> None:
         super().__init__(context, (form.section_begin, form.call_begin))
         self._form = form
         self._find_callee = find_callee
-        self._scanner = JsonScanner()
         self._label = ""
 
     def _is_announced(self) -> bool:
         if self._read == self._read_between:
             return not self._lead
-        return self._read not in (self._read_head, self._read_nameless)
-
-    def _finish_call(self, pieces: list[Piece]) -> None:
-        rest = self._take(len(self._text))
-        if self._read == self._read_broken:
-            self._add_arguments(rest, pieces)
+        return self._read not in (self._read_head, self._read_held)
 
     def _begin_head(self, lead: str) -> None:
         super()._begin_head(lead)
@@ -135,29 +129,21 @@ class SectionStream(ToolStream):
             # The head stays held: it may be no call. What is read in vain is read but once more:
             # markers are no JSON outside of strings, and the next one's quotes end this one's.
             self._seen = self._at + end
-            self._scanner, self._read = JsonScanner(), self._read_nameless
+            self._scanner, self._read = JsonScanner(), self._read_held
         else:
             self._take(self._at + end)
             self._announce(callee.name, pieces, callee.call_id)
             self._read = self._read_start
         return True
 
-    def _read_nameless(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text, self._seen)
-        if self._scanner.broken_at is not None:
-            return self._give_up(pieces)
-        if end is None:
-            self._seen = len(self._text)
-            return False
-        self._seen = end
-        held = "".join((*self._parts, self._text[self._at : end]))
+    def _judge(self, held: str, pieces: list[Piece]) -> bool:
         begin = held.find("{")
         callee = None
         if begin >= 0 and (arguments := _as_object(held[begin:])) is not None:
             callee = self._find_callee(self._label, arguments)
         if callee is None:
             return self._give_up(pieces)
-        self._take(end)
+        self._take(self._seen)
         self._announce(callee.name, pieces, callee.call_id)
         return self._end_arguments(held[begin:], pieces)
 
@@ -173,18 +159,6 @@ class SectionStream(ToolStream):
         else:
             self._read = self._read_broken
         return True
-
-    def _read_arguments(self, pieces: list[Piece]) -> bool:
-        end = self._scanner.find_end(self._text, self._at)
-        broken_at = self._scanner.broken_at
-        if broken_at is not None:
-            self._add_arguments(self._take(broken_at), pieces)
-            self._read = self._read_broken
-            return True
-        if end is None:
-            self._add_arguments(self._take(len(self._text)), pieces)
-            return False
-        return self._end_arguments(self._take(end), pieces)
 
     def _read_broken(self, pieces: list[Piece]) -> bool:
         """Arguments that are no JSON go on to the end mark: they are the client's to judge."""

@@ -6,6 +6,7 @@ The marker is held until it is known whether a call follows. If none does it is 
 a call is announced its arguments are streamed as they come, and only its end makes it whole.
 """
 
+from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext, StatefulStream
 from openinfer_text._pieces import (
     Content,
@@ -122,3 +123,56 @@ class ToolStream(StatefulStream):
             shown = shown.lstrip()
         self._has_content = True
         pieces.append(Content(shown))
+
+
+class JsonToolStream(ToolStream):
+    """A `ToolStream` whose calls have JSON arguments.
+
+    Arguments of an announced call are streamed; a value that may turn out to be no call is held to
+    its end first.
+    """
+
+    def __init__(self, context: ParseContext, openers: tuple[str, ...]) -> None:
+        """Starts outside of any call; arguments as for `ToolStream`."""
+        super().__init__(context, openers)
+        self._scanner = JsonScanner()
+
+    def _finish_call(self, pieces: list[Piece]) -> None:
+        rest = self._take(len(self._text))
+        if self._read == self._read_broken:
+            self._add_arguments(rest, pieces)
+
+    def _read_held(self, pieces: list[Piece]) -> bool:
+        end = self._scanner.find_end(self._text, self._seen)
+        if self._scanner.broken_at is not None:
+            return self._give_up(pieces)
+        if end is None:
+            self._seen = len(self._text)
+            return False
+        # Still held: it may be no call.
+        self._seen = end
+        return self._judge("".join((*self._parts, self._text[self._at : end])), pieces)
+
+    def _judge(self, held: str, pieces: list[Piece]) -> bool:
+        """All that is held, up to `_seen`, the end of a value: takes it as a call, or gives up."""
+        raise NotImplementedError
+
+    def _read_arguments(self, pieces: list[Piece]) -> bool:
+        end = self._scanner.find_end(self._text, self._at)
+        broken_at = self._scanner.broken_at
+        if broken_at is not None:
+            self._add_arguments(self._take(broken_at), pieces)
+            self._read = self._read_broken
+            return True
+        if end is None:
+            self._add_arguments(self._take(len(self._text)), pieces)
+            return False
+        return self._end_arguments(self._take(end), pieces)
+
+    def _read_broken(self, pieces: list[Piece]) -> bool:
+        """Arguments that are no JSON, up to the end mark."""
+        raise NotImplementedError
+
+    def _end_arguments(self, arguments: str, pieces: list[Piece]) -> bool:
+        """The rest of streamed arguments, up to their end."""
+        raise NotImplementedError

@@ -68,6 +68,7 @@ class _Fused:
         self._whole_spec, self._spec = spec, spec.attention
         self._eps = spec.norm_eps or 0.0
         self._constexprs = constexprs(spec)
+        self._prepare_constexprs = prepare_constexprs(spec)
         self._has_pdl = launches_dependents(device)
         self._launch = {"launch_pdl": True} if self._has_pdl else {}
         # Zeros, which the kernel leaves as zeros. Graphs keep the address.
@@ -174,7 +175,7 @@ class _Fused:
             num_tokens,
             self._eps,
             PDL=self._has_pdl,
-            **prepare_constexprs(self._whole_spec),
+            **self._prepare_constexprs,
             num_warps=4,
             **self._launch,
         )

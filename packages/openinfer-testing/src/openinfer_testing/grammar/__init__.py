@@ -6,6 +6,7 @@ from openinfer_testing.grammar._suite import GrammarConformance
 from openinfer_testing.grammar._vocabulary import (
     EOS_TOKEN_IDS,
     VOCAB_SIZE,
+    byte_characters,
     decode,
     encode,
     tokenizer_json,
@@ -22,6 +23,7 @@ __all__ = [
     "BROKEN_BACKENDS",
     # a vocabulary to test with
     "tokenizer_json",
+    "byte_characters",
     "encode",
     "decode",
     "VOCAB_SIZE",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 _WORDS = (*("true", "false", "name", "null", "tr", "ab", "abc", "cd"), *('":', '", ', '{"'))
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """How byte-level tokenizers spell each byte: as itself where it prints, else from 256 on."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
@@ -15,7 +15,7 @@ def _byte_characters() -> list[str]:
     return [spelled[byte] for byte in range(256)]
 
 
-_BYTES = _byte_characters()
+_BYTES = byte_characters()
 _TOKENS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in _WORDS]
 
 EOS_TOKEN_IDS = (len(_TOKENS), len(_TOKENS) + 1)
