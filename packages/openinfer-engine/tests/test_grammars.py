@@ -3,8 +3,10 @@
 import itertools
 import random
 import re
+import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,7 @@ class MaskedExecutor(ZeroCostExecutor):
         self.rng = random.Random(1)
         self.calls = []
         self.plans = {}
+        self.watch = None
 
     def launch(self, plan, /):
         self.calls.append(f"launch {plan.step_id}")
@@ -66,6 +69,8 @@ class MaskedExecutor(ZeroCostExecutor):
 
     def wait(self, ticket, /):
         self.calls.append(f"wait {ticket}")
+        if self.watch is not None:
+            self.watch()
         return super().wait(ticket)
 
 
@@ -162,6 +167,27 @@ def test_only_steps_with_masks_wait_for_the_tokens_before_them(make_bench, make_
             f"wait {step_id - 1}",
             f"sample {step_id} masked",
         ]
+
+
+def test_once_compiled_a_grammar_runs_on_the_step_thread_alone(make_bench, make_request):
+    """Its threads are seen asleep in the queue of their pool, at every wait of a step."""
+    bench = make_bench()
+    grammar = Grammar(kind="regex", text="[a-d]{200}")
+    held = [bench.submit(make_request(max_tokens=300, grammar=grammar)) for _ in range(4)]
+    seen = Counter()
+
+    def watch():
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if all(recorder.tokens for recorder in held) and thread.name.startswith("openinfer-"):
+                seen[thread.name, frames[thread.ident].f_code.co_qualname] += 1
+
+    bench.executor.watch = watch
+    bench.run()
+    assert all(len(text_of(recorder)) == 200 for recorder in held)
+    assert len(seen) == 2, seen
+    assert {(name[:18], where) for name, where in seen} == {("openinfer-grammar_", "_worker")}
+    assert min(seen.values()) > 50
 
 
 def test_forced_tokens_save_steps(make_bench, make_request):
