@@ -6,7 +6,7 @@ import struct
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from openinfer_frontend._exchange import ABORT
+from openinfer_frontend._exchange import ABORT, SEND_NOW
 
 HEAD_TIMEOUT_S = 30.0
 """A request line and its headers that take longer end the connection."""
@@ -42,7 +42,10 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser: a request begins."""
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"abort": self._abort}}
+        self.scope["extensions"] = {
+            ABORT: {"abort": self._abort},
+            SEND_NOW: {"send": self._send_now},
+        }
         if not self._is_in_head:
             self._await_head()
 
@@ -65,6 +68,14 @@ class Connection(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._stop_timer()
         self.transport.close()
+
+    def _send_now(self, body: bytes) -> bool:
+        # The cycle may be that of a next request, sent early: then it has not begun to answer.
+        cycle = self.cycle
+        if self.flow.write_paused or not cycle.chunked_encoding or cycle.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def _abort(self) -> None:
         # Without it the kernel keeps its own buffer until the peer reads, long after the close.

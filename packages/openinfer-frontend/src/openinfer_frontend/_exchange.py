@@ -26,6 +26,9 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _MAX_QUERY_FIELDS = 32
 ABORT = "openinfer.abort"
 """ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
+SEND_NOW = "openinfer.send_now"
+"""Another: `send(body)` sends a part of a body that is not the first, without a task that waits;
+False, and nothing is sent, where it would have to wait."""
 
 
 class PendingBodies:
@@ -252,6 +255,14 @@ class Exchange:
         """Sends events, if there are any; returns when the connection takes more."""
         if events:
             await self._write(events, more=True)
+
+    def send_now(self, events: bytes) -> bool:
+        """As `send_events`, if nothing has to be waited for; else False, and nothing is sent.
+
+        Only while no other send of this exchange is under way.
+        """
+        extension = self._extensions.get(SEND_NOW)
+        return extension is not None and bool(extension["send"](events))
 
     async def end_stream(self, events: bytes = b"") -> None:
         """Sends the last events and the end mark."""

@@ -11,7 +11,7 @@ from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
 from openinfer_frontend._exchange import Exchange, translated
 from openinfer_frontend._formats import ChatFormat, CompletionFormat
-from openinfer_frontend._generation import Generation
+from openinfer_frontend._generation import Delta, Generation
 from openinfer_frontend._logprobs import TokenNames
 from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, RequestContext
 from openinfer_frontend._messages_format import MessagesFormat
@@ -287,15 +287,9 @@ async def _stream(exchange: Exchange, generation: Generation, form: AnswerFormat
 async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerFormat) -> bytes:
     """Sends all events but the last ones; returns these."""
     is_open: set[int] = set()
-    parts: list[bytes] = []
     is_counted = form.options.continuous_usage
-    while not generation.is_done:
-        deltas = await generation.next()
-        if not deltas:
-            continue
-        # Until now a refusal could still have a status of its own.
-        if not exchange.has_begun:
-            await exchange.begin_stream()
+
+    def render(deltas: list[Delta]) -> bytes:
         parts = []
         for delta in deltas:
             index = delta.index
@@ -304,10 +298,33 @@ async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerF
                 scores = generation.prompt_logprobs(index)
                 parts.append(form.opening(index, generation.usage(index), scores))
             parts.append(form.chunk(delta, generation.usage(index) if is_counted else None))
-        if not generation.is_done:
-            await exchange.send_events(b"".join(parts))
-    parts.append(form.ending(generation.usage()))
-    return b"".join(parts)
+        return b"".join(parts)
+
+    unsent = b""
+
+    def pass_on() -> bool:
+        """Most events need no task: waking one costs as much as all the rest."""
+        nonlocal unsent
+        deltas = generation.take_plain()
+        if deltas is None:
+            return False
+        unsent = render(deltas)
+        if not generation.is_done and (not unsent or exchange.send_now(unsent)):
+            unsent = b""
+            return True
+        return False
+
+    while not generation.is_done:
+        deltas = await generation.next()
+        # Until now a refusal could still have a status of its own.
+        if deltas and not exchange.has_begun:
+            await exchange.begin_stream()
+        unsent += render(deltas)
+        if unsent and not generation.is_done:
+            events, unsent = unsent, b""
+            await exchange.send_events(events)
+            generation.listen(pass_on)
+    return unsent + form.ending(generation.usage())
 
 
 async def _whole(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:

@@ -181,15 +181,32 @@ class Generation:
         if any(not choice.is_released for choice in self._choices):
             self.abort()
 
+    def listen(self, on_events: Callable[[], bool]) -> None:
+        """Has a function called whenever `next` waits and something has happened.
+
+        Args:
+            on_events: called on the event loop, not in the task; it may call `take_plain`. True
+                lets `next` wait on, else it returns; what it raises, `next` does.
+        """
+        self._fan_in.on_events = on_events
+
+    def take_plain(self) -> list[Delta] | None:
+        """As `next`, if nothing has to be waited for; None, and nothing taken, where that may be.
+
+        The engine's last word on a choice may be one that is waited for.
+        """
+        events = self._fan_in.take_plain()
+        return None if events is None else self._deltas(events)
+
     async def next(self) -> list[Delta]:
         """What happened since the last call, at most one delta a choice; possibly nothing to show.
 
         Raises:
             ApiError: if a sequence was rejected or failed; the others are of no use then.
         """
-        deltas = []
         lost: list[int] = []
-        for index, event in (await self._fan_in.get()).items():
+        events = await self._fan_in.get()
+        for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
                 choice.is_released = True
@@ -203,13 +220,19 @@ class Generation:
                 if not (event.end.is_retryable and self._can_resume(choice)):
                     raise _failure(event.end, self._grammar_param)
                 lost.append(index)
-                failed, event = event.end, replace(event, end=None)
-            delta = self._take(index, choice, event)
-            if delta is not None:
-                deltas.append(delta)
+                failed, events[index] = event.end, replace(event, end=None)
+        deltas = self._deltas(events)
         lost = [index for index in lost if not self._choices[index].is_done]
         if lost:
             await self._resume(lost, failed)
+        return deltas
+
+    def _deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
+        deltas = []
+        for index, event in events.items():
+            delta = self._take(index, self._choices[index], event)
+            if delta is not None:
+                deltas.append(delta)
         return deltas
 
     def abort(self) -> None:

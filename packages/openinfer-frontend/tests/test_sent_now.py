@@ -1,0 +1,134 @@
+"""Events that are sent from the engine's callback, and those that have to wait for the reader."""
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from openinfer_contract import Finished
+from openinfer_frontend._connection import Connection
+from openinfer_frontend._formats import CompletionFormat
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """How often something was sent at once (True), and how often that could not be (False)."""
+    seen, send_now = Counter(), Connection._send_now
+
+    def count(connection, body):
+        was_sent = send_now(connection, body)
+        seen[was_sent] += 1
+        return was_sent
+
+    monkeypatch.setattr(Connection, "_send_now", count)
+    return seen
+
+
+@pytest.fixture
+def ask(start, make_app, fakes):
+    """Begins a streamed completion: the engine, a socket to read, and a function that emits."""
+    engine = fakes.FakeEngine()
+    server = start(make_app(engine))
+    # Connections inherit it: what does not fit into small buffers has to wait.
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    socks = []
+
+    def begin(**fields):
+        body = json.dumps({"prompt": "Hi", "stream": True} | fields).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        sock = socket.socket()
+        socks.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(10)
+        sock.connect(server.socket.getsockname())
+        sock.sendall(head % len(body) + body)
+        deadline = time.monotonic() + 5
+        while not engine.live:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return engine, sock, emit
+
+    def emit(*entries):
+        """All in one turn of the loop; returns when that is over."""
+        done = threading.Event()
+        server.call(lambda: [engine.emit(entry) for entry in entries if engine.live])
+        server.call(done.set)
+        assert done.wait(10)
+
+    yield begin
+    for sock in socks:
+        sock.close()
+
+
+def read_until(sock, mark):
+    data = b""
+    while mark not in data:
+        data += (part := sock.recv(65536))
+        assert part, data[-500:]
+    return data
+
+
+def events(data):
+    """What the events of a chunked body hold, without its [DONE]."""
+    body, rest = b"", data.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    *chunks, done = body.decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
+    _, sock, emit = ask(max_tokens=400)
+    emit("begin ")
+    data = read_until(sock, b"begin ")
+    texts = [f"{number:04} " * 600 for number in range(150)]
+    for number in range(0, 150, 2):
+        emit(*texts[number : number + 2])
+        if number % 50 == 48:
+            # Nothing was read meanwhile; now all of it is.
+            data += read_until(sock, b"%04d " % (number + 1))
+    emit(Finished(reason="length"))
+    data += read_until(sock, b"[DONE]\n\n\r\n0\r\n\r\n")
+    choices = [event["choices"][0] for event in events(data)]
+    assert "".join(choice["text"] for choice in choices) == "begin " + "".join(texts)
+    assert [choice["finish_reason"] for choice in choices][-1] == "length"
+    assert min(sent[True], sent[False]) > 1, sent
+
+
+def test_a_stop_string_found_there_ends_the_stream(ask, sent):
+    engine, sock, emit = ask(stop=["END"])
+    for text in ("a", "b", "c"):
+        emit(text)
+        data = read_until(sock, b'"text":"%b"' % text.encode())
+    emit("dEN")
+    emit("D e")
+    emit("never")
+    data = read_until(sock, b"0\r\n\r\n")
+    last = events(b"\r\n\r\n" + data)[-1]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "END")
+    assert b"never" not in data
+    assert sent[True] > 1
+    assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
+    engine, sock, emit = ask()
+    for text in ("a", "b", "c"):
+        emit(text)
+        read_until(sock, b'"text":"%b"' % text.encode())
+    assert sent[True] > 0
+
+    def fail(*_):
+        raise RuntimeError("a fault of the format")
+
+    monkeypatch.setattr(CompletionFormat, "chunk", fail)
+    emit("d")
+    data = read_until(sock, b"0\r\n\r\n")
+    assert json.loads(data.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 500
+    assert "a fault of the format" in caplog.text
+    assert not engine.live
