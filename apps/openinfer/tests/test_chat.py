@@ -132,9 +132,9 @@ def test_a_system_message_comes_first_and_options_go_along(talk):
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_talk(talk):
     model = _Model(["one ", "two", CTRL_C, "three"], [CTRL_C], ["Yes."])
-    assert talk(model, "Count", "Go on?", "And?") == (
-        0, "one two\nYes.\n", "[stopped]\n[stopped]\n",
-    )  # fmt: skip
+    status, out, err = talk(model, "Count", "Go on?", "And?", is_typed=True)
+    assert (status, out) == (0, "one two\nYes.\n")
+    assert err.count("[stopped]\n") == 2
     assert model.asked[2][0] == [
         *(_user("Count"), _assistant("one two"), _user("Go on?"), _assistant("")),
         _user("And?"),
@@ -144,7 +144,16 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_talk(talk):
 
 def test_ctrl_c_at_the_prompt_is_an_empty_line(talk):
     model = _Model(["Hello."])
-    assert talk(model, CTRL_C, "Hi")[:2] == (0, "Hello.\n")
+    assert talk(model, CTRL_C, "Hi", is_typed=True)[:2] == (0, "Hello.\n")
+
+
+@pytest.mark.parametrize("lines", [("Hi",), (CTRL_C, "Hi")])
+def test_ctrl_c_ends_a_piped_talk(talk, lines):
+    model = _Model(["one ", CTRL_C], ["two"])
+    with pytest.raises(KeyboardInterrupt):
+        talk(model, *lines)
+    assert model.is_closed
+    assert len(model.asked) <= 1
 
 
 def test_the_end_of_input_at_once_is_no_error(talk):
@@ -327,7 +336,7 @@ def test_a_turn_whose_rounds_are_over_ends_by_an_answer(talk):
 def test_a_call_that_was_cut_off_is_not_kept(talk):
     cut = [*CODE[:1], ToolCallArguments(0, '{"code": "pri'), Ended("length")]
     model = _Model(["a", *cut], ["b"], ["c", *CODE[:2], CTRL_C], ["d"])
-    talk(model, "1", "2", "3", "4", tools="python", run_tools=True)
+    talk(model, "1", "2", "3", "4", is_typed=True, tools="python", run_tools=True)
     assert model.asked[3][0] == [
         *(_user("1"), _assistant("a"), _user("2"), _assistant("b")),
         *(_user("3"), _assistant("c"), _user("4")),
@@ -341,7 +350,7 @@ def test_ctrl_c_while_a_call_runs_answers_all_calls(talk, monkeypatch):
     monkeypatch.setattr(chat_module, "run_call", interrupted)
     calls = [*CODE[:3], *_call("python", {"code": "2"}, index=1)]
     model = _Model(calls, ["b"])
-    _, _, err = talk(model, "1", "2", tools="python", run_tools=True)
+    _, _, err = talk(model, "1", "2", is_typed=True, tools="python", run_tools=True)
     assert "[stopped]" in err
     results = model.asked[1][0][2:4]
     assert [message["tool_call_id"] for message in results] == ["call_0", "call_1"]

@@ -73,7 +73,7 @@ sys.exit(cli.main(["complete", "x"]))
 
 
 def test_an_interrupt_while_commands_are_loaded_is_no_traceback(monkeypatch):
-    def interrupted():
+    def interrupted(**_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_parser", interrupted)

@@ -60,7 +60,7 @@ def test_nothing_to_complete_is_said_before_a_model_is_loaded(run, monkeypatch):
 
 def test_ctrl_c_ends_it_early(run, capsys):
     model = _Model("one ", KeyboardInterrupt(), "two")
-    assert run(model, "a") == 0
+    assert run(model, "a") == 130
     assert capsys.readouterr() == ("one \n", " [stopped]")
     assert model.is_closed
     assert model.has_ended

@@ -110,6 +110,34 @@ def test_it_serves_and_drains(make_request: Request) -> None:
     asyncio.run(main())
 
 
+def test_a_process_may_be_spawned_ahead_of_the_start() -> None:
+    supervisor = EngineSupervisor(SPEC, factory=FACTORY, options=QUICK)
+    supervisor.spawn()
+    (spawned,) = children()
+
+    async def main() -> None:
+        try:
+            await supervisor.start()
+            assert children() == {spawned}
+            assert supervisor.state == "ready"
+        finally:
+            await supervisor.shutdown()
+
+    asyncio.run(main())
+    assert not children()
+
+
+@pytest.mark.parametrize("is_kind", [False, True])
+def test_what_was_spawned_and_never_started_is_killed(is_kind: bool) -> None:
+    supervisor = EngineSupervisor(SPEC, factory=FACTORY)
+    supervisor.spawn()
+    if is_kind:
+        asyncio.run(supervisor.shutdown())
+    else:
+        supervisor.close()
+    assert not children()
+
+
 def test_a_killed_engine_is_restarted(make_request: Request) -> None:
     async def main() -> None:
         async with running(spec(step_s=0.005)) as engine:

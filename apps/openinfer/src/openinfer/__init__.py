@@ -3,17 +3,21 @@
 `LLM` runs a model in this process; the `openinfer` command serves one over HTTP.
 """
 
-from openinfer._batch import Completion
-from openinfer._llm import LLM
-from openinfer._sampling_params import SamplingParams
-from openinfer.errors import (
-    AppError,
-    GenerationFailed,
-    ModelNotFound,
-    RemoteServerError,
-    RequestRejected,
-    UsageError,
-)
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from openinfer._batch import Completion
+    from openinfer._llm import LLM
+    from openinfer._sampling_params import SamplingParams
+    from openinfer.errors import (
+        AppError,
+        GenerationFailed,
+        ModelNotFound,
+        RemoteServerError,
+        RequestRejected,
+        UsageError,
+    )
 
 __all__ = [
     "LLM",
@@ -27,3 +31,19 @@ __all__ = [
     "RequestRejected",
     "GenerationFailed",
 ]
+
+# Imported when first asked for: the command, which is a part of this package too, answers Ctrl-C
+# from its first moment, and `serve` starts the engine's process before it imports anything more.
+_HOMES = {"LLM": "_llm", "SamplingParams": "_sampling_params", "Completion": "_batch"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,21 @@
-"""`python -m openinfer`."""
+"""`openinfer`, and `python -m openinfer`."""
 
 import sys
 
-from openinfer._cli import main
+from openinfer._interrupts import leave_on_interrupt
 
-sys.exit(main())
+
+def main() -> int:
+    """Runs the command line; its exit status."""
+    leave_on_interrupt()
+    from openinfer._cli import main as run
+
+    try:
+        return run()
+    finally:
+        # What is left is the interpreter's own end, which does not like to be interrupted either.
+        leave_on_interrupt()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

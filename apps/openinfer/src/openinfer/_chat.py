@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from openinfer._chat_tools import TOOLS, Tool, parse_tools, run_call
+from openinfer._interrupts import raise_interrupts
 from openinfer._screen import Screen
 from openinfer._terminal_model import Ended, Message, Model, open_model, sampling_options
 from openinfer.errors import UsageError
@@ -36,6 +37,7 @@ def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     if screen.is_interactive and not namespace.url:
         screen.remark("loading the model ...")
     model = open_model(namespace, extra, namespace.positional)
+    raise_interrupts()
     with closing(model):
         talk = Talk(model, screen, sampling_options(namespace), runs_unasked=namespace.run_tools)
         talk.offer(tools)
@@ -150,6 +152,7 @@ class Talk:
 
         Raises:
             OpenInferError: the model failed, and nobody is there to try again.
+        KeyboardInterrupt: likewise, Ctrl-C ends a piped talk.
         """
         num_before = len(self.messages)
         self.messages.append({"role": "user", "content": line})
@@ -158,6 +161,8 @@ class Talk:
         except KeyboardInterrupt:
             self._settle()
             self._screen.remark("[stopped]")
+            if not self._screen.is_interactive:
+                raise
         except OpenInferError as error:
             del self.messages[num_before:]
             self._turn, self._open_calls = None, []

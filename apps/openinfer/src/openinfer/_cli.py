@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 
 from openinfer._flags import FlagFormatter, add_flags
+from openinfer._interrupts import STATUS, raise_interrupts
 from openinfer_contract import OpenInferError
 
 _OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor"})
@@ -18,16 +19,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     As of shells' commands: 130 after Ctrl-C, 141 when nobody reads the output any more.
     """
     try:
-        parser = _parser()
-        namespace, extra = _parse(parser, list(sys.argv[1:] if arguments is None else arguments))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        is_ours = bool(given) and given[0] in _OUR_COMMANDS
+        parser = _parser(with_others=not is_ours)
+        namespace, extra = _parse(parser, given)
         if extra and not getattr(namespace, "takes_extra", False):
             parser.error(f"unrecognised arguments: {' '.join(extra)}")
+        if not is_ours:
+            raise_interrupts()  # ours do so themselves, once they have something to close
         return int(namespace.run(namespace, extra))
     except OpenInferError as error:
         print(f"openinfer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return STATUS
     except BrokenPipeError:
         # Whoever read our output has enough; as the interpreter ends it would be flushed again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,7 +57,8 @@ def _parse(
     return namespace, extra
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, with_others: bool = True) -> argparse.ArgumentParser:
+    """The parser of all commands; those of other packages are imported for it."""
     parser = argparse.ArgumentParser(
         prog="openinfer", description="An LLM inference engine made of packages."
     )
@@ -62,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_complete(commands)
     _add_doctor(commands)
-    for point in entry_points(group="openinfer.commands"):
-        point.load()(commands)
+    if with_others:
+        for point in entry_points(group="openinfer.commands"):
+            point.load()(commands)
     return parser
 
 

@@ -1,13 +1,18 @@
-"""What an operator decides about HTTP: keys, origins, bounds, timeouts, certificates."""
+"""What an operator decides about HTTP: keys, origins, bounds, timeouts, certificates.
+
+The front end is imported by who asks for more than the defaults: `serve` needs these first.
+"""
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from openinfer.errors import UsageError
-from openinfer_frontend import FrontendConfig, Tls
+
+if TYPE_CHECKING:
+    from openinfer_frontend import Tls
 
 API_KEY = "OPENINFER_API_KEY"
 ADMIN_API_KEY = "OPENINFER_ADMIN_API_KEY"
@@ -39,6 +44,8 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: naming what cannot be meant.
             TlsError: a certificate cannot be used.
         """
+        from openinfer_frontend import FrontendConfig
+
         given = {name: values[name] for name in cls.__struct_fields__ if name in values}
         for name in ("api_keys", "allowed_origins"):
             if name in given:
@@ -61,13 +68,17 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_config(self) -> dict[str, Any]:
         """The part that `FrontendConfig` takes."""
+        from openinfer_frontend import FrontendConfig
+
         names = FrontendConfig.__dataclass_fields__
         return {
             name: value for name, value in msgspec.structs.asdict(self).items() if name in names
         }
 
-    def tls(self) -> Tls | None:
+    def tls(self) -> "Tls | None":
         """Certificate and key, None for plain HTTP."""
         if self.ssl_certfile is None:
             return None
+        from openinfer_frontend import Tls
+
         return Tls(certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs)

@@ -42,7 +42,7 @@ class Screen:
         self._remember = _prepare_line_editing() if self.is_interactive else None
 
     def read_line(self) -> str | None:
-        """The next line of the talk: "" after Ctrl-C, None at the end of the input."""
+        """The next line of the talk: "" after Ctrl-C of who types, None at the end of the input."""
         line = self._read("> ")
         if line and self._remember is not None:
             self._remember(line)
@@ -69,6 +69,8 @@ class Screen:
         except EOFError:
             return None
         except KeyboardInterrupt:
+            if not self.is_interactive:
+                raise
             print(file=sys.stderr)
             return ""
 

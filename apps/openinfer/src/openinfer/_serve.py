@@ -1,37 +1,20 @@
-"""`openinfer serve`: one engine process, one or more front processes, wired and watched.
-
-    this process: HTTP, text, supervision ── inherited socket ── engine process
-    further front processes ──────────────── Unix socket ───────┘
-
-All front processes accept from one socket. It listens once the engine can answer; an engine that
-dies is restarted while the port stays open and answers 503.
-"""
+"""`openinfer serve`: what is asked for, then the engine's process, then all the rest beside it."""
 
 import argparse
-import asyncio
 import logging
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from importlib.metadata import version
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-import msgspec
-
 from openinfer._config_file import read_config_file
-from openinfer._defaults import keep_honoured_defaults
-from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
 from openinfer._http_options import HttpOptions
-from openinfer._prepare import Prepared, prepare
-from openinfer._text_options import TextOptions
+from openinfer._interrupts import raise_interrupts
+from openinfer._prepare import prepare
 from openinfer.errors import UsageError
-from openinfer_contract import EngineInfo
 from openinfer_engine import EngineSupervisor
-from openinfer_frontend import bind, create_app, new_event_loop
-from openinfer_frontend import serve as serve_http
-from openinfer_text import TextModel
 
 _DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -68,8 +51,24 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         datefmt="%H:%M:%S",
     )
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_run(prepared, values, begun))
+    raise_interrupts()  # there is a process to end from here on
+    with ExitStack() as stack:
+        addresses = [values["engine_address"]] if values.get("engine_address") else []
+        if values["api_server_count"] > 1:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openinfer-"))
+            addresses.append(f"unix:{folder}/engine.sock")
+        supervisor = EngineSupervisor(
+            prepared.spec,
+            factory=prepared.factory,
+            listen=addresses,
+            log_level=values["log_level"],
+        )
+        stack.callback(supervisor.close)
+        supervisor.spawn()
+        # Imported while the engine's process imports torch: together they take half of its time.
+        from openinfer._server import run
+
+        run(supervisor, addresses, prepared, values, begun)
     return 0
 
 
@@ -96,95 +95,3 @@ def _settings(namespace: argparse.Namespace) -> tuple[dict[str, Any], dict[str, 
 
 
 _NOT_FLAGS = frozenset({"command", "run", "takes_extra", "config", "positional"})
-
-
-async def _run(prepared: Prepared, values: Mapping[str, Any], begun: float) -> None:
-    async with AsyncExitStack() as stack:
-        sock = stack.enter_context(bind(values["host"], values["port"]))
-        front = _front_spec(prepared, values)
-        addresses = [values["engine_address"]] if values.get("engine_address") else []
-        if values["api_server_count"] > 1:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openinfer-"))
-            addresses.append(f"unix:{folder}/engine.sock")
-        supervisor = EngineSupervisor(
-            prepared.spec,
-            factory=prepared.factory,
-            listen=addresses,
-            log_level=values["log_level"],
-        )
-        stack.push_async_callback(supervisor.shutdown)
-        info, text = await asyncio.gather(supervisor.start(), asyncio.to_thread(front.load_text))
-        if front.generation_config == "auto":
-            defaults = keep_honoured_defaults(text, info)
-            front = msgspec.structs.replace(front, defaults=defaults)
-        _logger.info("chats: %s", _describe_parsers(text))
-        app = create_app(SupervisedEngine(supervisor), text, front.config())
-        others = None
-        if values["api_server_count"] > 1:
-            others = FrontProcesses(front, sock, addresses[-1], values["api_server_count"] - 1)
-            stack.push_async_callback(others.stop)
-            await others.start()
-        await serve_http(
-            app,
-            [sock],
-            drain_timeout_s=front.http.drain_timeout_s,
-            tls=front.http.tls(),
-            on_ready=lambda: _on_ready(info, front, sock.getsockname(), begun),
-            on_drain=others.drain if others else None,
-        )
-        if others and app.num_in_flight:
-            # A second signal cut off what was left here.
-            others.kill()
-        _logger.info("shutting down")
-
-
-def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
-    return FrontSpec(
-        model_path=str(prepared.model.path),
-        served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
-        generation_config=values.get("generation_config", "auto"),
-        text=TextOptions.from_values(values),
-        version=version("openinfer"),
-        http=HttpOptions.from_values(values),
-    )
-
-
-def _describe_parsers(text: TextModel) -> str:
-    names = [
-        f"{what} by {parser.name}" if parser else f"{what} not parsed"
-        for what, parser in (
-            ("tool calls", text.tool_parser),
-            ("reasoning", text.reasoning_parser),
-        )
-    ]
-    return ", ".join(names)
-
-
-def _on_ready(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:
-    freeze_heap()
-    _announce(info, front, address, begun)
-
-
-def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:
-    limits = info.limits
-    tokens = sum(group.num_blocks * group.tokens_per_block for group in info.cache_groups)
-    size = sum(group.num_blocks * group.bytes_per_block for group in info.cache_groups)
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    _logger.info(
-        "KV cache: %d tokens (%.2f GiB), %.1f requests of %d tokens at once",
-        tokens,
-        size / 2**30,
-        tokens / limits.max_model_len,
-        limits.max_model_len,
-    )
-    _logger.info(
-        "ready in %.1f s: %s by %s on %s (%s), %s://%s:%d",
-        time.monotonic() - begun,
-        front.served_model_names[0],
-        info.model_line,
-        info.device,
-        info.dtype,
-        "http" if front.http.ssl_certfile is None else "https",
-        host,
-        address[1],
-    )

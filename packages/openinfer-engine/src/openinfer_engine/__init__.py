@@ -7,6 +7,7 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 from openinfer_engine._assembly import assemble, build_engine_info
 from openinfer_engine._child import EngineChild
 from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks, TracedExecutor
+from openinfer_engine._heavy_imports import heavy_imports
 from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
 from openinfer_engine._lines import detect_line, installed_lines, launch_line
@@ -55,6 +56,7 @@ __all__ = [
     "detect_line",
     "installed_lines",
     "launch_line",
+    "heavy_imports",
     # engines
     "InProcessEngine",
     "EngineSupervisor",

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from openinfer_contract import ContractVersionError, EngineDead
 from openinfer_engine._launch import (
@@ -27,6 +28,53 @@ from openinfer_engine.errors import EngineStartError
 # a third of its pace. 0.2 ms is more than lies between two products.
 _SPINNING = {"GOMP_SPINCOUNT": "10000"}
 _WAIT_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnedEngine:
+    """An engine process that starts, and our end of its socket; `EngineChild.start` waits for it.
+
+    It starts by itself, so whoever has spawned it may do other things first.
+    """
+
+    socket: socket.socket
+    process: "subprocess.Popen[bytes]"
+
+    def kill(self) -> None:
+        """Ends the process at once. Blocks until it is gone, which takes milliseconds."""
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
+    """Starts a process and tells it what to be; needs no event loop.
+
+    Raises:
+        EngineStartError: the system starts none.
+    """
+    with ExitStack() as stack:
+        try:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            command = [sys.executable, "-m", "openinfer_engine", "--fd", str(theirs.fileno())]
+            for address in listen:
+                command += ["--listen", address]
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                # A terminal's Ctrl-C is the front's; it could come before this process ignores it.
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as error:
+            reason = f"no engine process can be started: {error.strerror or error}"
+            raise EngineStartError("NotStarted", reason) from error
+        stack.pop_all()
+    theirs.close()
+    with suppress(OSError):  # one that has ended already is found out by who waits for it
+        ours.sendall(encode_start(spec))
+    return SpawnedEngine(ours, process)
 
 
 class EngineChild:
@@ -56,6 +104,7 @@ class EngineChild:
         listen: Sequence[str] = (),
         silence_s: float | None = None,
         on_progress: Callable[[str], None] | None = None,
+        spawned: SpawnedEngine | None = None,
     ) -> "EngineChild":
         """Starts a process and waits until it can serve.
 
@@ -64,14 +113,17 @@ class EngineChild:
             listen: further addresses, `unix:PATH` or `tcp:HOST:PORT`.
             silence_s: a start that says nothing for so long is hung; None waits for ever.
             on_progress: called with lines for people.
+            spawned: the process, if it was spawned already, with the same `spec` and `listen`.
 
         Raises:
             EngineStartError: it said why not, died, or hung; the process is gone.
         """
-        ours, process = _spawn(listen)
+        if spawned is None:
+            spawned = spawn(spec, listen)
+        ours, process = spawned.socket, spawned.process
         try:
             ours.setblocking(False)
-            started = await _await_started(ours, spec, process, silence_s, on_progress)
+            started = await _await_started(ours, process, silence_s, on_progress)
             engine = await RemoteEngine.connect(ours)
         except BaseException as error:
             ours.close()
@@ -101,40 +153,13 @@ class EngineChild:
         return await asyncio.to_thread(self.process.wait)
 
 
-def _spawn(listen: Sequence[str]) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
-    """A new process and our end of the socket it inherits."""
-    with ExitStack() as stack:
-        try:
-            ours, theirs = map(stack.enter_context, socket.socketpair())
-            command = [sys.executable, "-m", "openinfer_engine", "--fd", str(theirs.fileno())]
-            for address in listen:
-                command += ["--listen", address]
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                # A terminal's Ctrl-C is the front's; it could come before this process ignores it.
-                start_new_session=True,
-                env=_environment(),
-            )
-        except OSError as error:
-            reason = f"no engine process can be started: {error.strerror or error}"
-            raise EngineStartError("NotStarted", reason) from error
-        stack.pop_all()
-    theirs.close()
-    return ours, process
-
-
 async def _await_started(
     sock: socket.socket,
-    spec: ProcessSpec,
     process: "subprocess.Popen[bytes]",
     silence_s: float | None,
     on_progress: Callable[[str], None] | None,
 ) -> Started:
-    loop = asyncio.get_running_loop()
     try:
-        await loop.sock_sendall(sock, encode_start(spec))
         while True:
             message = await asyncio.wait_for(_receive(sock), silence_s)
             if isinstance(message, Started):

@@ -7,6 +7,7 @@ end, 1 the start failed (and the parent was told why), 70 the engine died.
 """
 
 import argparse
+import gc
 import logging
 import signal
 import socket
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument("--listen", action="append", default=[], help="a further address")
     options = parser.parse_args(arguments)
+    # What is imported lives as long as the process: `heavy_imports` adds the model line's.
+    gc.freeze()
     # Signals to a whole group are the front's to act on: it drains, then closes this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

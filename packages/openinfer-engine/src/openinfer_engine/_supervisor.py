@@ -22,7 +22,7 @@ from openinfer_contract import (
     Load,
     Ticket,
 )
-from openinfer_engine._child import EngineChild
+from openinfer_engine._child import EngineChild, SpawnedEngine, spawn
 from openinfer_engine._launch import LINE_FACTORY, LogLevel, ProcessSpec
 from openinfer_engine._model_line import LaunchSpec
 from openinfer_engine._remote import RemoteEngine
@@ -85,6 +85,7 @@ class EngineSupervisor:
         self._on_progress = on_progress
         self._state: EngineState = "starting"
         self._reason = "the engine is starting"
+        self._spawned: SpawnedEngine | None = None
         self._child: EngineChild | None = None
         self._info: EngineInfo | None = None
         self._num_restarts = 0
@@ -115,6 +116,17 @@ class EngineSupervisor:
         """Identity, limits and abilities of the engine, of the last one if there is none now."""
         assert self._info is not None, "the supervisor was not started"
         return self._info
+
+    def spawn(self) -> None:
+        """Starts the engine's process ahead of `start`, so that the caller's own start runs beside.
+
+        Needs no event loop. `close` and `shutdown` end what `start` has not taken over.
+
+        Raises:
+            EngineStartError: the system starts no process.
+        """
+        assert (self._spawned, self._child) == (None, None), "there is a process"
+        self._spawned = spawn(self._spec, self._listen)
 
     async def start(self) -> EngineInfo:
         """Starts the engine and waits until it is ready. A first start is not retried.
@@ -167,6 +179,7 @@ class EngineSupervisor:
     def close(self) -> None:
         """Kills the engine process. Live requests fail. Idempotent; `shutdown` is the kind way."""
         self._retire()
+        self._kill_spawned()
         child, self._child = self._child, None
         if child is not None:
             child.engine.disconnect()
@@ -182,6 +195,7 @@ class EngineSupervisor:
                 _logger.warning("the engine ended while it drained: %s", error)
             drained.cancel()
         self._retire()
+        self._kill_spawned()
         if self._watch is not None:
             await asyncio.wait([self._watch])
         child, self._child = self._child, None
@@ -198,12 +212,19 @@ class EngineSupervisor:
         if self._watch is not None:
             self._watch.cancel()
 
+    def _kill_spawned(self) -> None:
+        spawned, self._spawned = self._spawned, None
+        if spawned is not None:
+            spawned.kill()
+
     async def _start_child(self) -> None:
+        spawned, self._spawned = self._spawned, None
         child = await EngineChild.start(
             self._spec,
             listen=self._listen,
             silence_s=self._options.start_silence_s,
             on_progress=self._on_progress,
+            spawned=spawned,
         )
         self._child = child
         # A port the system chose is known to other clients from now on: a restart keeps it.

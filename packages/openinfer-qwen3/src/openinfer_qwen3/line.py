@@ -18,6 +18,7 @@ from openinfer_engine import (
     OptionRejected,
     Refusal,
     ServePlan,
+    heavy_imports,
     read_config,
 )
 from openinfer_qwen3.config import Qwen3Config
@@ -88,8 +89,9 @@ class Qwen3Line:
         config = _read(read_config(spec.model_path))
         backend = _line_options(spec).attention_backend
 
-        from openinfer_qwen3.model import Qwen3Model
-        from openinfer_runtime import launch_torch
+        with heavy_imports():
+            from openinfer_qwen3.model import Qwen3Model
+            from openinfer_runtime import launch_torch
 
         def build(options: "BuildOptions") -> "Qwen3Model":
             return Qwen3Model(

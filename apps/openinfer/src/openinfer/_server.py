@@ -1,0 +1,141 @@
+"""The server at work: one engine process, one or more front processes, wired and watched.
+
+    this process: HTTP, text, supervision ── inherited socket ── engine process
+    further front processes ──────────────── Unix socket ───────┘
+
+All front processes accept from one socket. It listens once the engine can answer; an engine that
+dies is restarted while the port stays open and answers 503.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from openinfer._defaults import keep_honoured_defaults
+from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
+from openinfer._http_options import HttpOptions
+from openinfer._prepare import Prepared
+from openinfer._text_options import TextOptions
+from openinfer_contract import EngineInfo
+from openinfer_engine import EngineSupervisor
+from openinfer_frontend import bind, create_app, new_event_loop, serve
+from openinfer_text import TextModel
+
+_logger = logging.getLogger("openinfer")
+
+
+def run(
+    supervisor: EngineSupervisor,
+    addresses: Sequence[str],
+    prepared: Prepared,
+    values: Mapping[str, Any],
+    begun: float,
+) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        supervisor: of an engine whose process may be starting; shut down here.
+        addresses: where the engine also listens; the last one is for further front processes.
+        prepared: the model.
+        values: options by `FLAGS` destination.
+        begun: when the start began, of `time.monotonic`.
+
+    Raises:
+        OpenInferError: a sentence that says what to do.
+    """
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_run(supervisor, addresses, prepared, values, begun))
+
+
+async def _run(
+    supervisor: EngineSupervisor,
+    addresses: Sequence[str],
+    prepared: Prepared,
+    values: Mapping[str, Any],
+    begun: float,
+) -> None:
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(bind(values["host"], values["port"]))
+        front = _front_spec(prepared, values)
+        stack.push_async_callback(supervisor.shutdown)
+        info, text = await asyncio.gather(supervisor.start(), asyncio.to_thread(front.load_text))
+        if front.generation_config == "auto":
+            defaults = keep_honoured_defaults(text, info)
+            front = msgspec.structs.replace(front, defaults=defaults)
+        _logger.info("chats: %s", _describe_parsers(text))
+        app = create_app(SupervisedEngine(supervisor), text, front.config())
+        others = None
+        if values["api_server_count"] > 1:
+            others = FrontProcesses(front, sock, addresses[-1], values["api_server_count"] - 1)
+            stack.push_async_callback(others.stop)
+            await others.start()
+        await serve(
+            app,
+            [sock],
+            drain_timeout_s=front.http.drain_timeout_s,
+            tls=front.http.tls(),
+            on_ready=lambda: _on_ready(info, front, sock.getsockname(), begun),
+            on_drain=others.drain if others else None,
+        )
+        if others and app.num_in_flight:
+            # A second signal cut off what was left here.
+            others.kill()
+        _logger.info("shutting down")
+
+
+def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
+    return FrontSpec(
+        model_path=str(prepared.model.path),
+        served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
+        generation_config=values.get("generation_config", "auto"),
+        text=TextOptions.from_values(values),
+        version=version("openinfer"),
+        http=HttpOptions.from_values(values),
+    )
+
+
+def _describe_parsers(text: TextModel) -> str:
+    names = [
+        f"{what} by {parser.name}" if parser else f"{what} not parsed"
+        for what, parser in (
+            ("tool calls", text.tool_parser),
+            ("reasoning", text.reasoning_parser),
+        )
+    ]
+    return ", ".join(names)
+
+
+def _on_ready(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:
+    freeze_heap()
+    _announce(info, front, address, begun)
+
+
+def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:
+    limits = info.limits
+    tokens = sum(group.num_blocks * group.tokens_per_block for group in info.cache_groups)
+    size = sum(group.num_blocks * group.bytes_per_block for group in info.cache_groups)
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    _logger.info(
+        "KV cache: %d tokens (%.2f GiB), %.1f requests of %d tokens at once",
+        tokens,
+        size / 2**30,
+        tokens / limits.max_model_len,
+        limits.max_model_len,
+    )
+    _logger.info(
+        "ready in %.1f s: %s by %s on %s (%s), %s://%s:%d",
+        time.monotonic() - begun,
+        front.served_model_names[0],
+        info.model_line,
+        info.device,
+        info.dtype,
+        "http" if front.http.ssl_certfile is None else "https",
+        host,
+        address[1],
+    )

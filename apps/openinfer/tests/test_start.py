@@ -1,0 +1,98 @@
+"""The first moments of a command: what it imports before what, and Ctrl-C at any of them."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+
+# Ctrl-C in the moment in which a module begins to be imported.
+_INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == WHERE:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["openinfer", *ARGUMENTS]
+from openinfer.__main__ import main
+sys.exit(main())
+"""
+_SERVE = ("serve", "--port", "0", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("where", "arguments"),
+    [
+        ("openinfer._cli", _SERVE),
+        ("numpy", ("complete", "x")),
+        ("openinfer._serve", _SERVE),
+        # The engine's process is running by now.
+        ("openinfer_frontend", _SERVE),
+        ("uvicorn", _SERVE),
+        ("openinfer._chat", ("chat",)),
+        ("torch._C", ("chat",)),
+        ("openinfer_sim._run", ("sim", "--model", "qwen3-0_6b", "--requests", "1")),
+    ],
+)
+def test_ctrl_c_ends_it_without_a_word_and_without_a_trace(where, arguments):
+    mark = f"OPENINFER_TEST_{uuid.uuid4().hex}"
+    code = _INTERRUPTED.replace("WHERE", repr(where)).replace("ARGUMENTS", repr(arguments))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, mark: "1"},
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    assert all("INFO" in line for line in done.stderr.splitlines())
+    deadline = time.monotonic() + 5
+    while left := [one for one in psutil.process_iter() if mark in _environment(one)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _environment(process):
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored():
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from openinfer._interrupts import leave_on_interrupt, raise_interrupts\n"
+        "leave_on_interrupt(); raise_interrupts(); signal.raise_signal(signal.SIGINT)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "late"),
+    [
+        ("import openinfer.__main__", ("openinfer_contract", "numpy", "openinfer._cli")),
+        # What `serve` needs before the engine's process can start.
+        (
+            "import openinfer._cli as c, openinfer._serve as s\n"
+            "p = c._parser(with_others=False)\n"
+            "s.prepare(s._settings(c._parse(p, ['serve'])[0])[0].get('model'), {})",
+            ("openinfer_frontend", "openinfer_text", "pydantic", "openinfer_sim"),
+        ),
+    ],
+)
+def test_what_can_be_imported_later_is(code, late):
+    program = f"{code}\nimport sys\nprint([m for m in {late} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
