@@ -221,9 +221,36 @@ def test_piped_talks_print_answers_and_nothing_else(scripted, run_openinfer):
     assert "print(6 * 7)" in stderr
     assert "\x1b" not in stderr
     status, stdout, stderr = run_openinfer(*arguments, stdin="6 * 7?\n")
-    assert (status, stdout) == (0, "")
+    assert (status, stdout) == (1, "")
+    assert "openinfer: the model calls python; not run: nobody can be asked" in stderr
     assert "--run-tools runs calls unasked" in stderr
     assert "42" not in stderr
+
+
+def test_a_result_too_long_for_the_context_is_cut_and_the_talk_goes_on(scripted, run_openinfer):
+    call = _CALL.replace("print(6 * 7)", "print('word ' * 4000)")
+    server = scripted(call, "It is long.")
+    status, stdout, stderr = run_openinfer(
+        *("chat", "--url", server.url, "--tools", "python", "--run-tools"), stdin="Go.\n"
+    )
+    assert (status, stdout) == (0, "It is long.\n"), stderr
+    assert "characters: its context has no room for more]" in stderr
+
+
+def test_a_pasted_text_and_one_between_marks_are_one_turn_each(scripted, terminal):
+    server = scripted("First.", "Second.", "Third.")
+    shown = terminal("chat", "--url", server.url)
+    shown.expect("> ")
+    shown.send("\x1b[200~one\n/two\x1b[201~")
+    shown.expect("/two")
+    shown.send("\n")
+    shown.expect("First.")
+    shown.line('"""')
+    for line in ("three", 'four"""'):
+        shown.expect(". ")
+        shown.send(line + "\n")
+    shown.expect("Second.")
+    assert shown.end() == 0
 
 
 def test_a_terminated_talk_leaves_nothing_running(scripted, terminal):

@@ -26,8 +26,10 @@ class _Model:
 
     name = "fake"
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, num_chars=None):
         self.answers = list(answers)
+        self.num_chars = num_chars
+        """Its context, of one token a character; None: it does not say."""
         self.asked = []
         self.tools = []
         self.is_closed = False
@@ -46,6 +48,11 @@ class _Model:
                 yield Ended("stop")
         finally:
             self.num_ended += 1
+
+    def num_tokens_left(self, messages, tools=()):
+        if self.num_chars is None:
+            return None
+        return self.num_chars - sum(len(message["content"]) for message in messages)
 
     def close(self):
         self.is_closed = True
@@ -297,10 +304,9 @@ def test_who_does_not_see_the_call_is_not_asked(talk):
 
 def test_piped_calls_are_not_run_unless_told(talk):
     model = _Model(CODE, ["Fine."])
-    _, out, err = talk(model, "6 * 7?", "And?", tools="python")
-    assert out == "Fine.\n"
-    assert "--run-tools runs calls unasked, without a sandbox" in err
-    assert model.asked[1][0][2]["content"].startswith("not run")
+    with pytest.raises(UsageError, match=r"calls python; .* --run-tools runs calls unasked"):
+        talk(model, "6 * 7?", "And?", tools="python")
+    assert len(model.asked) == 1
     model = _Model(CODE, ["42."])
     assert talk(model, "6 * 7?", tools="python", run_tools=True)[:2] == (0, "42.\n")
     assert model.asked[1][0][2]["content"] == "42"
@@ -315,6 +321,40 @@ def test_calls_that_cannot_be_run_are_told_to_the_model(talk):
         "error: there is no tool 'browser'; there are: python, shell",
         'error: the arguments must be a JSON object with the string "code"',
     ]
+
+
+def test_a_result_is_cut_to_what_the_context_leaves(talk):
+    long = _call("python", {"code": "print('x' * 3000)"})
+    model = _Model(long, ["Done."], num_chars=2000)
+    _, _, err = talk(model, "x", tools="python", run_tools=True)
+    result = model.asked[1][0][2]["content"]
+    kept = result.count("x")
+    assert 1800 < kept < 2000 - 128
+    assert result.endswith("\n[cut off here: the context has no room for more]")
+    assert model.num_tokens_left(model.asked[1][0]) >= 128
+    assert f"[the model reads {result.index(chr(10))} of these 3000 characters" in err
+    for roomy in (_Model(long, ["Done."], num_chars=9000), _Model(long, ["Done."])):
+        _, _, err = talk(roomy, "x", tools="python", run_tools=True)
+        assert roomy.asked[1][0][2]["content"] == "x" * 3000
+        assert "the model reads" not in err
+
+
+def test_results_of_several_calls_share_the_room(talk):
+    code = {"code": "print('x' * 3000)"}
+    calls = [*_call("python", code)[:3], *_call("python", code, index=1)]
+    model = _Model(calls, ["Done."], num_chars=2000)
+    talk(model, "x", tools="python", run_tools=True)
+    first, second = (message["content"].count("x") for message in model.asked[1][0][2:4])
+    assert abs(first - second) < 100
+    assert model.num_tokens_left(model.asked[1][0]) >= 128
+
+
+def test_a_full_context_gets_a_remark_for_a_result(talk):
+    model = _Model(_call("python", {"code": "print('x' * 300)"}), ["?"], num_chars=20)
+    _, _, err = talk(model, "x" * 30, tools="python", run_tools=True)
+    result = model.asked[1][0][2]["content"]
+    assert result == "[cut off here: the context has no room for more]"
+    assert "[the model reads 0 of these 300 characters" in err
 
 
 def test_rounds_are_bounded(talk):

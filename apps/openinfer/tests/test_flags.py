@@ -3,8 +3,9 @@ import argparse
 import pytest
 
 from openinfer import UsageError
+from openinfer._cli import _parser
 from openinfer._flag_values import parse_count, parse_dtype
-from openinfer._flags import FLAGS, add_flags, convert_option
+from openinfer._flags import FLAGS, TERMINAL_FLAGS, add_flags, convert_option
 
 _SCOPES = ("engine", "frontend", "server")
 _TEXTS = {
@@ -191,3 +192,15 @@ def test_values_that_are_no_arguments_convert_too(dest, value, converted):
 def test_values_that_do_not_convert_name_their_place(dest, value):
     with pytest.raises(UsageError, match=r"^here"):
         convert_option(_flag(dest), value, "here")
+
+
+def test_the_terminals_own_flags_are_known():
+    (commands,) = (action.choices for action in _parser()._actions if action.choices)
+    ours = {name for flag in FLAGS for name in (*flag.names, *flag.off)} | {"-h", "--help"}
+    spellings = {
+        name
+        for command in ("chat", "complete")
+        for action in commands[command]._actions
+        for name in action.option_strings
+    }
+    assert spellings - ours == set(TERMINAL_FLAGS)

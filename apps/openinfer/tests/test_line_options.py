@@ -45,7 +45,8 @@ def test_a_bool_is_a_switch(argument, value):
         (("--num-expert", "4"), ("--num-expert ", "did you mean --num-experts")),
         (("--max-modle-len", "4"), ("--max-modle-len", "did you mean --max-model-len")),
         (("--max-modle-len=4",), ("--max-modle-len ", "a-line")),
-        (("--xyzzy",), ("--xyzzy", "see openinfer serve --help")),
+        (("--xyzzy",), ("--xyzzy", "--help lists what there is")),
+        (("--temprature", "3"), ("--temprature ", "did you mean --temperature?")),
         (("--port", "3"), ("--port has no effect on this command",)),
     ],
 )

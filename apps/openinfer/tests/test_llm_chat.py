@@ -135,6 +135,10 @@ def test_the_terminals_view_of_it(folder, monkeypatch):
         assert isinstance(first, Content)
         assert "It is 42.".startswith(first.text)
         stream.close()
+        left = model.num_tokens_left(HELLO)
+        assert left == 4096 - len(model._llm.text.encode_chat(HELLO).token_ids) // 4
+        assert model.num_tokens_left([*HELLO, *HELLO], [TOOL]) < left
+        assert model.num_tokens_left([{"role": "user", "content": "\ud83d"}]) is None
         *_, end = model.stream_chat(HELLO, {"max_tokens": 3})
         assert end == Ended("length")
         with pytest.raises(RequestRejected):

@@ -228,6 +228,25 @@ def test_a_server_of_another_kind_is_a_sentence(server, content):
         RemoteModel(server.url)
 
 
+@pytest.mark.parametrize(
+    ("reply", "left"),
+    [
+        ((200, [b'{"count": 30, "max_model_len": 100, "tokens": []}'], False), 70),
+        ((200, [b'{"count": 130, "max_model_len": 100}'], False), -30),
+        ((200, [b'{"count": 130}'], False), None),
+        ((200, [b"[]"], False), None),
+        ((404, [b"{}"], False), None),
+    ],
+)
+def test_room_is_known_where_the_server_counts_tokens(server, reply, left):
+    server.replies["/tokenize"] = reply
+    message = {"role": "user", "content": "Hi"}
+    assert RemoteModel(server.url, "m").num_tokens_left([message], [{"type": "x"}]) == left
+    assert server.asked == [
+        ("/tokenize", {"model": "m", "messages": [message], "tools": [{"type": "x"}]})
+    ]
+
+
 def test_leaving_a_stream_hangs_up(server):
     server.replies["/v1/completions"] = (200, _texts("a") * 200_000, False)
     pieces = RemoteModel(server.url, "m").stream_completion("Hi", {})

@@ -1,3 +1,4 @@
+import io
 import os
 import pty
 import re
@@ -108,6 +109,22 @@ def test_what_was_typed_ahead_answers_no_question():
         assert process.returncode == 0
     assert b"line=first" in output
     assert b"answer=n;" in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "texts"),
+    [
+        ('"""\na\n\n  b\n"""\nc\n', ["a\n\n  b", "c"]),
+        ('"""a\nb"""\n', ["a\nb"]),
+        ('"""a"""\n', ["a"]),
+        ('"""\na\n', ["a"]),
+        ('a """\nb\n', ['a """', "b"]),
+    ],
+)
+def test_marks_hold_several_lines_together(screen, monkeypatch, typed, texts):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    shown = screen(is_terminal=False)
+    assert list(iter(shown.read_line, None)) == texts
 
 
 @pytest.mark.parametrize(("typed", "seen"), [(True, True), (True, False), (False, True)])

@@ -8,6 +8,7 @@ from typing import Any
 
 from openinfer._chat_tools import TOOLS, Tool, parse_tools, run_call
 from openinfer._interrupts import raise_interrupts
+from openinfer._result_room import fit_result
 from openinfer._screen import Screen
 from openinfer._terminal_model import Ended, Message, Model, open_model, sampling_options
 from openinfer.errors import UsageError
@@ -19,7 +20,8 @@ _HELP = """\
 /tools [NAMES]   the tools that the model may call; python,shell or none sets them, and asks again
 /system [TEXT]   the system message; TEXT sets it
 /clear, /new     forgets the talk, keeps the system message
-/quit            ends, as does Ctrl-D; Ctrl-C stops an answer"""
+/quit            ends, as does Ctrl-D; Ctrl-C stops an answer
+\"""              begins a text of several lines, up to the next \"""; a pasted one needs none"""
 _NO_TERMINAL = (
     "not run: nobody can be asked here, where standard input or error is no terminal; "
     "--run-tools runs calls unasked, without a sandbox"
@@ -66,9 +68,11 @@ def _greet(screen: Screen, name: str, tools: Sequence[Tool], *, runs_unasked: bo
 
 
 def _is_command(line: str) -> bool:
-    # A path is no command.
+    # A path is no command, nor is a text of several lines.
     words = line.split(maxsplit=1)
-    return bool(words) and words[0].startswith("/") and words[0].count("/") == 1
+    return (
+        bool(words) and "\n" not in line and words[0].startswith("/") and words[0].count("/") == 1
+    )
 
 
 def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
@@ -151,7 +155,8 @@ class Talk:
         """One turn of the user, and all that the model makes of it.
 
         Raises:
-            OpenInferError: the model failed, and nobody is there to try again.
+            OpenInferError: the model failed, or calls what nobody can be asked about, and nobody is
+            there to try again.
         KeyboardInterrupt: likewise, Ctrl-C ends a piped talk.
         """
         num_before = len(self.messages)
@@ -185,10 +190,9 @@ class Talk:
     def _take_turn(self, offered: Sequence[Tool]) -> bool:
         """Streams one answer of the model; whether it ends in calls that wait for results."""
         self._turn = turn = AssistantTurn()
-        system = [{"role": "system", "content": self.system}] if self.system else []
         tools = [tool.definition for tool in offered]
         reason = ""
-        stream = self._model.stream_chat([*system, *self.messages], self._options, tools)
+        stream = self._model.stream_chat(self._conversation(), self._options, tools)
         with closing(stream):
             for piece in stream:
                 if isinstance(piece, Ended):
@@ -209,6 +213,10 @@ class Talk:
         elif turn.calls and not has_calls:
             self._screen.remark("[the model broke off a call; nothing was run]")
         return has_calls
+
+    def _conversation(self) -> list[Message]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
 
     def _keep(self, turn: AssistantTurn, *, with_calls: bool) -> None:
         message = turn.message()
@@ -237,12 +245,31 @@ class Talk:
             else:
                 goes_on, result = False, "not run: it was not allowed"
             self._screen.result(result)
-            self._close_call(result)
+            self._close_call(self._fitted(result))
         return goes_on
+
+    def _fitted(self, result: str) -> str:
+        """The result of the first open call as far as the model's context has room for it."""
+        conversation = self._conversation()
+        tools = [tool.definition for tool in self.tools]
+
+        def num_left(text: str) -> int | None:
+            answered = [*conversation, _result(self._open_calls[0], text)]
+            return self._model.num_tokens_left(answered, tools)
+
+        text, num_chars = fit_result(result, num_left, num_results=len(self._open_calls))
+        if num_chars < len(result):
+            self._screen.remark(
+                f"[the model reads {num_chars} of these {len(result)} characters: its context has "
+                "no room for more]"
+            )
+        return text
 
     def _may_run(self, tool: Tool) -> bool:
         if self._runs_unasked or tool.name in self._allowed:
             return True
+        if not self._screen.is_interactive:
+            raise UsageError(f"the model calls {tool.name}; {_NO_TERMINAL}")
         if not self._screen.can_ask:
             self._screen.error(_NO_TERMINAL)
             return False
@@ -255,7 +282,7 @@ class Talk:
     def _close_call(self, result: str) -> None:
         call = self._open_calls.pop(0)
         self._is_running = False
-        self.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": result})
+        self.messages.append(_result(call, result))
 
     def _settle(self) -> None:
         """After an interrupt: what has come of the answer stays; calls say how far they came."""
@@ -265,3 +292,7 @@ class Talk:
             self._close_call("error: the user stopped it; it may have done a part of its work")
         while self._open_calls:
             self._close_call("not run: the user interrupted it")
+
+
+def _result(call: ToolCall, text: str) -> Message:
+    return {"role": "tool", "tool_call_id": call.call_id, "content": text}

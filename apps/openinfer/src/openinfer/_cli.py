@@ -94,6 +94,7 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "chat",
         help="talk to a model in the terminal",
         description="Talks to a server (--url), or to a model loaded into this process.",
+        epilog='A line is a turn; """ begins and ends a text of several lines. /help: commands.',
         usage="openinfer chat [MODEL] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,

@@ -201,6 +201,11 @@ FLAGS: tuple[Flag, ...] = (
     *SERVER_FLAGS,
 )
 
+TERMINAL_FLAGS = (
+    "--url", "--max-tokens", "--temperature", "--top-p", "--system", "--tools", "--run-tools",
+)  # fmt: skip
+"""Of `chat` and `complete` alone."""
+
 
 def add_flags(
     parser: argparse.ArgumentParser, scopes: Iterable[Scope], *, only: Collection[str] = ()

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from openinfer._flags import FLAGS
+from openinfer._flags import FLAGS, TERMINAL_FLAGS
 from openinfer.errors import UsageError
 from openinfer_engine import EngineOptions
 
@@ -158,8 +158,8 @@ def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> Us
     spellings += [_flag(field.name) for field in msgspec.structs.fields(options)]
     if name in spellings:
         return UsageError(f"{name} has no effect on this command; leave it out")
-    near = difflib.get_close_matches(name, spellings, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; see openinfer serve --help"
+    near = difflib.get_close_matches(name, [*spellings, *TERMINAL_FLAGS], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; --help lists what there is"
     return UsageError(f"{name} is used by neither OpenInfer nor the model line {line_name}{hint}")
 
 

@@ -9,6 +9,8 @@ from openinfer._batch import Completion
 from openinfer._llm import LLM
 from openinfer._sampling_params import SamplingParams
 from openinfer._terminal_model import Ended, Message
+from openinfer.errors import RequestRejected
+from openinfer_contract import unpack_ids
 from openinfer_text import Piece
 
 
@@ -42,6 +44,16 @@ class LocalModel:
     ) -> Generator[str, None, None]:
         """The continuation of a text, piece by piece; closing the iterator ends it."""
         return self._llm.stream(prompt, SamplingParams(**{"max_tokens": 128, **options}))
+
+    def num_tokens_left(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> int | None:
+        """Tokens of the context behind a conversation; None if it cannot be one."""
+        try:
+            chat = self._llm._encode_chat(messages, tools=tools)
+        except RequestRejected:
+            return None
+        return self._llm.engine.info.limits.max_model_len - len(unpack_ids(chat.token_ids))
 
     def close(self) -> None:
         """Frees the model."""

@@ -74,6 +74,20 @@ class RemoteModel:
         for choice in self._events("/v1/completions", body):
             yield choice.get("text") or ""
 
+    def num_tokens_left(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> int | None:
+        """Tokens of the context behind a conversation, where the server has `/tokenize`."""
+        body = {"model": self.name, "messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        try:
+            with self._answer("POST", "/tokenize", json.dumps(body).encode()) as response:
+                counted = json.loads(response.read())
+            return int(counted["max_model_len"]) - int(counted["count"])
+        except (RemoteServerError, ValueError, KeyError, TypeError):
+            return None
+
     def close(self) -> None:
         """Nothing is held between requests."""
 

@@ -17,6 +17,7 @@ from typing import TextIO
 _STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "red": "\x1b[31m"}
 _RESET = "\x1b[0m"
 _MAX_RESULT_LINES = 20
+_MARK = '"""'
 # C0 and C1 but newline and tab, marks of text direction, and what no UTF-8 can spell.
 _COMMANDS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -42,8 +43,18 @@ class Screen:
         self._remember = _prepare_line_editing() if self.is_interactive else None
 
     def read_line(self) -> str | None:
-        """The next line of the talk: "" after Ctrl-C of who types, None at the end of the input."""
-        line = self._read("> ")
+        """The next text of the talk: "" after Ctrl-C of who types, None at the end of the input.
+
+        It is a line, or as many as stand between triple quotation marks; a terminal that marks what
+        is pasted makes one text of that, too.
+        """
+        try:
+            line = self._read("> ")
+            if line is not None and line.startswith(_MARK):
+                line = self._read_on(line.removeprefix(_MARK))
+        except KeyboardInterrupt:
+            self._drop_line()
+            return ""
         if line and self._remember is not None:
             self._remember(line)
         return line
@@ -55,7 +66,28 @@ class Screen:
         """
         self.end_line()
         _drop_type_ahead()
-        return (self._read(question) or "").strip().lower()
+        try:
+            return (self._read(question) or "").strip().lower()
+        except KeyboardInterrupt:
+            self._drop_line()
+            return ""
+
+    def _read_on(self, line: str) -> str:
+        """The lines up to the one that ends in the mark, or the end of the input."""
+        lines = []
+        while not line.rstrip().endswith(_MARK):
+            lines.append(line)
+            more = self._read(". ")
+            if more is None:
+                return "\n".join(lines).strip("\n")
+            line = more
+        return "\n".join([*lines, line.rstrip().removesuffix(_MARK)]).strip("\n")
+
+    def _drop_line(self) -> None:
+        """After Ctrl-C in a line; nobody types into a pipe, so there it goes on."""
+        if not self.is_interactive:
+            raise KeyboardInterrupt
+        print(file=sys.stderr)
 
     def _read(self, prompt: str) -> str | None:
         self.end_line()
@@ -68,11 +100,6 @@ class Screen:
             return input(prompt)
         except EOFError:
             return None
-        except KeyboardInterrupt:
-            if not self.is_interactive:
-                raise
-            print(file=sys.stderr)
-            return ""
 
     def content(self, text: str) -> None:
         """The next characters of an answer; as they are where they meet no terminal."""

@@ -38,6 +38,14 @@ class Model(Protocol):
     ) -> Generator[str, None, None]:
         """The continuation of a text, piece by piece; closing the iterator ends it."""
 
+    def num_tokens_left(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> int | None:
+        """Tokens of the context behind a conversation, negative if it has more than the context.
+
+        None where that is not known.
+        """
+
     def close(self) -> None:
         """Frees what the model holds."""
 
