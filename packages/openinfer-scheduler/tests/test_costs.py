@@ -4,11 +4,12 @@ CPU time of this thread, the best of many rounds, so that a busy machine costs t
 """
 
 import importlib.util
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-MAX_ROUNDS = 12
+MAX_TRIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +21,13 @@ def benchmark():
     return module
 
 
-def least(seconds, bound_s):
-    """The least of so many rounds, or the first within the bound."""
+def least(measure, bound_s):
+    """The least of so many measurements, or the first within the bound."""
     best_s = float("inf")
-    for _ in range(MAX_ROUNDS):
-        best_s = min(best_s, next(seconds))
+    for _ in range(MAX_TRIES):
+        best_s = min(best_s, measure())
         if best_s <= bound_s:
             break
-    seconds.close()
     return best_s
 
 
@@ -45,13 +45,19 @@ def least(seconds, bound_s):
 )
 def test_a_steady_step(benchmark, policy, goal, num_waiting, has_free_slot):
     bound_s = 2 * benchmark.GOALS_S[goal]
-    rounds = benchmark.steady_rounds(
+    slices = benchmark.steady_slices(
         benchmark.POLICIES[policy](), num_waiting, has_free_slot=has_free_slot
     )
-    assert least((plan_s + apply_s for plan_s, apply_s in rounds), bound_s) <= bound_s
+    assert least(lambda: sum(benchmark.steady_best(slices)), bound_s) <= bound_s
+    slices.close()
 
 
 def test_admission_of_a_long_cached_prompt(benchmark):
     bound_s = 2 * benchmark.GOALS_S["full_hit"]
-    rounds = benchmark.full_hit_rounds()
-    assert least((admitted_s - hashed_s for admitted_s, hashed_s in rounds), bound_s) <= bound_s
+    hits = benchmark.full_hit_rounds()
+
+    def admitted():
+        return min(admitted_s - hashed_s for admitted_s, hashed_s in islice(hits, 5))
+
+    assert least(admitted, bound_s) <= bound_s
+    hits.close()

@@ -138,6 +138,35 @@ def test_an_order_that_is_none_leaves_nothing_behind(loop, order):
     subject.run()
 
 
+def test_nobody_has_two_turns_while_waiting_for_a_tier(loop):
+    policy = Broken(order=lambda s: [*s[:1], *s])
+    subject = loop(policy=policy)
+    subject.add([1, 2, 3], is_loading=True)
+    subject.add([4, 5, 6])
+    with pytest.raises(PolicyError, match="order"):
+        subject.scheduler.plan(0.0)
+    policy._order = None
+    subject.loaded("r0")
+    subject.run()
+
+
+def test_an_order_may_be_ranked_as_it_is_read(loop):
+    num_ranked = 0
+
+    def ranked(sequences):
+        nonlocal num_ranked
+        for sequence in reversed(sequences):
+            num_ranked += 1
+            yield sequence
+
+    subject = loop(policy=Broken(order=ranked), max_num_seqs=1)
+    for number in range(9):
+        subject.add([number], max_tokens=1)
+    assert [start.request.request_id for start in subject.plan().starts] == ["r8"]
+    assert num_ranked == 1
+    subject.run()
+
+
 def test_a_victim_of_its_own_invention_leaves_nothing_behind(loop):
     policy = Broken(victim=object())
     subject = loop(policy=policy, num_blocks=9, max_num_batched_tokens=40, depth=1)

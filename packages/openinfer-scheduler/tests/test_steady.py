@@ -1,13 +1,16 @@
 """Decode rows that are found once and planned many times: nobody can tell from outside."""
 
+import numpy as np
 import pytest
 
 from openinfer_contract import pack_ids
+from openinfer_scheduler import StepResult
 
 
 def running(loop, num_requests, **options):
     """Sequences that all decode, with room for the next positions."""
-    subject = loop(num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, **options)
+    settings = {"num_blocks": 300, "max_num_batched_tokens": 64, "max_num_seqs": 6} | options
+    subject = loop(**settings)
     for number in range(num_requests):
         subject.add([number] * 5, max_tokens=40, ignore_eos=True)
     for _ in range(4):
@@ -29,8 +32,10 @@ class Turning:
     """Serves the youngest first whenever told to."""
 
     is_turned = False
+    num_asked = 0
 
     def order(self, sequences, now):
+        self.num_asked += 1
         return list(reversed(sequences)) if self.is_turned else sequences
 
     def chunk(self, sequence, max_tokens):
@@ -40,15 +45,60 @@ class Turning:
         return candidates[-1]
 
 
-def test_rows_follow_the_policy(loop):
+def test_rows_that_take_blocks_keep_their_places(loop):
     policy = Turning()
-    subject = running(loop, 3, depth=1, policy=policy)
-    seen = []
-    for policy.is_turned in (False, False, True, True, False):
-        seen.append([row.slot for row in subject.plan().rows])
+    subject = running(loop, 3, depth=1, policy=policy, tokens_per_block=1)
+    policy.num_asked = num_grown = 0
+    for _ in range(30):
+        plan = subject.plan()
+        assert [row.slot for row in plan.rows] == [0, 1, 2]
+        num_grown += sum(len(row.new_block_ids[0]) > 0 for row in plan.rows)
         subject.complete()
-    assert seen == [[0, 1, 2], [0, 1, 2], [2, 1, 0], [2, 1, 0], [0, 1, 2]]
+    assert num_grown > 3
+    assert not policy.num_asked, "everybody is served"
     subject.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("num_blocks", [18, 19, 20])
+def test_who_stands_back_is_the_policys_to_say(loop, depth, is_turned, num_blocks):
+    """Whether blocks run out before the first row that wants one, or behind it."""
+    policy = Turning()
+    subject = running(loop, 3, depth=depth, policy=policy, num_blocks=num_blocks, watermark=0.0)
+    policy.is_turned = is_turned
+    while not subject.scheduler.load().num_preemptions:
+        subject.step()
+    preempted = {s.request_id for s in subject.scheduler._state.live.values() if s.num_preemptions}
+    assert preempted == {"r0" if is_turned else "r2"}
+    subject.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_stop_ids_end_them(loop, depth):
+    subject = loop(num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, depth=depth)
+    for number in range(6):
+        subject.add([number] * 5, max_tokens=40, stop_token_ids=(number, 20), ignore_eos=True)
+    subject.run()
+    lengths = [
+        len(subject.output[name]) for name, end in subject.ends.items() if end.reason == "stop"
+    ]
+    assert max(lengths) > 8
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 1], [1, 1], [1, 1, 1, 0], [1, 1, 0]])
+def test_counts_that_do_not_fit_are_refused(loop, counts):
+    subject = running(loop, 3, depth=1)
+    plan = subject.plan()
+    with pytest.raises(ValueError, match="has"):
+        subject.scheduler.apply(
+            StepResult(
+                step_id=plan.step_id,
+                counts=np.array(counts, np.int32),
+                token_ids=np.zeros(sum(counts), np.uint32),
+            ),
+            subject.now,
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -3,9 +3,11 @@
 from typing import Literal
 
 from openinfer_kv_cache import CacheUse
+from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
+from openinfer_scheduler._order import ranked_waiting
 from openinfer_scheduler._plan import RowStart
-from openinfer_scheduler._policy import CheckedOrder, Policy
+from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
@@ -29,11 +31,17 @@ class Admission:
     """
 
     def __init__(
-        self, state: SchedulerState, policy: Policy, sizes: ChunkSizes, room: Room
+        self,
+        state: SchedulerState,
+        policy: Policy,
+        sizes: ChunkSizes,
+        room: Room,
+        charges: Charges,
     ) -> None:
         self._state = state
         self._room = room
-        self._order = CheckedOrder(policy)
+        self._policy = policy
+        self._charges = charges
         self._sizes = sizes
         self._decode_rows = DecodeRows(state)
         self._refusal = (0, 0)
@@ -52,10 +60,10 @@ class Admission:
             return
         if draft.is_full or state.settling or self._is_refused(draft):
             return
-        candidates = self._order.of(state.waiting.sequences, draft.now)
         num_followers = 0
         needs_adapter_slot = False
-        for sequence in candidates:
+        self._charges.report()
+        for rank, sequence in enumerate(ranked_waiting(self._policy, state, draft.now)):
             if sequence.is_loading:
                 continue
             adapter = sequence.request.adapter
@@ -71,7 +79,7 @@ class Admission:
                     return
             else:
                 answer = self._start(draft, sequence, num_hit)
-                if answer == "no room" and sequence is candidates[0]:
+                if answer == "no room" and not rank:
                     self._refusal = state.num_moves, state.cache.num_available_blocks
                     self._asks_again_at = draft.step_id + _PATIENCE
                 if answer != "started":

@@ -20,8 +20,8 @@ class Draft:
     now: float
     budget: int
     """Tokens left."""
-    order: list[SequenceState]
-    """The running sequences as the policy ranks them."""
+    order: list[SequenceState] = field(default_factory=list)
+    """The running sequences as the policy ranks them; none where all rows are steady."""
     decode_rows: list[PlannedRow] = field(default_factory=list)
     decode_stays: list[Stay] = field(default_factory=list)
     prefill_rows: list[PlannedRow] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Equal service for tenants, and for the sessions of each."""
 
-from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
@@ -9,14 +9,15 @@ from openinfer_contract import GenerateRequest
 from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
-_NUM_RANKED = 64
-"""Waiting sequences that a plan ranks; the rest follows in order of arrival."""
-
 _MAX_IDLE_FLOWS = 4096
 """Tenants, and sessions of each, that are remembered though nothing of them waits."""
 
-_Flow = tuple[str, str]
-"""A tenant, and a session of it."""
+_Queues = Mapping[str, Mapping[str, Sequence[SequenceState]]]
+"""Sequences by tenant and session, each oldest first, and so are the tenants by their oldest."""
+
+_Heap = list[tuple[float, int, int, Sequence[SequenceState]]]
+"""Sessions by what they count as served, then by arrival of their next sequence: where in the
+queue it is, and the queue."""
 
 
 @dataclass(slots=True)
@@ -75,6 +76,10 @@ class Fair:
         self._sessions: dict[str, _Shares] = {}
         self._unbooked: dict[str, _Served] = {}
         """By request id, what was forwarded since the shares were looked at."""
+        self._waiting: list[SequenceState] = []
+        """What was ordered last."""
+        self._queues: _Queues = {}
+        """The same by tenant and session."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
@@ -86,25 +91,17 @@ class Fair:
         if len(self._unbooked) > _MAX_IDLE_FLOWS:
             self._book()
 
-    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
         """The least served first, as if each were served when its turn comes."""
         if not sequences or sequences[0].is_running:
             return sequences
         self._book()
-        flows: dict[_Flow, deque[SequenceState]] = {}
-        for sequence in sequences:
-            request = sequence.request
-            flow = request.tenant, request.session_id
-            queue = flows.get(flow)
-            if queue is None:
-                queue = flows[flow] = deque()
-            queue.append(sequence)
-        waiting: dict[str, dict[str, deque[SequenceState]]] = {}
-        for (tenant, session_id), queue in flows.items():
-            waiting.setdefault(tenant, {})[session_id] = queue
-        ranked = self._rank(waiting)
-        first = set(ranked)
-        return ranked + [sequence for sequence in sequences if sequence not in first]
+        if sequences != self._waiting:
+            self._waiting = list(sequences)
+            self._queues = _by_flow(sequences)
+        if len(self._sessions) > _MAX_IDLE_FLOWS + len(self._queues):
+            self._sessions = {t: s for t, s in self._sessions.items() if t in self._queues}
+        return self._turns(self._queues)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""
@@ -114,37 +111,35 @@ class Fair:
         """The least urgent."""
         return least_urgent(candidates)
 
-    def _rank(self, waiting: dict[str, dict[str, deque[SequenceState]]]) -> list[SequenceState]:
-        """The first `_NUM_RANKED` sequences; takes them out of the queues."""
+    def _turns(self, waiting: _Queues) -> Iterator[SequenceState]:
+        """Sequences as their turns come; each costs its flow what it has left to forward."""
         shares = self._tenants.of_waiting(waiting)
         # Arrival indices are unique, so that no comparison goes beyond them.
-        tenants = []
-        for tenant, sessions in waiting.items():
-            own = self._sessions_of(tenant).of_waiting(sessions)
-            queues = [
-                (own[name], queue[0].arrival_index, queue) for name, queue in sessions.items()
-            ]
-            heapify(queues)
-            tenants.append((shares[tenant], queues[0][1], queues))
+        tenants = [
+            (shares[tenant], next(iter(sessions.values()))[0].arrival_index, tenant)
+            for tenant, sessions in waiting.items()
+        ]
         heapify(tenants)
-        ranked: list[SequenceState] = []
-        while tenants and len(ranked) < _NUM_RANKED:
-            tenant_share, _, queues = tenants[0]
-            session_share, _, queue = queues[0]
-            sequence = queue.popleft()
-            ranked.append(sequence)
+        queues: dict[str, _Heap] = {}
+        while tenants:
+            tenant_share, _, tenant = tenants[0]
+            heap = queues.get(tenant)
+            if heap is None:
+                heap = queues[tenant] = self._heap_of(tenant, waiting[tenant])
+            session_share, _, place, queue = heap[0]
+            sequence = queue[place]
             cost = sequence.num_uncached_tokens
-            if queue:
-                heapreplace(queues, (session_share + cost, queue[0].arrival_index, queue))
+            yield sequence
+            place += 1
+            if place < len(queue):
+                head = queue[place].arrival_index
+                heapreplace(heap, (session_share + cost, head, place, queue))
             else:
-                heappop(queues)
-            if queues:
-                heapreplace(tenants, (tenant_share + cost, queues[0][1], queues))
+                heappop(heap)
+            if heap:
+                heapreplace(tenants, (tenant_share + cost, heap[0][1], tenant))
             else:
                 heappop(tenants)
-        if len(self._sessions) > _MAX_IDLE_FLOWS + len(waiting):
-            self._sessions = {t: s for t, s in self._sessions.items() if t in waiting}
-        return ranked
 
     def _book(self) -> None:
         """Adds what was forwarded to the shares."""
@@ -156,3 +151,19 @@ class Fair:
 
     def _sessions_of(self, tenant: str) -> _Shares:
         return self._sessions.setdefault(tenant, _Shares())
+
+    def _heap_of(self, tenant: str, sessions: Mapping[str, Sequence[SequenceState]]) -> _Heap:
+        shares = self._sessions_of(tenant).of_waiting(sessions)
+        heap = [
+            (shares[name], queue[0].arrival_index, 0, queue) for name, queue in sessions.items()
+        ]
+        heapify(heap)
+        return heap
+
+
+def _by_flow(sequences: Iterable[SequenceState]) -> _Queues:
+    queues: dict[str, dict[str, list[SequenceState]]] = defaultdict(lambda: defaultdict(list))
+    for sequence in sequences:
+        request = sequence.request
+        queues[request.tenant][request.session_id].append(sequence)
+    return queues

@@ -2,11 +2,13 @@
 
 from openinfer_kv_cache import Reservation
 from openinfer_scheduler._admission import Admission
+from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._draft import ChunkSizes, Draft
 from openinfer_scheduler._lookahead import num_lookahead_tokens
+from openinfer_scheduler._order import ranked_running
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import PlannedRow, StepPlan
-from openinfer_scheduler._policy import CheckedOrder, Policy
+from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
@@ -24,15 +26,20 @@ class Planner:
     """
 
     def __init__(
-        self, state: SchedulerState, policy: Policy, pace: PrefillPace | None, room: Room
+        self,
+        state: SchedulerState,
+        policy: Policy,
+        pace: PrefillPace | None,
+        room: Room,
+        charges: Charges,
     ) -> None:
         self._state = state
         self._policy = policy
-        self._order = CheckedOrder(policy)
+        self._charges = charges
         self._pace = pace
         self._sizes = ChunkSizes(state, policy)
         self._room = room
-        self._admission = Admission(state, policy, self._sizes, room)
+        self._admission = Admission(state, policy, self._sizes, room, charges)
         self._steady: SteadyRows | None = None
         """What the last plan without a new block had for rows."""
         self._starved: Stay | None = None
@@ -47,12 +54,7 @@ class Planner:
         state = self._state
         step_id = state.next_step
         state.probe.begin_plan(step_id)
-        draft = Draft(
-            step_id=step_id,
-            now=now,
-            budget=state.config.max_num_batched_tokens,
-            order=self._order.of(state.running, now),
-        )
+        draft = Draft(step_id=step_id, now=now, budget=state.config.max_num_batched_tokens)
         state.cache.begin_step(step_id)
         self._room.begin_plan(step_id)
         try:
@@ -72,11 +74,18 @@ class Planner:
 
     def _plan_running(self, draft: Draft) -> None:
         """Rows of the running sequences, those that need a block first."""
-        num_changes = self._state.num_changes
-        steady = self._steady
-        if steady is not None and steady.is_current(num_changes) and steady.goes_on(draft.order):
-            self._add_steady(draft, steady)
-            return
+        state, steady = self._state, self._steady
+        if steady is not None:
+            is_whole = len(state.running) == len(steady.stays) and not steady.is_over
+            if (
+                is_whole
+                and steady.is_current(state.num_changes)
+                and self._add_steady(draft, steady)
+            ):
+                return
+            self._steady = None
+        self._charges.report()
+        draft.order = ranked_running(self._policy, state, draft.now)
         stays = [sequence.stay for sequence in draft.order]
         plain = [stay for stay in stays if stay is not None and stay.num_planned < stay.plain_until]
         draft.has_plain_rows = bool(plain)
@@ -86,7 +95,7 @@ class Planner:
             if draft.is_full:
                 plain = [stay for stay in plain if stay.is_open]
         elif plain and self._max_stride == 1:
-            self._steady = SteadyRows(draft.order, plain, num_changes)
+            self._steady = SteadyRows(plain, state.num_changes)
             self._add_steady(draft, self._steady)
             return
         self._add_plain(draft, plain)
@@ -96,13 +105,32 @@ class Planner:
                 self._plan_chunk(draft, rank, stay, spare=0)
                 draft.num_partial += stay.is_prefill
 
-    def _add_steady(self, draft: Draft, steady: SteadyRows) -> None:
-        """Rows of sequences that all decode and need no block."""
+    def _add_steady(self, draft: Draft, steady: SteadyRows) -> bool:
+        """Rows of sequences that all decode; False, and none, where some find no blocks."""
+        rows = steady.rows
+        growing = steady.take_growing()
+        if growing:
+            reservations: list[tuple[Stay, Reservation]] = []
+            for row in growing:
+                stay = steady.stays[row]
+                reservation = self._try_grow(stay, stay.num_planned + 1)
+                if reservation is None:
+                    for other, taken in reversed(reservations):
+                        other.cache.revert(taken)
+                    return False
+                reservations.append((stay, reservation))
+            rows = rows.copy()
+            for row, (stay, reservation) in zip(growing, reservations, strict=True):
+                rows[row] = _grown_row(stay, 1, reservation)
+                draft.add_copies(reservation)
+                stay.update_plain_until()
+                steady.note_growth(row)
         steady.advance(draft.step_id)
-        draft.decode_rows, draft.decode_stays = steady.rows, steady.stays
+        draft.decode_rows, draft.decode_stays = rows, steady.stays
         draft.steady = steady
-        draft.budget -= len(steady.rows)
+        draft.budget -= len(rows)
         self._keep_pace(draft)
+        return True
 
     def _keep_pace(self, draft: Draft) -> None:
         """Leaves so much of the budget to prefills as decode rows beside them can bear."""
@@ -160,33 +188,26 @@ class Planner:
         """Adds the decode row of positions that have no block yet, if there is room."""
         start = stay.num_planned
         num_tokens = min(stay.stride, stay.max_planned - start)
-        end = start + num_tokens
-        spare = 0
-        if self._state.cache.num_available_blocks > self._roomy:
-            spare = min(self._lookahead, stay.max_planned - end)
-        # How far a row with drafts gets is not known before the step is done.
-        reach = end if stay.stride == 1 else None
-        reservation = stay.cache.try_schedule(end, reach=reach, spare=spare)
+        reservation = self._try_grow(stay, start + num_tokens)
         if reservation is None:  # drafts are worth nobody's blocks
             num_tokens = 1
-            reservation = self._reserve(draft, rank, stay, start + 1, reach=reach)
+            end = start + 1
+            reservation = self._reserve(draft, rank, stay, end, reach=_reach(stay, end))
         if reservation is None:
             return
         stay.num_planned += num_tokens
         stay.last_step = draft.step_id
         stay.update_plain_until()
-        draft.decode_rows.append(
-            PlannedRow(
-                slot=stay.slot,
-                num_tokens=num_tokens,
-                token_ids=None,
-                new_block_ids=reservation.new_block_ids,
-                is_sampled=True,
-                needs_mask=stay.decode_row.needs_mask,
-            )
-        )
+        draft.decode_rows.append(_grown_row(stay, num_tokens, reservation))
         draft.decode_stays.append(stay)
         draft.add_copies(reservation)
+
+    def _try_grow(self, stay: Stay, end: int) -> Reservation | None:
+        """Blocks for a decode row's positions below `end`, and more while the pool has plenty."""
+        spare = 0
+        if self._state.cache.num_available_blocks > self._roomy:
+            spare = min(self._lookahead, stay.max_planned - end)
+        return stay.cache.try_schedule(end, reach=_reach(stay, end), spare=spare)
 
     def _plan_chunk(self, draft: Draft, rank: int, stay: Stay, *, spare: int) -> None:
         """Adds a running prefill's next chunk, leaving `spare` tokens of the budget."""
@@ -268,3 +289,19 @@ class Planner:
             steady_number=0 if draft.steady is None else draft.steady.num_plans - 1,
             num_prefill_tokens=num_prefill_tokens,
         )
+
+
+def _reach(stay: Stay, end: int) -> int | None:
+    """How far a decode row gets: with drafts that is not known before the step is done."""
+    return end if stay.stride == 1 else None
+
+
+def _grown_row(stay: Stay, num_tokens: int, reservation: Reservation) -> PlannedRow:
+    return PlannedRow(
+        slot=stay.slot,
+        num_tokens=num_tokens,
+        token_ids=None,
+        new_block_ids=reservation.new_block_ids,
+        is_sampled=True,
+        needs_mask=stay.decode_row.needs_mask,
+    )

@@ -3,13 +3,13 @@
 The core owns budgets, blocks, reservation and aborts, so that a policy can be bad but not wrong.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol
 
 from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler.errors import PolicyError, UnknownPolicy
+from openinfer_scheduler.errors import UnknownPolicy
 
 ENTRY_POINT_GROUP = "openinfer.schedulers"
 
@@ -19,22 +19,24 @@ Charge = Callable[[SequenceState, int], None]
 class Policy(Protocol):
     """Decides who goes first, how much of a prompt a step takes, and who makes room.
 
-    Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core:
-    read it, keep nothing but request ids. Of a `SequenceState` it may read the attributes and
-    properties that its docstring names.
+    Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core: read
+    it, and expect it to be over by the next call. Of a `SequenceState` it may read the attributes
+    and properties that its docstring names.
 
     A policy that needs to know who was served may have a method `charge` beside these three; see
     `ChargedPolicy`.
     """
 
-    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
         """The same sequences, first to be served first.
 
-        Called once a plan for the running sequences and, if a slot is free, once for the waiting
-        ones. Both arrive oldest first (by `arrival_index`), so that returning the argument is
-        first come, first served. The core serves decode rows before prefill chunks and running
-        prefills before waiting ones, each kind in this order, and stops admitting at the first
-        waiting sequence that does not fit: nothing overtakes.
+        Called at most once a plan for the running sequences, not while all of them decode and find
+        room, and at most once for the waiting ones, if a slot is free. Both arrive oldest first
+        (by `arrival_index`), so that returning the argument is first come, first served. The core
+        serves decode rows before prefill chunks and running prefills before waiting ones, each
+        kind in this order, and stops admitting at the first waiting sequence that does not fit:
+        nothing overtakes. It takes no more of the waiting ones than it looks at, so a generator
+        that ranks as it goes saves the rest.
         """
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
@@ -57,9 +59,10 @@ class ChargedPolicy(Policy, Protocol):
     """A policy that hears what each sequence gets."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """A plan forwards `num_tokens` of `sequence`; negative where that plan is reverted.
+        """Plans forward `num_tokens` of `sequence`; negative where a plan is reverted.
 
-        Called once a row when the plan is complete.
+        Called when a plan is complete, or before `order` is called next: sequences that decode for
+        many plans in a row are charged for all of these together.
         """
 
 
@@ -99,32 +102,3 @@ def load_policy(name: str) -> Policy:
     except (ImportError, AttributeError) as error:
         raise UnknownPolicy(name, installed_policies(), str(error)) from error
     return found
-
-
-class CheckedOrder:
-    """A policy's order of sequences, proven to be one; cheap where nothing has changed.
-
-    Args:
-        policy: whose order it is.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._proven: tuple[list[SequenceState], list[SequenceState]] = [], []
-        """What was ordered last, and how."""
-
-    def of(self, sequences: Sequence[SequenceState], now: float) -> list[SequenceState]:
-        """The order, as a list of its own.
-
-        Raises:
-            PolicyError: it is no permutation of what the policy was given.
-        """
-        ordered = self._policy.order(sequences, now)
-        as_list = list(ordered)
-        if ordered is sequences or (as_list, sequences) == self._proven:
-            return as_list
-        # As many as there are, and none is missing: then none is there twice or made up.
-        if len(as_list) != len(sequences) or set(sequences).difference(as_list):
-            raise PolicyError("order() must return each of the sequences it was given once")
-        self._proven = list(as_list), list(sequences)
-        return as_list

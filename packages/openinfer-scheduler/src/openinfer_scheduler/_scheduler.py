@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from openinfer_contract import CacheGroupLoad, GenerateRequest, Load, Rejected
 from openinfer_kv_cache import GroupStats, KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
+from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._force import force
@@ -15,7 +16,7 @@ from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
-from openinfer_scheduler._policy import Policy, charge_of
+from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState
@@ -74,9 +75,9 @@ class Scheduler:
         target_s = config.target_itl_s
         self._pace = None if target_s is None else PrefillPace(target_s)
         policy = policy if policy is not None else FCFS()
-        self._charge = charge_of(policy)
+        self._charges = Charges(policy)
         self._room = Room(self._state)
-        self._planner = Planner(self._state, policy, self._pace, self._room)
+        self._planner = Planner(self._state, policy, self._pace, self._room, self._charges)
         self._last_completed_at = -math.inf
         self._deadlines: list[tuple[float, int, SequenceState]] = []
         self._num_added = 0
@@ -243,7 +244,7 @@ class Scheduler:
         step = self._planner.plan(now)
         if step is None:
             return None
-        self._charge_for(step, 1)
+        self._charges.add(step)
         return step.plan
 
     def apply(self, result: StepResult, now: float) -> Effects:
@@ -277,7 +278,7 @@ class Scheduler:
         in_flight = self._state.in_flight
         if not in_flight or in_flight[-1].plan.step_id != step_id:
             raise StepOrderError(f"step {step_id} is not the newest in flight")
-        self._charge_for(in_flight[-1], -1)
+        self._charges.take_back(in_flight[-1])
         self._state.revert_newest()
 
     def fail(self, step_id: int, message: str, now: float) -> Effects:
@@ -302,12 +303,6 @@ class Scheduler:
                 effects.append(state.event(sequence, failed))
         state.requeue_settled(step_id)
         return effects
-
-    def _charge_for(self, step: StepInFlight, sign: int) -> None:
-        charge = self._charge
-        if charge is not None:
-            for row, stay in zip(step.plan.rows, step.stays, strict=True):
-                charge(stay.sequence, sign * row.num_tokens)
 
     def _forget_ended_deadlines(self) -> None:
         """Keeps few of the ended requests beside the live ones; constant time on average."""

@@ -1,0 +1,49 @@
+"""A policy's order of sequences, held to its contract."""
+
+from collections.abc import Iterator
+
+from openinfer_scheduler._policy import Policy
+from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.errors import PolicyError
+
+_NO_ORDER = "order() must return each of the sequences it was given once"
+
+
+def ranked_running(policy: Policy, state: SchedulerState, now: float) -> list[SequenceState]:
+    """The running sequences as the policy ranks them.
+
+    Raises:
+        PolicyError: they are not each there once.
+    """
+    sequences = state.running.copy()
+    ranked = list(policy.order(sequences, now))
+    # As many as there are, and none is missing: then none is there twice or made up.
+    if ranked != sequences and (len(ranked) != len(sequences) or set(sequences).difference(ranked)):
+        raise PolicyError(_NO_ORDER)
+    return ranked
+
+
+def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterator[SequenceState]:
+    """The waiting sequences as the policy ranks them, each checked when its turn comes.
+
+    Whoever was yielded may be started; what the policy has behind the last one that is looked at
+    is nobody's concern.
+
+    Raises:
+        PolicyError: one is not waiting, is there twice, or is missing at the end.
+    """
+    sequences = list(state.waiting.sequences)
+    live, seen = state.live, set[str]()
+    for sequence in policy.order(sequences, now):
+        if (
+            not isinstance(sequence, SequenceState)
+            or sequence.stay is not None
+            or live.get(sequence.request_id) is not sequence
+            or sequence.request_id in seen
+        ):
+            raise PolicyError(_NO_ORDER)
+        seen.add(sequence.request_id)
+        yield sequence
+    if len(seen) != len(sequences):
+        raise PolicyError(_NO_ORDER)
