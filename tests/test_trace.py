@@ -83,10 +83,10 @@ def test_a_servers_traces(start_server, tmp_path):
 
     # An engine that is killed leaves what it had written; the next one writes another file.
     stream = server.client.completions.create(
-        model="tiny", prompt="x", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+        model="tiny", prompt="x", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     with stream:
-        for _, _ in zip(range(200), stream, strict=False):
+        for _, _ in zip(range(100), stream, strict=False):
             pass
         events = json.loads(first.read_bytes())["traceEvents"]
         assert len(events) > 6 * 10, "nothing is written while requests run"
@@ -113,7 +113,7 @@ def test_a_servers_traces(start_server, tmp_path):
     _complete(server, "inside")
 
     # SIGTERM while a request runs: it ends, and the trace has the end.
-    last = threading.Thread(target=_complete, args=(server, "last"), kwargs={"max_tokens": 600})
+    last = threading.Thread(target=_complete, args=(server, "last"), kwargs={"max_tokens": 300})
     last.start()
     _wait(lambda: server.load()["num_running"])
     assert server.stop() == 0
@@ -124,7 +124,7 @@ def test_a_servers_traces(start_server, tmp_path):
     _check_steps(trace)
     assert not [span for span in trace.spans if "between" in span.track]
     _check_request(trace, "inside")
-    _check_request(trace, "last", max_tokens=600)
+    _check_request(trace, "last", max_tokens=300)
 
 
 @pytest.mark.parametrize("flag", ["--trace-file", "--trace-dir"])

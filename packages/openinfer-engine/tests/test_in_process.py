@@ -3,6 +3,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from openinfer_contract import (
     Wake,
     unpack_ids,
 )
-from openinfer_engine import EngineOptions, InProcessEngine
+from openinfer_engine import EngineOptions, InProcessEngine, TraceFailed
 from openinfer_scheduler import UnknownPolicy
 from openinfer_testing import ModelledExecutor, ModelledOptions, ZeroCostExecutor
 from openinfer_testing.engine import Recorder
@@ -177,11 +178,29 @@ def test_what_is_asked_while_it_closes_is_answered_or_fails(make_request: Reques
     assert executor._is_closed
 
 
-def test_an_executor_without_an_engine_is_closed() -> None:
+def test_an_executor_without_an_engine_is_closed(tmp_path: Path) -> None:
     executor = ZeroCostExecutor()
-    with pytest.raises(UnknownPolicy):
-        InProcessEngine(lambda: executor, EngineOptions(scheduling_policy="nobody's"))
+    options = EngineOptions(trace_file=str(tmp_path / "t.json"), trace_kernels=True)
+    with pytest.raises(TraceFailed, match="has no kernels"):
+        InProcessEngine(lambda: executor, options)
     assert executor._is_closed
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scheduling_policy": "nobody's"}, UnknownPolicy, "nobody's"),
+        ({"trace_dir": "/no/where"}, TraceFailed, "/no/where, is not there"),
+        ({"trace_file": "/no/where/t.json"}, TraceFailed, "the folder /no/where is not there"),
+    ],
+)
+def test_what_no_executor_could_help_is_refused_before_one_is_made(
+    options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    made = []
+    with pytest.raises(error, match=words):
+        InProcessEngine(lambda: made.append(True), EngineOptions(**options))
+    assert not made
 
 
 @pytest.mark.parametrize("last", ["", "raise SystemExit(3)"])

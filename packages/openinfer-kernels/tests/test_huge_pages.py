@@ -61,6 +61,7 @@ def test_another_system_gets_small_pages(monkeypatch):
     assert not zeros_in_huge_pages(MIB).any()
 
 
+@pytest.mark.long
 def test_the_pages_are_huge():
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():

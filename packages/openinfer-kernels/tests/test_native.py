@@ -51,6 +51,7 @@ def quick(compiled, machine, monkeypatch):
     return machine
 
 
+@pytest.mark.long
 def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
     runs = []
     run = subprocess.run

@@ -13,6 +13,7 @@ from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._kv_events import KVEventOutlet
 from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine._model_line import EngineOptions
+from openinfer_engine._trace_desk import check_places
 from openinfer_grammar import GrammarCompiler, check_backend, load_backend
 from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_slabs
 from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy, max_unsettled_tokens
@@ -75,6 +76,17 @@ def _group_infos(executor: ExecutorInfo) -> tuple[CacheGroupInfo, ...]:
 def _cache_features(options: EngineOptions) -> frozenset[str]:
     """What only the policy of eviction that reads it honours."""
     return frozenset({"cache.hint"} if options.eviction_policy == "priority" else ())
+
+
+def check_options(options: EngineOptions) -> None:
+    """Refuses what no executor could help, before one is made: that may take minutes.
+
+    Raises:
+        TraceFailed: a folder of traces is not there.
+        UnknownPolicy: no installed scheduling policy of that name.
+    """
+    load_policy(options.scheduling_policy)
+    check_places(options.trace_file, options.trace_dir)
 
 
 def assemble(

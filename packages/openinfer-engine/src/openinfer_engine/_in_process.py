@@ -23,7 +23,7 @@ from openinfer_contract import (
     Ticket,
     TokenEvent,
 )
-from openinfer_engine._assembly import assemble
+from openinfer_engine._assembly import assemble, check_options
 from openinfer_engine._executor import Executor
 from openinfer_engine._load_meter import LoadMeter
 from openinfer_engine._loop import EngineLoop
@@ -179,6 +179,7 @@ class InProcessEngine:
     ) -> None:
         """The step thread."""
         try:
+            check_options(self._options)
             loop = assemble(
                 factory(),
                 self._options,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from openinfer_contract import OpenInferError
 from openinfer_engine._address import bound_address, listen, remove_socket_file
-from openinfer_engine._assembly import assemble
+from openinfer_engine._assembly import assemble, check_options
 from openinfer_engine._launch import (
     LENGTH,
     MAX_START_FRAME_BYTES,
@@ -107,6 +107,7 @@ def _tell(parent: socket.socket, message: Progress | Started | StartFailed) -> b
 
 
 def _build(spec: ProcessSpec) -> EngineLoop:
+    check_options(spec.launch.engine)
     executor = resolve_factory(spec.factory)(spec.launch)
     if executor.info.memory:
         _logger.info("memory on %s%s", executor.info.device, _table(executor.info.memory))

@@ -27,6 +27,18 @@ _CLIENT = "client"
 _logger = logging.getLogger(__name__)
 
 
+def check_places(file: str | None, folder: str | None) -> None:
+    """Looks for the folders of a trace's file and of later traces.
+
+    Raises:
+        TraceFailed: one is not there.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise TraceFailed(f"the folder for traces, {folder}, is not there; make it first")
+    if file is not None and not (parent := Path(file).absolute().parent).is_dir():
+        raise TraceFailed(f"trace {file}: the folder {parent} is not there; make it first")
+
+
 class TraceDesk:
     """At most one trace at a time. For the step thread.
 
@@ -52,8 +64,7 @@ class TraceDesk:
         folder: str | None,
         max_bytes: int,
     ) -> None:
-        if folder is not None and not Path(folder).is_dir():
-            raise TraceFailed(f"the folder for traces, {folder}, is not there; make it first")
+        check_places(None, folder)
         self.steps = _OFF
         self._executor = executor
         self._clock = clock
