@@ -14,6 +14,10 @@ def guide(follow_guide, tmp_path_factory):
     return follow_guide("parsers", tmp_path_factory.mktemp("at-parser"))
 
 
+_PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""A stranger has none of our plugins, and to import them takes longer than all these tests."""
+
+
 def _python(folder, *arguments, **environment):
     return subprocess.run(
         [sys.executable, *arguments],
@@ -29,7 +33,7 @@ def _python(folder, *arguments, **environment):
 def test_its_tests_pass_and_can_fail(guide):
     folder = guide.folder
     assert set(guide.files) == {"pyproject.toml", "at_parser/__init__.py", "test_at_parser.py"}
-    done = _python(folder, "-m", "pytest", "test_at_parser.py")
+    done = _python(folder, "-m", "pytest", "test_at_parser.py", **_PLAIN_PYTEST)
     assert done.returncode == 0, done.stdout
     assert "6 passed" in done.stdout
     broken = folder / "broken"
@@ -37,7 +41,7 @@ def test_its_tests_pass_and_can_fail(guide):
     shutil.copy(folder / "test_at_parser.py", broken)
     source = broken / "at_parser/__init__.py"
     source.write_text(source.read_text().replace("self._beginning(END)", "len(self._text)"))
-    done = _python(broken, "-m", "pytest", "test_at_parser.py")
+    done = _python(broken, "-m", "pytest", "test_at_parser.py", **_PLAIN_PYTEST)
     assert done.returncode == 1
     assert "does_not_depend_on_cuts" in done.stdout
 

@@ -1,6 +1,8 @@
 """The loop alone, on virtual time: no threads, no sockets, no waiting."""
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from openinfer_contract import (
     ResetPrefixCache,
     Resume,
     Sleep,
+    StartTrace,
     Wake,
+    pack_ids,
 )
 from openinfer_engine import EngineOptions, ExecutorDead, assemble
 from openinfer_scheduler import StepPlan, StepResult
@@ -46,12 +50,14 @@ class Diary(ModelledExecutor):
     def __init__(self, options: ModelledOptions, clock: Clock) -> None:
         super().__init__(options, clock=clock, sleep=clock.sleep)
         self.calls: list[str] = []
+        self.plans: list[StepPlan] = []
         self.num_in_flight = 0
         self.is_closed = False
 
     def launch(self, plan: StepPlan, /) -> int:
         self.num_in_flight += 1
         self.calls.append(f"launch {plan.step_id}")
+        self.plans.append(plan)
         return super().launch(plan)
 
     def sample(self, ticket: int, masks: Any, /) -> None:
@@ -160,6 +166,53 @@ def test_commands_run_with_nothing_in_flight_and_in_order(
     assert "control" in bench.executor.calls
     assert [type(result) for result in bench.results] == [CommandDone, CommandDone]
     assert isinstance(recorder.end, Finished)
+
+
+def quiet_bench(make_bench: Make, make_request: Request) -> tuple[Bench, Recorder]:
+    """A request that decodes, with many steps to go that are like the one in flight."""
+    bench = make_bench()
+    recorder = bench.submit(make_request(max_tokens=40))
+    while bench.loop.num_repeats < 5:
+        bench.loop.step()
+    return bench, recorder
+
+
+def test_steps_that_a_host_has_run_go_on_where_they_end(
+    make_bench: Make, make_request: Request
+) -> None:
+    bench, recorder = quiet_bench(make_bench, make_request)
+    executor, num_known = bench.executor, len(recorder.tokens)
+    step_id = bench.loop.step_id
+    newest = executor.plans[-1]
+    tokens = []
+    for number in range(1, 6):
+        executor.launch(dataclasses.replace(newest, step_id=newest.step_id + number, ends=()))
+        executor.sample(newest.step_id + number, {})
+        tokens += executor.wait(newest.step_id + number - 1).token_ids.tolist()
+    bench.loop.repeat([pack_ids(tokens)], 5)
+    assert bench.loop.step_id == step_id + 5
+    assert recorder.tokens[num_known:] == tokens
+    bench.run()
+    assert recorder.tokens == list(range(8, 48))
+    assert bench.loop.load().is_idle
+
+
+@pytest.mark.parametrize("disturb", ["pause", "drain", "trace", "request"])
+def test_a_loop_that_somebody_wants_something_of_is_not_quiet(
+    make_bench: Make, make_request: Request, tmp_path: Path, disturb: str
+) -> None:
+    bench, _ = quiet_bench(make_bench, make_request)
+    if disturb == "pause":
+        bench.control(Pause())
+    elif disturb == "drain":
+        bench.loop.drain(lambda: None)
+    elif disturb == "trace":
+        bench.loop.start_trace(StartTrace(str(tmp_path / "trace.json")))
+    else:
+        bench.submit(make_request(request_id="late", max_tokens=2))
+    assert bench.loop.num_repeats == 0
+    bench.run()
+    bench.loop.close()
 
 
 def test_get_load_does_not_drain_the_pipeline(make_bench: Make, make_request: Request) -> None:

@@ -1,5 +1,8 @@
 """The modelled executor under the real scheduler, and what its steps cost."""
 
+from dataclasses import replace
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -97,6 +100,47 @@ def test_a_decode_step_takes_what_the_model_says():
     decodes = [_COST.decode_s(2, 162 + 2 * i) for i in range(3)]
     # The last plan only gives the slots back.
     assert engine.durations == pytest.approx([prefill, *decodes, 0.0])
+
+
+def test_many_steps_at_once_give_the_tokens_and_the_times_of_each():
+    """Two executors that have done the same; one goes on by itself."""
+    ours, theirs = (_Engine() for _ in range(2))
+    for engine in (ours, theirs):
+        engine.executor = ModelledExecutor(
+            engine.info, _COST, engine.content, engine.clock, HostCosts(step_s=0.02, row_s=0.001)
+        )
+        for name in ("a", "b", "c"):
+            engine.add(name, num_prompt=ord(name), max_tokens=90)
+        for _ in range(3):
+            plan = engine.step()
+        engine.executor.launch(replace(plan, step_id=4))
+    until = ours.clock() + 0.5
+    num_steps, columns = ours.executor.repeat(60, until)
+    one_by_one, times = [], []
+    for step_id in range(4, 4 + num_steps):
+        assert theirs.clock() < until
+        theirs.executor.launch(replace(plan, step_id=step_id + 1))
+        one_by_one.append(theirs.executor.wait(step_id).token_ids.tolist())
+        times.append(theirs.clock())
+    assert theirs.clock() >= until
+    assert [unpack_ids(column) for column in columns] == [*map(list, zip(*one_by_one, strict=True))]
+    assert ours.executor.step_times == times
+    assert ours.clock() == theirs.clock()
+    assert ours.executor.busy_until == theirs.executor.busy_until
+    last = 4 + num_steps
+    ours_last, theirs_last = (e.executor.wait(last).token_ids.tolist() for e in (ours, theirs))
+    assert ours_last == theirs_last
+
+
+def test_it_is_known_how_long_repeated_steps_take_at_least():
+    engine = _Engine()
+    engine.add("a", num_prompt=5000, max_tokens=90)
+    for _ in range(3):
+        plan = engine.step()
+    engine.executor.launch(replace(plan, step_id=4))
+    least = engine.executor.busy_with(40)
+    assert engine.executor.repeat(40, inf)[0] == 40
+    assert 0.99 < least / engine.clock() < 1.0
 
 
 def test_a_step_of_decodes_and_a_chunk_counts_both():

@@ -48,20 +48,41 @@ def test_equal_arguments_give_equal_bytes(text, options):
     assert reports[0].to_json() == reports[1].to_json()
 
 
+_AGENTS = AgentMix(turns=6, think=0.2, system=600, context=900, result=300, output=60)
+
+
+def _seen(trace, **options):
+    """What every client saw, in an order of its own."""
+    recorder = simulate(trace, **options).recorder
+    return sorted(recorder.records, key=repr), sorted(recorder.inter_token_s)
+
+
 @pytest.mark.parametrize("router", ["prefix-aware", "least-loaded"])
 def test_replicas_that_go_ahead_change_nothing(monkeypatch, router):
-    """One step at a time or many, every client sees the same."""
-    mix = AgentMix(turns=6, think=0.2, system=600, context=900, result=300, output=60)
-    trace = agent_trace(sessions=12, ramp=2.0, mix=mix, seed=3)
-
-    def records():
-        run = simulate(trace, setup=Setup(max_num_seqs=2), num_replicas=3, router=router)
-        return sorted(run.recorder.records, key=lambda r: (r.arrival, r.ended_at))
-
-    many = records()
+    """A replica at a time or step by step, every client sees the same."""
+    trace = agent_trace(sessions=12, ramp=2.0, mix=_AGENTS, seed=3)
+    options = {"setup": Setup(max_num_seqs=2), "num_replicas": 3, "router": router}
+    ahead = _seen(trace, **options)
     monkeypatch.setattr("openinfer_sim._simulation._least_wait_s", lambda trace: -inf)
-    assert records() == many
-    assert len({record.replica for record in many}) == 3
+    assert _seen(trace, **options) == ahead
+    assert len({record.replica for record in ahead[0]}) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"setup": Setup(max_num_seqs=2), "num_replicas": 3, "router": "prefix-aware"},
+        {"setup": _SMALL, "policy": "fair", "num_replicas": 2},
+        {"setup": replace(_SMALL, admission="lifetime"), "policy": "shortest-prefill-first"},
+        {"setup": Setup(model="qwen3_5-4b")},
+    ],
+)
+def test_many_steps_at_once_are_the_same_steps(monkeypatch, options):
+    """To the bit: clients, and the times between all tokens."""
+    trace = agent_trace(sessions=8, ramp=2.0, mix=_AGENTS, seed=4)
+    at_once = _seen(trace, **options)
+    monkeypatch.setattr("openinfer_engine._loop.EngineLoop.num_repeats", 0)
+    assert _seen(trace, **options) == at_once
 
 
 def test_another_seed_is_another_run():

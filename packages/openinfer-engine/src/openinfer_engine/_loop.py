@@ -15,7 +15,7 @@ step before, so it is settled first, and they are filled while the forward pass 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -229,6 +229,34 @@ class EngineLoop:
             for reply in replies:
                 reply()
         return is_launched or has_waited or has_obeyed
+
+    @property
+    def num_repeats(self) -> int:
+        """How many steps may follow the one in flight that only repeat it, and nobody would notice.
+
+        For a host whose clock is virtual and whose executor answers nothing but tokens: it may run
+        some of them by itself and say so by `repeat`, instead of calling `step` for each.
+        """
+        is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
+        is_held_up = self._is_settling or self._is_paused or self._commands or len(self._held)
+        if is_watched or is_held_up or self._grammars is not None:
+            return 0
+        return self._scheduler.num_repeats
+
+    def repeat(self, columns: Sequence[bytes], num_steps: int) -> None:
+        """So many steps were launched behind the one in flight, and as many waited for.
+
+        Comes to the same as that many calls of `step`, but for one event a request with all its
+        tokens.
+
+        Args:
+            columns: by row, `num_steps` tokens of the steps waited for, as a u32 column.
+            num_steps: from 1 to `num_repeats`.
+        """
+        newest = self._in_flight.popleft() + num_steps
+        self._in_flight.append(newest)
+        self.step_id = newest - 1
+        self._deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
 
     def start_trace(self, command: StartTrace) -> None:
         """Begins a trace before the first step; `control` does it later.

@@ -21,8 +21,8 @@ class Charges:
         self._num_plans = 0
         """Plans of these rows that were not reported yet."""
 
-    def add(self, step: StepInFlight) -> None:
-        """A plan is complete."""
+    def add(self, step: StepInFlight, *, num_plans: int = 1) -> None:
+        """A plan is complete, or several that are the same."""
         if self._charge is None:
             return
         first = 0
@@ -30,9 +30,9 @@ class Charges:
             if step.steady is not self._steady:
                 self.report()
                 self._steady = step.steady
-            self._num_plans += 1
+            self._num_plans += num_plans
             first = step.num_decode
-        self._charge_rows(step, first, 1)
+        self._charge_rows(step, first, num_plans)
 
     def take_back(self, step: StepInFlight) -> None:
         """A plan is reverted."""

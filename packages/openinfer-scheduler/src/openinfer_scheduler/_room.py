@@ -18,12 +18,17 @@ class Room:
         self._has_copies = any(group.kind == "state" for group in cache.groups)
         self._recounted_at = 0
 
+    @property
+    def is_recounted(self) -> bool:
+        """Whether plans count promises, every so many steps."""
+        return self._is_lifetime and self._has_copies
+
     def begin_plan(self, step_id: int) -> None:
         """Keeps optional copies of states away from what admission has promised.
 
         Between two counts the promises can only be fewer than what was counted and started since.
         """
-        if not (self._is_lifetime and self._has_copies):
+        if not self.is_recounted:
             return
         if not 0 <= step_id - self._recounted_at < _RECOUNTED_EVERY:
             self._recounted_at = step_id

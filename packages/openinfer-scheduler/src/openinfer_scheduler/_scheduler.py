@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from openinfer_contract import CacheGroupLoad, GenerateRequest, Load, Rejected
@@ -18,6 +18,7 @@ from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
 from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._prefix_probe import PrefixProbe
+from openinfer_scheduler._repeat import num_repeats, repeat
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects, settle
@@ -265,6 +266,41 @@ class Scheduler:
         if result.failed:
             self._distrust_cache()
         return settle(self._state, step, result, now)
+
+    @property
+    def num_repeats(self) -> int:
+        """How many steps may follow the one in flight that only repeat it; 0 where any may differ.
+
+        They have its rows, all decode rows; nobody waits, no row needs a block, and none of their
+        tokens can end a request.
+        """
+        is_bound = self._config.depth != 2 or self._room.is_recounted or self._pace is not None
+        return 0 if is_bound or self._deadlines else num_repeats(self._state)
+
+    def repeat(self, columns: Sequence[bytes], num_steps: int, now: float) -> Effects:
+        """Plans so many more steps and applies as many, at once: what simulations gain most from.
+
+        The step in flight and all of these but the last are applied, as by that many calls of
+        `plan` and `apply`; the last is in flight then.
+
+        Args:
+            columns: by row of the step in flight, `num_steps` tokens as a u32 column each.
+            num_steps: from 1 to `num_repeats`.
+            now: when the last of those applied was, monotonic seconds.
+
+        Returns:
+            One event a row, with all its tokens.
+
+        Raises:
+            StepOrderError: `num_steps` is out of these bounds.
+        """
+        most = self.num_repeats
+        if not 0 < num_steps <= most:
+            raise StepOrderError(f"{num_steps} steps are not among the {most} that may repeat")
+        effects = repeat(self._state, columns, num_steps)
+        self._last_completed_at = now
+        self._charges.add(self._state.in_flight[0], num_plans=num_steps)
+        return effects
 
     def revert(self, step_id: int) -> None:
         """Takes back the newest plan, which was never launched.

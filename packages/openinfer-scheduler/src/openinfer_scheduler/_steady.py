@@ -72,6 +72,11 @@ class SteadyRows:
         """Whether one of them has all the rows it needs."""
         return self.num_plans >= self._last_plan
 
+    @property
+    def has_stop_ids(self) -> bool:
+        """Whether some id may end a request."""
+        return bool(self._stop_ids)
+
     def take_growing(self) -> list[int]:
         """Rows that need blocks in the plan being made; asked once a plan."""
         return self._growing.pop(self.num_plans, _NO_ROWS) if self._growing else _NO_ROWS
@@ -118,6 +123,29 @@ class SteadyRows:
                 tokens[row] = bytearray()
         deque(map(iadd, tokens, columns), maxlen=0)
         return due
+
+    def num_repeats(self, number: int) -> int:
+        """How many more plans have these rows, and no others, while no token has to be looked at.
+
+        Args:
+            number: of the plan whose tokens come next, counted from 0.
+        """
+        until = min([self._last_plan, *self._growing]) - self.num_plans
+        return max(0, min([until, *(due - number for due in self._due)]))
+
+    def repeat(self, columns: Sequence[bytes], num_plans: int, step_id: int) -> None:
+        """So many more plans are made, and as many settled.
+
+        Args:
+            columns: by row, what those settled have sampled, as u32.
+            num_plans: at most `num_repeats`.
+            step_id: of the last of them.
+        """
+        self.num_plans += num_plans
+        for stay in self.stays:
+            stay.num_planned += num_plans
+            stay.last_step = step_id
+        deque(map(iadd, self._tokens, columns), maxlen=0)
 
     def looked_at(self, row: int, number: int) -> None:
         """The token of a row that was due has been settled."""

@@ -10,6 +10,8 @@ Products and attention alternate layer by layer, so their times add. What a pref
 costs is counted in pairs: a query of position p meets p + 1 keys.
 """
 
+import numpy as np
+
 from openinfer_sim._figures import DeviceFigures, ModelFigures, Overheads
 
 
@@ -48,6 +50,23 @@ class CostModel:
             + num_kv_tokens * self._kv_s_per_token
             + num_rows * self._state_s
         )
+
+    def decode_run_s(self, num_rows: int, num_kv_tokens: int, num_steps: int) -> list[float]:
+        """`decode_s` of each of several steps, one after the other.
+
+        Args:
+            num_rows: rows, each of one token a step.
+            num_kv_tokens: positions that they attended to before the first step, summed.
+            num_steps: steps.
+        """
+        kv_tokens = num_kv_tokens + num_rows * np.arange(1, num_steps + 1)
+        durations: list[float] = (
+            self._fixed_s
+            + self._products_s(num_rows, num_rows)
+            + kv_tokens * self._kv_s_per_token
+            + num_rows * self._state_s
+        ).tolist()
+        return durations
 
     def prefill_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int) -> float:
         """Seconds that prefill rows add to a step, products not counted.

@@ -56,6 +56,8 @@ class ModelledExecutor:
         """By slot: positions forwarded or cached, those of steady steps not yet counted."""
         self._places = [0] * info.max_num_seqs
         self._free_at = clock()
+        self.step_times: list[float] = []
+        """When each of the steps was over that the last `repeat` waited for."""
         self._results: deque[tuple[float, StepResult]] = deque()
         self._steady_slots: list[int] = []
         self._num_steady_steps = 0
@@ -106,6 +108,60 @@ class ModelledExecutor:
         assert result.step_id == ticket, "steps are waited for in order"
         self._clock.wait_until(due)
         return result
+
+    def busy_with(self, num_steps: int) -> float:
+        """A time before which `repeat` is not through with so many steps, at least one."""
+        due, _ = self._results[0]
+        num_rows = len(self._steady_slots)
+        # They get longer from one to the next.
+        shortest = self._cost.decode_s(num_rows, self._steady_kv_tokens)
+        return due + (num_steps - 1) * shortest
+
+    def repeat(self, num_steps: int, until: float) -> tuple[int, list[bytes]]:
+        """Launches steps like the last one and waits for as many, oldest first.
+
+        As if by `launch` and `wait` in turn, for a virtual clock. To be called where one step of
+        decode rows is in flight, and the last one launched.
+
+        Args:
+            num_steps: at most so many, at least one.
+            until: no step is launched at this time or later, but for the first.
+
+        Returns:
+            How many, and by row what those waited for have sampled, as u32 columns.
+        """
+        assert len(self._results) == 1, "what repeats is in flight, and nothing else"
+        slots, clock = self._steady_slots, self._clock
+        num_rows = len(slots)
+        host_s = self._host.step_s + self._host.row_s * num_rows
+        durations = self._cost.decode_run_s(num_rows, self._steady_kv_tokens, num_steps)
+        now, free_at = clock(), self._free_at
+        due, pending = self._results.popleft()
+        times: list[float] = []
+        for duration in durations:
+            now += host_s
+            begin = free_at if free_at > now else now
+            free_at = begin + duration
+            if due > now:
+                now = due
+            due = free_at
+            times.append(now)
+            if now >= until:
+                break
+        num_done = len(times)
+        places = self._steady_places + np.arange(num_done + 1)[:, np.newaxis]
+        tokens = self._content.read(places)
+        clock.wait_until(now)
+        self.step_times = times
+        self._free_at = free_at
+        self._num_steady_steps += num_done
+        self._steady_kv_tokens += num_done * num_rows
+        self._steady_places += num_done
+        last = StepResult(
+            step_id=pending.step_id + num_done, counts=self._steady_counts, token_ids=tokens[-1]
+        )
+        self._results.append((due, last))
+        return num_done, [column.tobytes() for column in tokens[:-1].T]
 
     def prepare(self) -> bool:
         """There is nothing to prepare."""

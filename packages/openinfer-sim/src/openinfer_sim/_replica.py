@@ -1,7 +1,5 @@
 """One simulated engine: the real loop, scheduler and cache on a virtual clock."""
 
-from collections.abc import Callable
-
 from openinfer_contract import EventSink, GenerateRequest
 from openinfer_engine import EngineOptions, assemble
 from openinfer_sim._clock import VirtualClock
@@ -40,20 +38,47 @@ class Replica:
         self.return_s = overheads.latency_s / 2
         self._overheads = overheads
         self._front_free_at = 0.0
-        executor = ModelledExecutor(
+        self._executor = ModelledExecutor(
             info,
             CostModel(setup.model_figures, setup.device_figures, overheads),
             content,
             self.clock,
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
         )
-        self._loop = assemble(executor, options, clock=self.clock)
-        self.step: Callable[[], bool] = self._loop.step
-        """One iteration of the loop; False: nothing could be done."""
+        self._loop = assemble(self._executor, options, clock=self.clock)
+        self._num_repeats = 0
+        """Steps that only repeat the one in flight."""
+
+    def go_on(self, until: float) -> bool:
+        """An iteration of the loop, or all that are alike and begin before `until`.
+
+        Returns:
+            False: nothing could be done.
+        """
+        loop = self._loop
+        if not self._num_repeats:
+            is_done = loop.step()
+        else:
+            num_steps, columns = self._executor.repeat(self._num_repeats, until)
+            loop.repeat(columns, num_steps)
+            is_done = True
+        self._num_repeats = loop.num_repeats
+        return is_done
+
+    @property
+    def quiet_until(self) -> float:
+        """Before this time it samples but tokens that nobody acts on, unless a request comes."""
+        num_repeats = self._num_repeats
+        return self._executor.busy_with(num_repeats) if num_repeats else self.clock.now
+
+    @property
+    def step_times(self) -> list[float]:
+        """When each token of an event that has several was sampled."""
+        return self._executor.step_times
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` should be called."""
+        """Whether `go_on` should be called."""
         return self._loop.has_work
 
     @property
@@ -73,3 +98,4 @@ class Replica:
         """Hands a request to the engine; an idle one wakes at `now`."""
         self.clock.wait_until(now)
         self._loop.submit(request, sink)
+        self._num_repeats = 0

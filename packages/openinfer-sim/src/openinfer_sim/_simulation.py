@@ -3,13 +3,17 @@
 Every replica has a clock of its own. The one that is furthest behind goes on next, and a client
 sends once no busy replica is behind it, so nothing happens before its cause. What a replica's
 steps cause elsewhere takes a client's return and wait at least: so far a replica may go ahead of
-all others, which keeps its state in the processor's cache.
+all others, which keeps its state in the processor's cache. Of a replica whose next steps only give
+some answers one token more each, nobody hears before they are through: it is due when they are, or
+when a request comes, and then takes them at once.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from math import inf
+
+import numpy as np
 
 from openinfer_contract import (
     Finished,
@@ -40,7 +44,7 @@ class _Flight:
 
     __slots__ = (
         "arrival", "cached", "client", "clock", "first_at", "gaps", "last_at", "num_output",
-        "request", "route", "simulation",
+        "replica", "request", "route", "simulation",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +60,8 @@ class _Flight:
         self.arrival = arrival
         self.route = route
         self.request = request
-        self.clock = simulation.replicas[route.replica].clock
+        self.replica = simulation.replicas[route.replica]
+        self.clock = self.replica.clock
         self.gaps = simulation.recorder.inter_token_s
         self.first_at: float | None = None
         self.last_at = 0.0
@@ -67,7 +72,10 @@ class _Flight:
         now = self.clock.now
         column = event.token_ids
         if column:
-            if self.first_at is not None:
+            if len(column) > _BYTES_PER_ID:
+                times = np.array([self.last_at, *self.replica.step_times])
+                self.gaps.frombytes(np.diff(times).astype(np.float32).tobytes())
+            elif self.first_at is not None:
                 self.gaps.append(now - self.last_at)
             else:
                 self.first_at = now
@@ -190,22 +198,20 @@ class Simulation:
             heappush(self._busy, (due, index))
 
     def _next_due(self, index: int) -> float:
-        """When a replica goes on: at once if it has work, and when it can read a request."""
+        """When a replica goes on: when somebody may hear of it, and when it can read a request."""
         inbox, replica = self._inboxes[index], self.replicas[index]
-        due = replica.clock.now if replica.has_work else inf
+        due = replica.quiet_until if replica.has_work else inf
         return min(due, inbox[0][0]) if inbox else due
 
     def _go_on(self, index: int, limit: float) -> None:
         """Lets the replica that is furthest behind read and step until `limit`."""
         replica, inbox = self.replicas[index], self._inboxes[index]
-        clock, step = replica.clock, replica.step
-        due = self._due[index]
         while True:
-            if inbox and inbox[0][0] <= due:
+            if inbox and (inbox[0][0] <= replica.clock.now or not replica.has_work):
                 readable_at, flight = inbox.popleft()
                 replica.submit(readable_at, flight.request, flight)
-            elif not step():
-                raise SimError(f"replica {index} stands still at {clock.now:.6f} s")
+            elif not replica.go_on(min(limit, inbox[0][0]) if inbox else limit):
+                raise SimError(f"replica {index} stands still at {replica.clock.now:.6f} s")
             due = self._next_due(index)
             if due >= limit:
                 break

@@ -1,0 +1,154 @@
+"""Steps that only repeat the one in flight: taken many at once, they come to the same."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from openinfer_contract import pack_ids
+from openinfer_scheduler import (
+    FCFS,
+    Fair,
+    LongestPrefixMatch,
+    Priority,
+    ShortestPrefillFirst,
+    StepOrderError,
+    StepPlan,
+)
+
+_NO_BLOCKS = (np.empty(0, np.int32),)
+
+
+class Charged(Fair):
+    """Counts what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.charges = []
+
+    def charge(self, sequence, num_tokens, /):
+        self.charges.append((sequence.request_id, num_tokens))
+        super().charge(sequence, num_tokens)
+
+
+def repeat(subject, plan, num_steps):
+    """Launches steps like `plan` and waits for as many, as an engine on a virtual clock does."""
+    columns = [[] for _ in plan.rows]
+    for number in range(1, num_steps + 1):
+        rows = tuple(replace(row, new_block_ids=_NO_BLOCKS) for row in plan.rows)
+        again = StepPlan(step_id=plan.step_id + number, ends=(), starts=(), rows=rows)
+        subject.executor.launch(again)
+        subject.in_flight.append(plan.step_id + number)
+        result = subject.executor.wait(subject.in_flight.popleft())
+        for column, token_id in zip(columns, result.token_ids.tolist(), strict=True):
+            column.append(token_id)
+        subject.now += 1.0
+    subject.take(subject.scheduler.repeat(list(map(pack_ids, columns)), num_steps, subject.now))
+
+
+def run(loop, seed, policy, *, is_repeating, **options):
+    """Requests that come at given steps; what became of them, and of the cache."""
+    rng = random.Random(seed)
+    subject = loop(**({"num_blocks": 40, "policy": policy} | options))
+    coming = sorted(rng.randrange(150) for _ in range(12))
+    requests = [
+        {
+            "prompt": [rng.randrange(3)] * rng.randrange(1, 30),
+            "max_tokens": rng.randrange(1, 30),
+            "ignore_eos": rng.random() < 0.9,
+            "priority": rng.randrange(3),
+            "tenant": str(rng.randrange(2)),
+        }
+        for _ in coming
+    ]
+    step = num_repeated = 0
+    newest = None
+    while coming or subject.scheduler.has_work:
+        subject.now = float(step)
+        while coming and coming[0] <= step:
+            del coming[0]
+            subject.add(**requests.pop(0))
+        num_steps = min(subject.scheduler.num_repeats, (coming or [step + 99])[0] - step)
+        if is_repeating and num_steps:
+            num_steps = rng.randint(1, num_steps)
+            repeat(subject, newest, num_steps)
+            newest = replace(newest, step_id=newest.step_id + num_steps)
+            step += num_steps
+            num_repeated += num_steps
+        else:
+            while (plan := subject.plan()) is not None:
+                newest = plan
+            if subject.in_flight:
+                subject.complete()
+            step += 1
+        assert step < 2000
+    subject.check_idle()
+    subject.check_streams()
+    stats = subject.cache.stats()
+    outcome = (
+        {request_id: (end, subject.output[request_id]) for request_id, end in subject.ends.items()},
+        (subject.scheduler.load().step_id, stats.num_evictable, stats.num_evictions),
+        (stats.num_queried_tokens, stats.num_hit_tokens),
+        getattr(policy, "charges", None),
+    )
+    return outcome, num_repeated
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        (FCFS, {}),
+        (Priority, {"admission": "lifetime"}),
+        (Charged, {}),
+        (ShortestPrefillFirst, {"num_blocks": 14}),
+        (LongestPrefixMatch, {"has_prefix_cache": False}),
+    ],
+)
+def test_many_at_once_are_the_same_steps(loop, policy, options):
+    num_repeated = 0
+    for seed in range(6):
+        alone, none = run(loop, seed, policy(), is_repeating=False, **options)
+        together, num = run(loop, seed, policy(), is_repeating=True, **options)
+        assert together == alone
+        assert none == 0
+        num_repeated += num
+    assert num_repeated > 100
+
+
+def quiet(loop, **options):
+    """Two sequences that decode; the plan in flight."""
+    subject = loop(num_blocks=300, max_num_batched_tokens=64, **options)
+    for number in range(2):
+        subject.add([number] * 5, max_tokens=40, ignore_eos=True)
+    for _ in range(6):
+        subject.step()
+    return subject
+
+
+def test_nothing_repeats_where_something_may_happen(loop):
+    assert quiet(loop).scheduler.num_repeats > 10
+    assert quiet(loop, depth=1).scheduler.num_repeats == 0
+    assert quiet(loop, target_itl_s=0.05).scheduler.num_repeats == 0
+    waited_for = quiet(loop)
+    waited_for.add([3], max_tokens=1)
+    assert waited_for.scheduler.num_repeats == 0
+    limited = quiet(loop)
+    limited.add([3], max_tokens=30, deadline=1e6)
+    limited.step()
+    limited.step()
+    limited.step()
+    assert limited.scheduler.num_repeats == 0
+    left = quiet(loop)
+    left.abort("r0")
+    assert left.scheduler.num_repeats == 0
+    for subject in (waited_for, limited, left):
+        subject.run()
+
+
+def test_more_than_may_repeat_is_refused(loop):
+    subject = quiet(loop)
+    for num_steps in (0, subject.scheduler.num_repeats + 1):
+        with pytest.raises(StepOrderError, match="may repeat"):
+            subject.scheduler.repeat([b"", b""], num_steps, subject.now)
+    subject.run()
