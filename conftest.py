@@ -5,6 +5,8 @@ import os
 # Before torch is imported. The shapes of the tests are too small to gain from a second thread, and
 # threads that spin for one another cost ten times the run on a machine that does something else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without bytecode on disk each of the servers that are started would compile torch anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 

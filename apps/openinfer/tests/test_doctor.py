@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from openinfer._doctor import doctor
 
@@ -34,3 +35,13 @@ def test_without_the_built_in_model_and_without_lines(monkeypatch, tmp_path, cap
     (tmp_path / "config.json").write_text("{}")
     assert doctor(str(tmp_path)) == 1
     assert "pip install openinfer-qwen3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_torch_that_every_start_compiles_is_told(monkeypatch, tmp_path, capsys, is_compiled):
+    cached = tmp_path / "torch.pyc"
+    if is_compiled:
+        cached.touch()
+    monkeypatch.setattr(torch.__spec__, "cached", str(cached))
+    doctor(None)
+    assert ("python -m compileall -q" in capsys.readouterr().out) is not is_compiled

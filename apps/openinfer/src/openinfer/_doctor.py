@@ -4,6 +4,8 @@ import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import distributions, entry_points, version
+from pathlib import Path
+from types import ModuleType
 
 from openinfer._resolve import DEFAULT_MODEL, installed_checkpoints, resolve_model
 from openinfer_contract import OpenInferError
@@ -41,12 +43,24 @@ def _machine() -> Iterable[str]:
     yield f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     yield f"{os.cpu_count()} CPUs, {pages * page_bytes / 2**30:.1f} GiB of memory"
     yield f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    if not _has_bytecode(torch):
+        yield (
+            "torch has no bytecode on disk, so every start compiles it anew, for seconds: unset "
+            "PYTHONDONTWRITEBYTECODE, or once: "
+            f"python -m compileall -q {Path(torch.__file__).parent}"
+        )
     if not torch.cuda.is_available():
         yield "no CUDA device can be used"
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         memory = device.total_memory / 2**30
         yield f"cuda:{index} {device.name}, sm_{device.major}{device.minor}, {memory:.0f} GiB"
+
+
+def _has_bytecode(module: ModuleType) -> bool:
+    """Whether the next process finds a module compiled."""
+    spec = module.__spec__
+    return spec is not None and spec.cached is not None and Path(spec.cached).exists()
 
 
 def _installed() -> Iterable[str]:
