@@ -7,9 +7,9 @@ The vocabulary is made up: bytes, pairs of printing characters, words of syllabl
 a space before them, in three cases, and Chinese characters; --tokenizer FILE reads a tokenizer.json
 instead. As in the engine, matchers are made on the compiler's thread and asked on this one. Every
 row walks through texts of its grammar, one token drawn evenly from the mask after the other, and
-begins anew where one has ended. A step's figure is that of all its rows, one after the other, in
-CPU time of this thread: others on the machine lengthen it a little, and the wall time of compiling
-a lot.
+begins anew where one has ended. A step's figure is the CPU time of all its rows together, and the
+wall time by one thread and by as many as the engine would use, in turns: others on the machine
+lengthen the first a little, and wall times, those of compiling too, a lot.
 """
 
 import argparse
@@ -29,7 +29,13 @@ import numpy as np
 from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import Grammar
-from openinfer_grammar import Constraint, GrammarCompiler, load_backend, num_mask_words
+from openinfer_grammar import (
+    Constraint,
+    GrammarCompiler,
+    MaskFiller,
+    load_backend,
+    num_mask_words,
+)
 from openinfer_testing.grammar import byte_characters
 
 VOCAB_SIZE, NUM_TOKENS, EOS = 151_936, 151_643, 151_645
@@ -134,18 +140,22 @@ class Row:
             self.constraint.accept([token_id])
 
 
-def measure(compiler: GrammarCompiler, grammar: Grammar, batch: int) -> dict[str, Any]:
-    """Steps of so many rows under one grammar."""
+def measure(
+    compiler: GrammarCompiler, fillers: list[MaskFiller], grammar: Grammar, batch: int
+) -> dict[str, Any]:
+    """Steps of so many rows under one grammar; the fillers take turns."""
     before = _rss_mib()
     rows = [Row(compiler, grammar, seed) for seed in range(batch)]
     masks = np.zeros((batch, num_mask_words(VOCAB_SIZE)), np.uint32)
-    fills, accepts = [], []
+    fills, walls, accepts = [], {filler: [] for filler in fillers}, []
     give_up_at = time.perf_counter() + SECONDS
     while time.perf_counter() < give_up_at:
-        begun = time.thread_time()
-        for row, mask in zip(rows, masks, strict=True):
-            row.constraint.fill_mask(mask)
-        fills.append(time.thread_time() - begun)
+        filler = fillers[len(fills) % len(fillers)]
+        begun = time.perf_counter()
+        failures = filler.fill([(r.constraint, m) for r, m in zip(rows, masks, strict=True)])
+        walls[filler].append(time.perf_counter() - begun)
+        assert not failures, failures
+        fills.append(sum(row.constraint.fill_seconds for row in rows))
         drawn = [row.draw(mask) for row, mask in zip(rows, masks, strict=True)]
         taken = 0.0
         for row, token_id in zip(rows, drawn, strict=True):
@@ -158,6 +168,7 @@ def measure(compiler: GrammarCompiler, grammar: Grammar, batch: int) -> dict[str
         "rows": batch,
         "steps": len(fills),
         "fill_us": _spread(fills),
+        "fill_wall_us": [_spread(wall) for wall in walls.values()],
         "accept_us": _spread(accepts),
         "compile_wall_ms": {"first": round(compiles[0], 2), "p50": round(np.median(compiles), 2)},
         "share_forced": round(sum(row.num_forced for row in rows) / (batch * len(fills)), 2),
@@ -196,11 +207,13 @@ def main() -> None:
         }
     print(json.dumps({"vocabulary": vocabulary}), flush=True)
     compiler = GrammarCompiler(lambda: backend)
+    fillers = [MaskFiller(1), MaskFiller()]
     cases = {}
     for name, grammar in GRAMMARS.items():
-        cases[name] = [measure(compiler, grammar, batch) for batch in BATCHES]
+        cases[name] = [measure(compiler, fillers, grammar, batch) for batch in BATCHES]
         print(json.dumps({name: cases[name]}), flush=True)
-    compiler.close()
+    for owner in (compiler, *fillers):
+        owner.close()
     busy = others.percent()
     print(json.dumps({"others_percent": busy}))
     if not args.record:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_contract import GenerateRequest, Sampling, unpack_ids
-from openinfer_grammar import Constraint, GrammarFailed, MaskRows
+from openinfer_grammar import Constraint, GrammarFailed, MaskRow
 
 _PLAIN = Sampling()
 _SECONDS_A_TOKEN = 0.01
@@ -36,16 +36,20 @@ class ConstrainedRequest:
         self._bans = _Bans(request, eos_token_ids) if _Bans.has_any(request) else None
         self._excess_s = 0.0
 
-    def fill_mask(self, row: MaskRows) -> None:
-        """Writes which ids may come next.
+    @property
+    def fill_seconds(self) -> float:
+        """CPU time of the last mask."""
+        return self.constraint.fill_seconds
+
+    def fill_mask(self, row: MaskRow, /) -> None:
+        """Writes which ids may come next. On any thread, while the step thread waits for it.
 
         Raises:
             GrammarFailed: the grammar has run into a limit, takes too long, or allows nothing that
                 the request's other fields leave.
         """
-        begin = time.thread_time()
         self.constraint.fill_mask(row)
-        self._charge(time.thread_time() - begin)
+        self._charge(self.constraint.fill_seconds)
         if self._bans is not None:
             self._bans.check(row)
 
@@ -111,7 +115,7 @@ class _Bans:
         self._num_output += len(token_ids)
         self._recent.extend(token_ids)
 
-    def check(self, row: MaskRows) -> None:
+    def check(self, row: MaskRow) -> None:
         """Looks whether an id of the mask is left.
 
         Raises:

@@ -1,7 +1,8 @@
 """Requests with a grammar, beside the scheduler: compiled before, masked and followed during.
 
 The compiler's threads do what takes long; everything here is called from the step thread and
-returns at once. A plan's rows are slots, so the desk remembers whose they are.
+returns at once, which for expensive masks takes more threads than one. A plan's rows are slots, so
+the desk remembers whose they are.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from openinfer_grammar import (
     GrammarCompiler,
     GrammarFailed,
     GrammarRefused,
+    MaskFiller,
+    MaskRow,
     num_mask_words,
 )
 from openinfer_scheduler import Effects, StepPlan
@@ -42,6 +45,7 @@ class GrammarDesk:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._compiler = compiler
+        self._filler = MaskFiller()
         self._eos_token_ids = eos_token_ids
         self._words = np.zeros((num_slots, num_mask_words(vocab_size)), np.uint32)
         self._compiling: dict[str, tuple[GenerateRequest, Future[Constraint]]] = {}
@@ -109,23 +113,19 @@ class GrammarDesk:
         Returns:
             By row; they hold until the next call. And by request id, why a grammar cannot go on.
         """
-        masks: dict[int, np.ndarray[tuple[int], np.dtype[np.uint32]]] = {}
-        failures: dict[str, str] = {}
+        rows: list[tuple[ConstrainedRequest, MaskRow]] = []
+        indices: list[int] = []
         for index, row in enumerate(plan.rows):
             if not row.needs_mask:
                 continue
-            request_id = self._request_ids[row.slot]
-            live = self._live.get(request_id)
+            live = self._live.get(self._request_ids[row.slot])
             # Without one the request has ended, and what is sampled for it is dropped.
-            if live is None or not live.constraint.is_masking:
-                continue
-            mask = self._words[index]
-            try:
-                live.fill_mask(mask)
-            except GrammarFailed as error:
-                failures[request_id] = str(error)
-            else:
-                masks[index] = mask
+            if live is not None and live.constraint.is_masking:
+                rows.append((live, self._words[index]))
+                indices.append(index)
+        failed = self._filler.fill(rows)
+        failures = {rows[at][0].request.request_id: str(why) for at, why in failed.items()}
+        masks = {index: rows[at][1] for at, index in enumerate(indices) if at not in failed}
         return masks, failures
 
     def follow(self, effects: Effects) -> dict[str, str]:
@@ -149,5 +149,6 @@ class GrammarDesk:
                 yield request_id, pack_ids(live.constraint.forced)
 
     def close(self) -> None:
-        """Ends the compiler's threads. Idempotent."""
+        """Ends all threads. Idempotent."""
         self._compiler.close()
+        self._filler.close()

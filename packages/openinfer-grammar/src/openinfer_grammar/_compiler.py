@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from openinfer_contract import Grammar
 from openinfer_grammar._backend import GrammarBackend
 from openinfer_grammar._constraint import Constraint
+from openinfer_grammar._native import letting_go
 from openinfer_grammar.errors import BackendUnavailable, GrammarFailed, GrammarRefused
 
 _NUM_THREADS = 2
@@ -43,8 +44,9 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
         try:
-            constraint = Constraint(self._backend.result().compile(grammar), grammar)
-            constraint.accept(output)
+            with letting_go():
+                constraint = Constraint(self._backend.result().compile(grammar), grammar)
+                constraint.accept(output)
         except GrammarFailed as error:
             raise GrammarRefused(str(error)) from error
         except (GrammarRefused, BackendUnavailable):

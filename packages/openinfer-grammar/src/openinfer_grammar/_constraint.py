@@ -1,5 +1,6 @@
 """One output being held to a grammar: from the end of its reasoning, and along what is forced."""
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,7 @@ class Constraint:
         self._recent: list[int] = []
         self._is_undecided = bool(self._start_after and self._openers)
         self._is_waiting = bool(self._start_after) and not self._is_undecided
+        self._fill_seconds = 0.0
         self._forced: list[int] = []
         self._owed: list[int] = []
         """Forced ids that were generated and that the matcher has not heard of: it is told once all
@@ -54,13 +56,25 @@ class Constraint:
         """Ids that can only come next."""
         return self._forced
 
-    def fill_mask(self, row: MaskRows) -> None:
+    @property
+    def fill_seconds(self) -> float:
+        """CPU time of the last `fill_mask`, 0 before the first."""
+        return self._fill_seconds
+
+    def fill_mask(self, row: MaskRows, /) -> None:
         """Writes which ids may come next into a row [num_words]; only while `is_masking`.
 
         Raises:
             GrammarFailed: the grammar has run into a limit.
         """
         assert not self._is_waiting, "nothing is masked yet"
+        begin = time.thread_time()
+        try:
+            self._fill(row)
+        finally:
+            self._fill_seconds = time.thread_time() - begin
+
+    def _fill(self, row: MaskRows) -> None:
         if self._forced:
             row[:] = 0
             _allow(row, self._forced[0])

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from threading import Timer, get_ident
+from threading import Timer
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class LLGuidanceBackend:
 class LLGuidanceMatcher:
     """`Matcher` of `LLGuidanceBackend`; owns its handle.
 
-    On the thread that made it, which may do something else meanwhile, calls let go of the
-    interpreter. On another one, the step thread, they are short and keep it.
+    Its calls are short and keep the interpreter, except on threads that work beside the one that
+    steps (`letting_go`).
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class LLGuidanceMatcher:
         vocab_size: int,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._made_by = get_ident()
         self._tokenizer = tokenizer  # outlives the handle
         self._handle = handle
         self._eos_token_ids = eos_token_ids
@@ -83,8 +82,7 @@ class LLGuidanceMatcher:
 
     @property
     def _functions(self) -> Functions:
-        both = library()
-        return both.long if get_ident() == self._made_by else both.short
+        return library().functions
 
     @property
     def error(self) -> str | None:

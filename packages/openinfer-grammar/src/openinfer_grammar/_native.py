@@ -2,10 +2,13 @@
 
 The wheel's own Python classes hold the interpreter while they read a vocabulary: 2.7 s for 150,000
 tokens in which no step could run. Called from here it is let go (`ctypes.CDLL`); the short calls
-of a step keep it (`ctypes.PyDLL`), which is cheaper. Structures are those of `llguidance.h` 1.9.
+of a step keep it (`ctypes.PyDLL`), which is cheaper and never waits for a neighbour to return it.
+Structures are those of `llguidance.h` 1.9.
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import (
     POINTER,
     Structure,
@@ -21,6 +24,7 @@ from ctypes import (
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import local
 
 from openinfer_grammar.errors import BackendUnavailable
 
@@ -98,12 +102,27 @@ Functions = ctypes.CDLL
 """The library's functions, named in `_SIGNATURES`."""
 
 
+_thread = local()
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """While inside, a matcher's calls on this thread let go of the interpreter."""
+    before = getattr(_thread, "lets_go", False)
+    _thread.lets_go = True
+    try:
+        yield
+    finally:
+        _thread.lets_go = before
+
+
 class Library:
     """The loaded library.
 
     Attributes:
         long: its functions, to be called while other threads run.
         short: the same, for calls of microseconds.
+        functions: those of this thread; `long` inside of `letting_go`.
     """
 
     def __init__(self, path: str) -> None:
@@ -113,6 +132,10 @@ class Library:
             for name, (result, arguments) in _SIGNATURES.items():
                 function = getattr(functions, name)
                 function.restype, function.argtypes = result, arguments
+
+    @property
+    def functions(self) -> Functions:
+        return self.long if getattr(_thread, "lets_go", False) else self.short
 
 
 @cache
