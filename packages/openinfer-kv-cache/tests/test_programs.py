@@ -17,7 +17,7 @@ PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
 
 @pytest.mark.long
 @settings(
-    max_examples=1500,
+    max_examples=400,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

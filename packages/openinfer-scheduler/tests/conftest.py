@@ -213,10 +213,44 @@ class Loop:
                 assert end.stop_token_id == tokens[-1]
 
 
+def crowd(luck, policy=lambda _: None, **fields):
+    """30 requests at once in a pool that has room for two, run to their end.
+
+    Args:
+        luck: seed of what is drawn, by policy and executor, too.
+        policy: makes one from the random numbers.
+        fields: of every request; `force` is the loop's.
+    """
+    rng = random.Random(luck)
+    subject = Loop(
+        policy=policy(rng),
+        rng=rng,
+        force=fields.pop("force", 0.0),
+        num_blocks=10,
+        tokens_per_block=2,
+        max_model_len=20,
+        max_num_seqs=6,
+        max_num_batched_tokens=rng.choice((6, 12, 30)),
+        depth=rng.choice((1, 2, 3)),
+    )
+    for _ in range(30):
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 8))]
+        options = {"ignore_eos": rng.random() < 0.5} | fields
+        subject.add(prompt, max_tokens=rng.randrange(1, 12), **options)
+    subject.run()
+    return subject
+
+
 @pytest.fixture(scope="session")
 def loop():
     """The `Loop` class."""
     return Loop
+
+
+@pytest.fixture(scope="session", name="crowd")
+def _crowd():
+    """The function."""
+    return crowd
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Output that a grammar leaves no choice about: forwarded together, in place of sampled tokens."""
 
-import random
-
 import pytest
 
 from openinfer_contract import Finished, Grammar, pack_ids
@@ -75,22 +73,8 @@ def test_a_preempted_request_takes_no_forced_tokens(loop):
 
 
 @pytest.mark.parametrize("luck", range(30))
-def test_crowds_with_forced_tokens_in_a_tiny_pool(loop, luck):
-    rng = random.Random(luck)
-    subject = loop(
-        rng=rng,
-        force=0.4,
-        num_blocks=10,
-        tokens_per_block=2,
-        max_model_len=20,
-        max_num_seqs=6,
-        max_num_batched_tokens=rng.choice((6, 12, 30)),
-        depth=rng.choice((1, 2, 3)),
-    )
-    for _ in range(30):
-        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 8))]
-        subject.add(prompt, max_tokens=rng.randrange(1, 12), ignore_eos=True, grammar=GRAMMAR)
-    subject.run()
+def test_crowds_with_forced_tokens_in_a_tiny_pool(crowd, luck):
+    subject = crowd(luck, force=0.4, grammar=GRAMMAR, ignore_eos=True)
     assert subject.num_forced > 20
 
 
