@@ -75,7 +75,7 @@ def test_the_simulator_puts_it_beside_fcfs(guide):
     rows = {line[:20].strip(): line[20:].split() for line in done.stdout.splitlines()[1:]}
     assert rows[""] == ["fcfs", "my_scheduler:ShortAnswers"]
     fcfs, mine = map(float, rows["TTFT p50, ms"])
-    assert mine < fcfs / 2, "short answers do not wait behind long ones"
+    assert mine < fcfs / 5, "short answers do not wait behind long ones"
 
 
 def test_once_installed_it_has_a_name(guide):
@@ -116,12 +116,22 @@ def _completion_order(server, lengths):
 
 
 @pytest.mark.parametrize(
-    ("policy", "order"),
-    [("fcfs", [400, 300, 200, 100]), ("short-answers", [100, 200, 300, 400])],
+    ("policy", "engine", "order"),
+    [
+        ("fcfs", "sim", [400, 300, 200, 100]),
+        ("short-answers", "sim", [100, 200, 300, 400]),
+        pytest.param(
+            *("short-answers", "the built-in model", [100, 200, 300, 400]), marks=pytest.mark.long
+        ),
+    ],
 )
-def test_the_real_server_completes_in_its_order(start_server, guide, policy, order):
+def test_the_real_server_completes_in_its_order(start_server, guide, policy, engine, order):
     flags = shlex.split(guide.commands[2])[2:]
     flags[flags.index("short-answers")] = policy
-    limits = ("--sim-model", "qwen3-0_6b", "--max-num-seqs", "1")
-    server = start_server(*flags, *limits, env=_environment(guide))
+    if engine == "sim":
+        flags += ["--sim-model", "qwen3-0_6b"]
+    else:
+        at = flags.index("--engine")
+        del flags[at : at + 2]
+    server = start_server(*flags, "--max-num-seqs", "1", env=_environment(guide))
     assert _completion_order(server, [400, 300, 200, 100]) == order

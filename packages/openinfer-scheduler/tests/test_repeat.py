@@ -85,10 +85,10 @@ def run(loop, seed, policy, *, is_repeating, **options):
         assert step < 2000
     subject.check_idle()
     subject.check_streams()
-    stats = subject.cache.stats()
+    stats, load = subject.cache.stats(), subject.scheduler.load()
     outcome = (
         {request_id: (end, subject.output[request_id]) for request_id, end in subject.ends.items()},
-        (subject.scheduler.load().step_id, stats.num_evictable, stats.num_evictions),
+        (load.step_id, load.num_output_tokens, stats.num_evictable, stats.num_evictions),
         (stats.num_queried_tokens, stats.num_hit_tokens),
         getattr(policy, "charges", None),
     )
