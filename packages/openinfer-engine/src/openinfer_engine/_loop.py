@@ -31,15 +31,14 @@ from openinfer_contract import (
     GenerateRequest,
     GetLoad,
     Load,
-    Pause,
     Rejected,
     ResetPrefixCache,
-    Resume,
     StartTrace,
     StopTrace,
     TokenEvent,
     command_name,
 )
+from openinfer_engine._command_desk import CommandDesk, Reply
 from openinfer_engine._executor import Executor
 from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._held import HeldRequests
@@ -58,16 +57,11 @@ DRAIN_RETRY_AFTER_S = 5.0
 STALLED_WAIT_S = 0.05
 _COMPILING_WAIT_S = 0.001
 
-Reply = Callable[[CommandResult], None]
-
 _logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
     """Drives one scheduler and one executor. Every method is called from the step thread.
-
-    Pause is a state of the loop: running --Pause--> settling (live requests end, new ones are
-    held back) --> paused --Resume--> running; `Pause(keep)` skips settling.
 
     Args:
         executor: launched and waited for, and closed by `close`.
@@ -111,19 +105,22 @@ class EngineLoop:
         self._in_flight: deque[int] = deque()
         self._sinks: dict[str, EventSink] = {}
         self._held = HeldRequests(info.limits)
-        self._commands: deque[tuple[Command, Reply]] = deque()
+        self._commands = CommandDesk(
+            has_live=lambda: scheduler.has_work,
+            end_live=lambda now: self._deliver(scheduler.abort_all(now)),
+            let_in=self._let_in,
+            load=self.load,
+            obey=self._obey,
+        )
         self._drain_replies: list[Callable[[], None]] = []
         self._num_refused = 0
         self._death: str | None = None
-        self._is_settling = False
-        self._is_paused = False
-        self._is_draining = False
 
     @property
     def has_work(self) -> bool:
         """Whether `step` should be called: something is live, asked for or in flight."""
         return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
-            self._scheduler.has_work and not self._is_paused
+            self._scheduler.has_work and not self._commands.is_paused
         )
 
     @property
@@ -177,12 +174,11 @@ class EngineLoop:
             self._traces.add(command, is_idle=not self._sinks)
             reply(CommandDone())
         else:
-            self._commands.append((command, reply))
+            self._commands.put(command, reply)
 
     def drain(self, reply: Callable[[], None]) -> None:
         """Refuses new requests; `reply` once the live ones have ended. Ends a pause."""
-        self._is_draining = True
-        self._resume()
+        self._commands.drain()
         self._drain_replies.append(reply)
 
     def load(self) -> Load:
@@ -193,8 +189,8 @@ class EngineLoop:
             num_waiting=load.num_waiting + len(self._held),
             num_waiting_tokens=load.num_waiting_tokens + self._held.num_tokens,
             num_rejected=self._num_refused,
-            is_paused=self._is_paused,
-            is_draining=self._is_draining,
+            is_paused=self._commands.is_paused,
+            is_draining=self._commands.is_draining,
             num_kv_event_batches=0 if events is None else events.num_batches,
             num_dropped_kv_event_batches=0 if events is None else events.num_dropped,
             is_tracing=self.is_tracing,
@@ -214,8 +210,8 @@ class EngineLoop:
         self._expire(now)
         if self._grammars is not None and self._grammars.is_compiling:
             self._take_compiled(self._grammars)
-        has_obeyed = bool(self._commands) and not self._in_flight and self._run_commands(now)
-        is_launched = self._may_plan() and self._launch(now)
+        has_obeyed = bool(self._commands) and not self._in_flight and self._commands.run(now)
+        is_launched = self._commands.may_plan and self._launch(now)
         self._traces.write(is_idle=not self._sinks)
         has_waited = bool(self._in_flight) and (
             not is_launched or len(self._in_flight) >= self._depth
@@ -238,7 +234,8 @@ class EngineLoop:
         some of them by itself and say so by `repeat`, instead of calling `step` for each.
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
-        is_held_up = self._is_settling or self._is_paused or self._commands or len(self._held)
+        commands = self._commands
+        is_held_up = commands.is_settling or commands.is_paused or commands or len(self._held)
         if is_watched or is_held_up or self._grammars is not None:
             return 0
         return self._scheduler.num_repeats
@@ -301,16 +298,6 @@ class EngineLoop:
         if self._grammars is not None:
             self._grammars.close()
         self._executor.close()
-
-    @property
-    def _is_holding(self) -> bool:
-        """Whether new requests come after a pause that the live ones still come before."""
-        return self._is_settling or any(
-            isinstance(command, Pause) and command.mode != "keep" for command, _ in self._commands
-        )
-
-    def _may_plan(self) -> bool:
-        return self._is_settling or not (self._is_paused or self._commands)
 
     def _launch(self, now: float) -> bool:
         trace, plan = self._traces.steps, self._scheduler.plan(now)
@@ -390,7 +377,7 @@ class EngineLoop:
         self._sinks.pop(request_id)(event)
 
     def _refusal(self, request: GenerateRequest) -> Rejected | None:
-        if self._is_draining:
+        if self._commands.is_draining:
             return Rejected(
                 kind="draining",
                 message="the engine is shutting down",
@@ -399,7 +386,7 @@ class EngineLoop:
         return check_intake(request, self.info)
 
     def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
-        if not self._is_holding and request.grammar is None:
+        if not self._commands.is_holding and request.grammar is None:
             return self._scheduler.add(request, now)
         if request.request_id in self._sinks:
             return Rejected(
@@ -417,7 +404,7 @@ class EngineLoop:
                 self._held.take(request_id)
                 self._num_refused += 1
                 self._finish(request_id, TokenEvent(end=rejected))
-            elif not self._is_holding:
+            elif not self._commands.is_holding:
                 self._release(request_id)
 
     def _release(self, request_id: str) -> None:
@@ -436,49 +423,17 @@ class EngineLoop:
             self._release(request_id)
         self._deliver(self._scheduler.expire(now))
 
-    def _run_commands(self, now: float) -> bool:
-        """Runs the commands whose turn it is; whether there was one."""
-        num_waiting = len(self._commands)
-        while self._commands:
-            command, reply = self._commands[0]
-            if isinstance(command, Pause) and not self._settle(command, now):
-                break
-            self._commands.popleft()
-            reply(self._execute(command))
-        return len(self._commands) < num_waiting
-
-    def _settle(self, command: Pause, now: float) -> bool:
-        """Whether the pause can take effect; if not, steps go on until it can."""
-        if command.mode == "keep" or self._is_paused or self._is_draining:
-            return True
-        if not self._is_settling:
-            self._is_settling = True
-            if command.mode == "abort":
-                self._deliver(self._scheduler.abort_all(now))
-        return not self._scheduler.has_work
-
-    def _execute(self, command: Command) -> CommandResult:
-        if isinstance(command, Pause):
-            if self._is_draining:
-                return CommandFailed(kind="failed", message="the engine is shutting down")
-            self._is_paused = True
-            self._end_settling()
-        elif isinstance(command, Resume):
-            self._resume()
-        elif isinstance(command, ResetPrefixCache):
-            self._scheduler.reset_prefix_cache()
-        elif isinstance(command, StartTrace | StopTrace):
-            return self._traces.obey(command)
-        else:
-            return self._executor.control(command)
-        return CommandDone(load=self.load())
-
-    def _resume(self) -> None:
-        self._is_paused = False
-        self._end_settling()
-
-    def _end_settling(self) -> None:
-        self._is_settling = False
+    def _let_in(self) -> None:
+        """Hands over what a pause has held back; grammars are waited for all the same."""
         for request_id in self._held:
             if self._grammars is None or not self._grammars.waits_for(request_id):
                 self._release(request_id)
+
+    def _obey(self, command: Command) -> CommandResult:
+        """Runs a command, with no step in flight."""
+        if isinstance(command, StartTrace | StopTrace):
+            return self._traces.obey(command)
+        if isinstance(command, ResetPrefixCache):
+            self._scheduler.reset_prefix_cache()
+            return CommandDone(load=self.load())
+        return self._executor.control(command)
