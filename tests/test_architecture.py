@@ -2,9 +2,14 @@
 
 import ast
 import re
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from openinfer._cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -74,3 +79,14 @@ def test_what_a_page_refers_to_exists(page):
         assert name in _members(path), f"{module}:{name}"
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_the_example_of_a_command_runs(monkeypatch, capsys):
+    (code,) = re.findall(r"^```python\n(def add\(commands.*?)^```$", PAGE.read_text(), re.M | re.S)
+    module = ModuleType("my_command")
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, "my_command", module)
+    point = EntryPoint("hello", "my_command:add", "openinfer.commands")
+    monkeypatch.setattr("openinfer_contract._plugins.entry_points", lambda group: [point])
+    assert main(("hello",)) == main(("hello", "world")) == 0
+    assert capsys.readouterr().out == "hello you\nhello world\n"

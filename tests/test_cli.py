@@ -1,5 +1,25 @@
 """chat, complete and doctor, here and against a server."""
 
+from importlib.metadata import entry_points
+
+import pytest
+
+from openinfer._cli import main
+
+_INSTALLED = entry_points(group="openinfer.commands").names
+
+
+def test_commands_are_installed():
+    assert "sim" in _INSTALLED
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "doctor", *sorted(_INSTALLED)])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main((command, "--help"))
+    assert caught.value.code == 0
+    assert f"usage: openinfer {command}" in capsys.readouterr().out
+
 
 def test_complete_continues_a_text_in_process(run_openinfer):
     status, stdout, stderr = run_openinfer(

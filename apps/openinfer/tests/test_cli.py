@@ -123,7 +123,7 @@ def test_an_installed_package_brings_its_command(monkeypatch):
             return _add_count
 
     point = Point("count", "x:y", "openinfer.commands")
-    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    monkeypatch.setattr("openinfer_contract._plugins.entry_points", lambda group: [point])
     assert main(("count", "four")) == 4
     with pytest.raises(SystemExit):
         main(("count", "four", "--more"))

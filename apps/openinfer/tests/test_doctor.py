@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from openinfer._doctor import doctor
+from openinfer_contract import PluginGroup
 
 
 def test_the_report_of_the_built_in_model(capsys):
@@ -28,7 +29,7 @@ def test_a_model_that_is_nowhere_says_so(name, capsys):
 
 
 def test_without_the_built_in_model_and_without_lines(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("openinfer._doctor.installed_checkpoints", dict)
+    monkeypatch.setattr("openinfer._doctor.CHECKPOINTS", PluginGroup("no.group", "checkpoint", str))
     assert doctor(None) == 1
     assert "pip install openinfer-tiny" in capsys.readouterr().out
     monkeypatch.setattr("openinfer._doctor.installed_lines", dict)

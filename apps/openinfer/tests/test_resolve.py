@@ -11,7 +11,7 @@ from huggingface_hub.errors import (
 )
 
 from openinfer import ModelNotFound, UsageError
-from openinfer._resolve import ResolvedModel, installed_checkpoints, resolve_model
+from openinfer._resolve import CHECKPOINTS, ResolvedModel, resolve_model
 from openinfer_tiny import CHECKPOINT
 
 
@@ -43,7 +43,7 @@ def _write(folder: Path, *names: str) -> Path:
 def test_the_default_is_the_built_in_model():
     tiny = ResolvedModel(Path(CHECKPOINT.path()), "tiny")
     assert resolve_model(None) == resolve_model("tiny") == tiny
-    assert installed_checkpoints()["tiny"] == tiny.path
+    assert CHECKPOINTS.load("tiny") == tiny.path
 
 
 @pytest.mark.parametrize("option", ["revision", "download_dir"])

@@ -20,6 +20,7 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import EngineOptions, InProcessEngine, TraceFailed
+from openinfer_grammar import BackendUnavailable
 from openinfer_scheduler import UnknownPolicy
 from openinfer_testing import ModelledExecutor, ModelledOptions, ZeroCostExecutor
 from openinfer_testing.engine import Recorder
@@ -190,13 +191,15 @@ def test_an_executor_without_an_engine_is_closed(tmp_path: Path) -> None:
     ("options", "error", "words"),
     [
         ({"scheduling_policy": "nobody's"}, UnknownPolicy, "nobody's"),
+        ({"structured_outputs_backend": "xgrammar"}, BackendUnavailable, r"grammar\[xgrammar\]"),
         ({"trace_dir": "/no/where"}, TraceFailed, "/no/where, is not there"),
         ({"trace_file": "/no/where/t.json"}, TraceFailed, "the folder /no/where is not there"),
     ],
 )
 def test_what_no_executor_could_help_is_refused_before_one_is_made(
-    options: dict[str, str], error: type[Exception], words: str
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], error: type[Exception], words: str
 ) -> None:
+    monkeypatch.setattr("openinfer_grammar._backends.find_spec", lambda name: None)
     made = []
     with pytest.raises(error, match=words):
         InProcessEngine(lambda: made.append(True), EngineOptions(**options))

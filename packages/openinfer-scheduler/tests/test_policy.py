@@ -1,9 +1,10 @@
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from openinfer_contract import TokenEvent
+from openinfer_contract import PluginError, TokenEvent
 from openinfer_scheduler import (
     FCFS,
     PolicyError,
@@ -31,7 +32,7 @@ def test_policies_are_found_by_entry_point(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     assert {"broken", "urgent"} <= set(installed_policies())
     assert isinstance(load_policy("urgent"), Priority)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(PluginError, match=r"policy broken of some-policies 1\.0 .*no_such_module"):
         load_policy("broken")
 
 
@@ -45,6 +46,17 @@ def test_any_class_that_can_be_imported_is_a_policy():
     ):
         with pytest.raises(UnknownPolicy, match=reason):
             load_policy(name)
+
+
+@pytest.mark.parametrize("path", [["/no/such/folder"], ["/no/such/folder", ""]])
+def test_the_current_folder_is_searched_last(monkeypatch, tmp_path, path):
+    (tmp_path / "policy_of_mine.py").write_text("from openinfer_scheduler import Priority as Mine")
+    (tmp_path / "openinfer_scheduler.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*path])
+    assert isinstance(load_policy("policy_of_mine:Mine"), Priority)
+    assert isinstance(load_policy("openinfer_scheduler:Priority"), Priority)
+    assert sys.path == ["/no/such/folder", ""]
 
 
 def test_the_policies_of_this_package_are_declared():

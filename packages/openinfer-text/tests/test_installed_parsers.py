@@ -1,7 +1,7 @@
 import pytest
 from tokenizers import AddedToken
 
-from openinfer_contract import unpack_ids
+from openinfer_contract import PluginError, unpack_ids
 from openinfer_text import (
     Content,
     OutputText,
@@ -111,8 +111,15 @@ def test_parsers_are_found_by_entry_point():
     with pytest.raises(ParserError, match="hermes, shouting; choose by --tool-call"):
         choose_parser("tool", "auto", QWEN3)
     assert choose_parser("reasoning", "qwen3", None).name == "shouting", "it replaces our own"
-    with pytest.raises(ParserError, match="broken cannot be loaded: No module"):
-        choose_parser("reasoning", "broken", None)
+    for use in (check_parser, lambda *named: choose_parser(*named, None)):
+        with pytest.raises(PluginError, match=r"parser broken of some-parsers 1\.0 .*No module"):
+            use("reasoning", "broken")
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_a_parser_that_does_not_load_is_left_out_of_the_choice(caplog):
+    assert choose_parser("reasoning", "auto", "<think> of nothing") is None
+    assert "reasoning parser broken of some-parsers 1.0 cannot be loaded" in caplog.text
 
 
 def test_markers_are_shown_also_where_they_are_special(checkpoints, tmp_path):

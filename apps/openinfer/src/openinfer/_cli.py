@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 
+from openinfer._commands import add_commands
 from openinfer._flags import FlagFormatter, add_flags
 from openinfer._interrupts import STATUS, raise_interrupts
 from openinfer_contract import OpenInferError
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         is_ours = bool(given) and given[0] in _OUR_COMMANDS
-        parser = _parser(with_others=not is_ours)
+        parser = _parser(with_others=not is_ours, wanted=given[0] if given else None)
         namespace, extra = _parse(parser, given)
         if extra and not getattr(namespace, "takes_extra", False):
             parser.error(f"unrecognised arguments: {' '.join(extra)}")
@@ -57,8 +58,12 @@ def _parse(
     return namespace, extra
 
 
-def _parser(*, with_others: bool = True) -> argparse.ArgumentParser:
-    """The parser of all commands; those of other packages are imported for it."""
+def _parser(*, with_others: bool = True, wanted: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands; those of other packages are imported for it.
+
+    Raises:
+        PluginError: the wanted command is another package's and does not load.
+    """
     parser = argparse.ArgumentParser(
         prog="openinfer", description="An LLM inference engine made of packages."
     )
@@ -69,8 +74,7 @@ def _parser(*, with_others: bool = True) -> argparse.ArgumentParser:
     _add_complete(commands)
     _add_doctor(commands)
     if with_others:
-        for point in entry_points(group="openinfer.commands"):
-            point.load()(commands)
+        add_commands(commands, wanted)
     return parser
 
 

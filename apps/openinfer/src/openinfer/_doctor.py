@@ -2,22 +2,26 @@
 
 import os
 import platform
-from collections.abc import Iterable
-from importlib.metadata import distributions, entry_points, version
+from collections.abc import Iterable, Sequence
+from importlib.metadata import distributions, version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from openinfer._resolve import DEFAULT_MODEL, installed_checkpoints, resolve_model
-from openinfer_contract import OpenInferError
-from openinfer_engine import Refusal, installed_lines, read_config
-from openinfer_text import installed_parsers
+from openinfer._commands import COMMANDS
+from openinfer._engines import ENGINES
+from openinfer._resolve import CHECKPOINTS, DEFAULT_MODEL, resolve_model
+from openinfer_contract import OpenInferError, PluginGroup
+from openinfer_engine import LINES, Refusal, installed_lines, read_config
+from openinfer_scheduler import POLICIES
+from openinfer_text import PARSERS, installed_parsers
 
-_GROUPS = (
-    ("openinfer.models", "model lines"),
-    ("openinfer.checkpoints", "checkpoints"),
-    ("openinfer.schedulers", "scheduling policies"),
-    ("openinfer.engines", "engines"),
-    ("openinfer.commands", "commands"),
+_GROUPS: tuple[tuple[str, PluginGroup[Any]], ...] = (
+    ("model lines", LINES),
+    ("checkpoints", CHECKPOINTS),
+    ("scheduling policies", POLICIES),
+    ("engines", ENGINES),
+    ("commands", COMMANDS),
 )
 
 
@@ -66,15 +70,21 @@ def _has_bytecode(module: ModuleType) -> bool:
 def _installed() -> Iterable[str]:
     names = {d.metadata["Name"] for d in distributions()}
     yield ", ".join(f"{n} {version(n)}" for n in sorted(names) if n.startswith("openinfer"))
-    for group, title in _GROUPS:
-        found = ", ".join(sorted(point.name for point in entry_points(group=group))) or "none"
-        yield f"{title}: {found}"
-    yield f"tool parsers: {', '.join(installed_parsers('tool'))}"
-    yield f"reasoning parsers: {', '.join(installed_parsers('reasoning'))}"
+    for title, group in _GROUPS:
+        yield from _names(title, group.names(), group)
+    yield from _names("tool parsers", installed_parsers("tool"), PARSERS["tool"])
+    yield from _names("reasoning parsers", installed_parsers("reasoning"), PARSERS["reasoning"])
+
+
+def _names(title: str, names: Sequence[str], group: PluginGroup[Any]) -> Iterable[str]:
+    broken = group.broken()
+    yield f"{title}: {', '.join(n for n in names if n not in broken) or 'none'}"
+    for error in broken.values():
+        yield f"  broken: {error}"
 
 
 def _model(model: str | None) -> tuple[bool, list[str]]:
-    if model is None and DEFAULT_MODEL not in installed_checkpoints():
+    if model is None and DEFAULT_MODEL not in CHECKPOINTS.names():
         return False, ["the built-in model is not installed: pip install openinfer-tiny"]
     try:
         resolved = resolve_model(model)

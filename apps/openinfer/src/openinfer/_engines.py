@@ -1,14 +1,12 @@
 """Engines beside the model lines: `serve --engine NAME`, entry point group `openinfer.engines`."""
 
-from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
 from openinfer.errors import UsageError
+from openinfer_contract import PluginGroup
 from openinfer_engine import LaunchSpec, ServePlan
-
-GROUP = "openinfer.engines"
 
 
 class ServedEngine(Protocol):
@@ -28,15 +26,22 @@ class ServedEngine(Protocol):
         """
 
 
+ENGINES: PluginGroup[ServedEngine] = PluginGroup(
+    "openinfer.engines", "engine", lambda loaded: cast(ServedEngine, loaded)
+)
+
+
 def load_engine(name: str) -> ServedEngine:
     """The installed engine of that name.
 
     Raises:
         UsageError: there is none; names the installed ones.
+        PluginError: it does not load.
     """
-    for point in entry_points(group=GROUP, name=name):
-        engine: ServedEngine = point.load()
-        return engine
-    known = ", ".join(sorted(entry_points(group=GROUP).names))
+    try:
+        return ENGINES.load(name)
+    except KeyError:
+        pass  # the sentence below says so
+    known = ", ".join(ENGINES.names())
     found = f"installed are: {known}" if known else "none is: pip install openinfer-sim brings sim"
     raise UsageError(f"--engine {name} is not installed; {found}")

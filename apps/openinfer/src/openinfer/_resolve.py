@@ -2,12 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from openinfer.errors import ModelNotFound, UsageError
+from openinfer_contract import PluginGroup
 
 DEFAULT_MODEL = "tiny"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -21,12 +20,10 @@ class ResolvedModel:
     name: str
 
 
-def installed_checkpoints() -> Mapping[str, Path]:
-    """Checkpoints that installed packages bring, by name (entry points `openinfer.checkpoints`)."""
-    return {
-        point.name: Path(point.load().path())
-        for point in entry_points(group="openinfer.checkpoints")
-    }
+CHECKPOINTS: PluginGroup[Path] = PluginGroup(
+    "openinfer.checkpoints", "checkpoint", lambda loaded: Path(loaded.path())
+)
+"""Checkpoints that installed packages bring, by name."""
 
 
 def resolve_model(
@@ -44,6 +41,7 @@ def resolve_model(
 
     Raises:
         ModelNotFound: with everything that was tried.
+        PluginError: the installed checkpoint of that name does not load.
         UsageError: an option of the hub is given, and the model is none of the hub's.
     """
     name = DEFAULT_MODEL if name is None else os.fspath(name)
@@ -69,12 +67,11 @@ def _local_model(name: str) -> ResolvedModel | None:
             raise ModelNotFound(name, "the folder has no config.json that can be read")
         path = Path(folder).resolve()
         return ResolvedModel(path, path.name)
-    checkpoints = installed_checkpoints()
-    if name in checkpoints:
-        return ResolvedModel(checkpoints[name], name)
+    if name in CHECKPOINTS.names():
+        return ResolvedModel(CHECKPOINTS.load(name), name)
     if _looks_like_hub_id(name):
         return None
-    installed = ", ".join(sorted(checkpoints)) or "none"
+    installed = ", ".join(CHECKPOINTS.names()) or "none"
     raise ModelNotFound(
         name, f"neither a folder nor an installed checkpoint (installed: {installed})"
     )

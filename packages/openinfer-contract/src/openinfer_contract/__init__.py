@@ -51,6 +51,7 @@ from openinfer_contract._info import (
     Limits,
     Load,
 )
+from openinfer_contract._plugins import PluginGroup
 from openinfer_contract._request import (
     GREEDY_TEMPERATURE,
     Adapter,
@@ -83,6 +84,7 @@ from openinfer_contract.errors import (
     ContractVersionError,
     EngineDead,
     OpenInferError,
+    PluginError,
     StreamOrderError,
     WireError,
 )
@@ -170,10 +172,13 @@ __all__ = [
     "encode_frame",
     "ClientFrameReader",
     "EngineFrameReader",
+    # plug-ins
+    "PluginGroup",
     # errors
     "OpenInferError",
     "ContractVersionError",
     "StreamOrderError",
     "WireError",
     "EngineDead",
+    "PluginError",
 ]

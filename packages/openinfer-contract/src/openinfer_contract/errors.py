@@ -4,7 +4,8 @@ OpenInferError
 ├── ContractVersionError   the peer speaks another contract; both versions are named
 ├── StreamOrderError       an engine broke the order of a request's events: a defect in the engine
 ├── WireError              bytes on a connection that are no message of this contract
-└── EngineDead             the engine is gone; what was in flight has failed
+├── EngineDead             the engine is gone; what was in flight has failed
+└── PluginError            an installed package's entry point does not load; both are named
 """
 
 
@@ -51,3 +52,22 @@ class EngineDead(OpenInferError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class PluginError(OpenInferError):
+    """What an installed package brings by an entry point cannot be loaded.
+
+    Attributes:
+        name: of the entry point.
+        package: name and version of who brings it.
+        reason: what went wrong, in one line.
+    """
+
+    def __init__(self, what: str, name: str, package: str, target: str, error: Exception) -> None:
+        self.name = name
+        self.package = package
+        self.reason = " ".join(f"{type(error).__name__}: {error}".split())
+        super().__init__(
+            f"the {what} {name} of {package} cannot be loaded from {target} ({self.reason}); "
+            "repair or uninstall that package"
+        )

@@ -10,7 +10,7 @@ from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks, Tra
 from openinfer_engine._heavy_imports import heavy_imports
 from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
-from openinfer_engine._lines import detect_line, installed_lines, launch_line
+from openinfer_engine._lines import LINES, detect_line, installed_lines, launch_line
 from openinfer_engine._loop import EngineLoop
 from openinfer_engine._model_line import (
     Claim,
@@ -56,6 +56,7 @@ __all__ = [
     "detect_line",
     "installed_lines",
     "launch_line",
+    "LINES",
     "heavy_imports",
     # engines
     "InProcessEngine",

@@ -82,10 +82,13 @@ def check_options(options: EngineOptions) -> None:
     """Refuses what no executor could help, before one is made: that may take minutes.
 
     Raises:
+        BackendUnavailable: the backend of grammars is not installed.
+        PluginError: the scheduling policy does not load.
         TraceFailed: a folder of traces is not there.
         UnknownPolicy: no installed scheduling policy of that name.
     """
     load_policy(options.scheduling_policy)
+    check_backend(options.structured_outputs_backend)
     check_places(options.trace_file, options.trace_dir)
 
 

@@ -1,19 +1,30 @@
 """Finding the one installed model line that serves a checkpoint."""
 
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from openinfer_contract import PluginGroup
 from openinfer_engine._executor import Executor
 from openinfer_engine._model_line import LaunchSpec, ModelLine, Refusal
-from openinfer_engine.errors import EngineError, ModelLineConflict, NoModelLine
+from openinfer_engine.errors import ModelLineConflict, NoModelLine
 
-GROUP = "openinfer.models"
+
+def _line(loaded: Any) -> ModelLine:
+    line: ModelLine = loaded() if isinstance(loaded, type) else loaded
+    if not callable(getattr(line, "probe", None)):
+        raise TypeError("it is no model line: it has no probe")
+    return line
+
+
+LINES: PluginGroup[ModelLine] = PluginGroup("openinfer.models", "model line", _line)
 
 
 def installed_lines() -> dict[str, ModelLine]:
-    """The model lines of the entry point group `openinfer.models`, by name. Imports no torch."""
-    return {point.name: _load(point) for point in entry_points(group=GROUP)}
+    """The model lines of the entry point group `openinfer.models`, by name. Imports no torch.
+
+    A line that does not load is left out, with a warning in the log.
+    """
+    return LINES.load_all()
 
 
 def detect_line(
@@ -31,12 +42,13 @@ def detect_line(
     Raises:
         NoModelLine: none claims it; carries every line's reason.
         ModelLineConflict: several do and none was named.
+        PluginError: the line asked for does not load.
     """
-    lines = installed_lines() if lines is None else lines
     architecture = _architecture(config)
-    if name is not None and name not in lines:
-        known = ", ".join(sorted(lines)) or "none"
-        raise NoModelLine(architecture, {name: f"not installed; installed are: {known}"})
+    if lines is None:
+        lines = installed_lines() if name is None else {name: _named_line(name, architecture)}
+    elif name is not None and name not in lines:
+        raise _not_installed(name, lines, architecture)
     refusals: dict[str, str] = {}
     claims: list[str] = []
     for candidate in sorted(lines) if name is None else [name]:
@@ -57,22 +69,22 @@ def launch_line(spec: LaunchSpec) -> Executor:
 
     Raises:
         NoModelLine: that line is not installed.
+        PluginError: it does not load.
         OpenInferError: whatever the line says.
     """
-    lines = installed_lines()
-    if spec.model_line not in lines:
-        known = ", ".join(sorted(lines)) or "none"
-        reason = f"not installed; installed are: {known}"
-        raise NoModelLine(spec.model_path, {spec.model_line: reason})
-    return lines[spec.model_line].launch(spec)
+    return _named_line(spec.model_line, spec.model_path).launch(spec)
 
 
-def _load(point: EntryPoint) -> ModelLine:
+def _named_line(name: str, served: str) -> ModelLine:
     try:
-        line = point.load()
-    except ImportError as error:
-        raise EngineError(f"the model line {point.name} does not import: {error}") from error
-    return cast(ModelLine, line() if isinstance(line, type) else line)
+        return LINES.load(name)
+    except KeyError:
+        raise _not_installed(name, LINES.names(), served) from None
+
+
+def _not_installed(name: str, installed: Iterable[str], served: str) -> NoModelLine:
+    known = ", ".join(sorted(installed)) or "none"
+    return NoModelLine(served, {name: f"not installed; installed are: {known}"})
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

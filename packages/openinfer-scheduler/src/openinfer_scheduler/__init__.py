@@ -8,6 +8,7 @@ from openinfer_scheduler._lookahead import max_unsettled_tokens
 from openinfer_scheduler._pace import MIN_PREFILL_TOKENS, PrefillPace
 from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
 from openinfer_scheduler._policy import (
+    POLICIES,
     ChargedPolicy,
     Policy,
     installed_policies,
@@ -46,6 +47,7 @@ __all__ = [
     "least_urgent",
     "load_policy",
     "installed_policies",
+    "POLICIES",
     # the prefill cap
     "PrefillPace",
     "MIN_PREFILL_TOKENS",

@@ -3,15 +3,15 @@
 The core owns budgets, blocks, reservation and aborts, so that a policy can be bad but not wrong.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Protocol
 
+from openinfer_contract import PluginGroup
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler.errors import UnknownPolicy
-
-ENTRY_POINT_GROUP = "openinfer.schedulers"
 
 Charge = Callable[[SequenceState, int], None]
 
@@ -66,6 +66,11 @@ class ChargedPolicy(Policy, Protocol):
         """
 
 
+POLICIES: PluginGroup[Policy] = PluginGroup(
+    "openinfer.schedulers", "scheduling policy", lambda loaded: loaded()
+)
+
+
 def charge_of(policy: Policy) -> Charge | None:
     """The policy's `charge`, if it has one."""
     charge: Charge | None = getattr(policy, "charge", None)
@@ -79,24 +84,30 @@ def least_urgent(candidates: Sequence[SequenceState]) -> SequenceState:
 
 def installed_policies() -> tuple[str, ...]:
     """Names that `load_policy` knows, sorted. Imports none of them."""
-    return tuple(sorted(entry_points(group=ENTRY_POINT_GROUP).names))
+    return POLICIES.names()
 
 
 def load_policy(name: str) -> Policy:
     """Imports and builds a policy.
 
     Args:
-        name: of an installed policy, or `module:Class` for any class that can be imported.
+        name: of an installed policy, or `module:Class` for any class that can be imported; for
+            these the current folder is on the path from then on, behind all that is installed.
 
     Raises:
         UnknownPolicy: naming the installed ones.
+        PluginError: the installed policy of that name does not load.
     """
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        policy: Policy = point.load()()
-        return policy
+    try:
+        return POLICIES.load(name)
+    except KeyError:
+        pass  # no installed one has this name
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise UnknownPolicy(name, installed_policies())
+    # A console script has the script's folder on the path, an engine's process another one.
+    if not {"", os.getcwd()}.intersection(sys.path):
+        sys.path.append("")
     try:
         found: Policy = getattr(import_module(module_name), attribute)()
     except (ImportError, AttributeError) as error:

@@ -59,7 +59,7 @@ _SETUP: Mapping[str, tuple[type, str]] = {
     "eviction_policy": (str, "which cached blocks go first: lru, lfu or priority (lru)"),
     "long_prefill_token_threshold": (int, "tokens of one prefill chunk at most"),
     "max_num_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
-    "target_itl_ms": (float, "what 99 % of the gaps between tokens should keep"),
+    "target_itl_ms": (float, "what 99 %% of the gaps between tokens should keep"),
 }
 """Fields of `Setup` that are flags, and their types."""
 
@@ -73,8 +73,6 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
     policies = list(dict.fromkeys(namespace.policy or ["fcfs"]))
     if not 0 <= namespace.seed < 2**63:
         raise SimError("--seed must be in [0, 2**63)")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a policy in the current folder is found, as by `python -m`
     for policy in policies:
         load_policy(policy)  # an unknown name is refused before minutes are spent
     if namespace.plot:

@@ -7,7 +7,12 @@ from openinfer_text._call_ids import CallRenaming
 from openinfer_text._detokenizer import IncrementalDetokenizer
 from openinfer_text._engine import AddedToken, HuggingFaceEngine, Pipeline, TokenizerEngine
 from openinfer_text._generation import GenerationDefaults
-from openinfer_text._installed_parsers import check_parser, choose_parser, installed_parsers
+from openinfer_text._installed_parsers import (
+    PARSERS,
+    check_parser,
+    choose_parser,
+    installed_parsers,
+)
 from openinfer_text._messages import ContentFormat
 from openinfer_text._model import ChatPrompt, TextModel
 from openinfer_text._output import OutputText, TextDelta
@@ -72,6 +77,7 @@ __all__ = [
     "installed_parsers",
     "check_parser",
     "choose_parser",
+    "PARSERS",
     "Piece",
     "Content",
     "Reasoning",

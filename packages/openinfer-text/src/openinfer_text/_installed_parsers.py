@@ -4,9 +4,10 @@ This package's own are always there. Others are entry points of `openinfer.tool_
 `openinfer.reasoning_parsers` that name a `ParserFactory`; one with a built-in name replaces it.
 """
 
-from importlib.metadata import entry_points
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from openinfer_contract import PluginGroup
 from openinfer_text import _deepseek, _think
 from openinfer_text._hermes import HermesParser
 from openinfer_text._kimi import KimiParser
@@ -17,9 +18,17 @@ from openinfer_text.errors import ParserError
 ParserKind = Literal["tool", "reasoning"]
 """What a parser finds."""
 
-_GROUPS: dict[ParserKind, str] = {
-    "tool": "openinfer.tool_parsers",
-    "reasoning": "openinfer.reasoning_parsers",
+
+def _parser(loaded: Any) -> ParserFactory:
+    parser: ParserFactory = loaded() if isinstance(loaded, type) else loaded
+    if not callable(getattr(parser, "claims", None)):
+        raise TypeError("it is no parser: it has no claims")
+    return parser
+
+
+PARSERS: Mapping[ParserKind, PluginGroup[ParserFactory]] = {
+    "tool": PluginGroup("openinfer.tool_parsers", "tool parser", _parser),
+    "reasoning": PluginGroup("openinfer.reasoning_parsers", "reasoning parser", _parser),
 }
 _FLAGS: dict[ParserKind, str] = {"tool": "--tool-call-parser", "reasoning": "--reasoning-parser"}
 _BUILT_IN: dict[ParserKind, tuple[ParserFactory, ...]] = {
@@ -30,8 +39,7 @@ _BUILT_IN: dict[ParserKind, tuple[ParserFactory, ...]] = {
 
 def installed_parsers(kind: ParserKind) -> tuple[str, ...]:
     """Names of the parsers of a kind, sorted. Imports none of them."""
-    names = {parser.name for parser in _BUILT_IN[kind]}
-    return tuple(sorted(names | entry_points(group=_GROUPS[kind]).names))
+    return tuple(sorted({*_built_in(kind), *PARSERS[kind].names()}))
 
 
 def check_parser(kind: ParserKind, name: str) -> None:
@@ -39,8 +47,11 @@ def check_parser(kind: ParserKind, name: str) -> None:
 
     Raises:
         ParserError: it cannot, naming those that can.
+        PluginError: the installed parser of that name does not load.
     """
-    if name not in ("auto", "none", *installed_parsers(kind)):
+    if name in PARSERS[kind].names():
+        PARSERS[kind].load(name)
+    elif name not in ("auto", "none", *_built_in(kind)):
         known = ", ".join(installed_parsers(kind))
         raise ParserError(f"{_FLAGS[kind]} {name}: not installed; there are auto, none, {known}")
 
@@ -49,29 +60,24 @@ def choose_parser(kind: ParserKind, name: str, template: str | None) -> ParserFa
     """The parser of that name; `auto` is the one that claims the template, `none` is None.
 
     Raises:
-        ParserError: the name is not known, a plug-in does not import, or several claim it.
+        ParserError: the name is not known, or several claim it.
+        PluginError: the plug-in of that name does not load; `auto` leaves such ones out.
     """
     check_parser(kind, name)
-    if name == "none":
+    if name not in ("auto", "none"):
+        try:
+            return PARSERS[kind].load(name)
+        except KeyError:
+            return _built_in(kind)[name]
+    if name == "none" or template is None:
         return None
-    if name != "auto":
-        return _load(kind, name)
-    if template is None:
-        return None
-    candidates = [_load(kind, name) for name in installed_parsers(kind)]
-    claims = [parser for parser in candidates if parser.claims(template)]
+    candidates = {**_built_in(kind), **PARSERS[kind].load_all()}
+    claims = [parser for _, parser in sorted(candidates.items()) if parser.claims(template)]
     if len(claims) > 1:
         named = ", ".join(parser.name for parser in claims)
         raise ParserError(f"several parsers claim this model: {named}; choose by {_FLAGS[kind]}")
     return claims[0] if claims else None
 
 
-def _load(kind: ParserKind, name: str) -> ParserFactory:
-    for point in entry_points(group=_GROUPS[kind], name=name):
-        try:
-            loaded = point.load()
-        except (ImportError, AttributeError) as error:
-            reason = f"the {kind} parser {name} cannot be loaded: {error}"
-            raise ParserError(reason) from error
-        return cast(ParserFactory, loaded() if isinstance(loaded, type) else loaded)
-    return next(parser for parser in _BUILT_IN[kind] if parser.name == name)
+def _built_in(kind: ParserKind) -> dict[str, ParserFactory]:
+    return {parser.name: parser for parser in _BUILT_IN[kind]}
