@@ -28,11 +28,13 @@ class World(CacheWorld):
 
     def __init__(self, num_blocks=16, tokens_per_block=2, max_steps=3):
         super().__init__(make_cache(num_blocks, tokens_per_block), max_steps)
+        runs = self.cache.pool._runs
+        runs.min_blocks, runs.max_spare = 1, 4
         self.size = tokens_per_block
         self.memory = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.copies = []
         self.chains = []
-        self.num_hits = 0
+        self.num_hits = self.num_run_hits = 0
         self.operations = (
             self.begin,
             self.admit,
@@ -183,6 +185,11 @@ class World(CacheWorld):
             for keys in self.chains:
                 present = [key in index for key in keys.slice(0, keys.num_blocks)]
                 assert present == sorted(present, reverse=True), "a parent left before its child"
+                ids = self.cache.pool._runs.find(keys.slice(0, len(present)), sum(present))
+                if ids is not None:
+                    known = [index[key] for key in keys.slice(0, sum(present))]
+                    assert ids.tolist() == known, "a run has blocks of another prefix"
+                    self.num_run_hits += 1
 
     def wind_down(self):
         for row in list(self.rows):

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _keys
+from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _keys, _runs
 from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._lease import CachedLease, MutableLease
+from openinfer_kv_cache._runs import ChainRuns
 from openinfer_kv_cache._steps import StepLedger
 
 NUMBER = st.integers(0, 63)
@@ -48,13 +49,15 @@ def test_long_random_programs_keep_the_rules(world):
 
 
 def test_programs_reach_hits_and_evictions(world):
-    num_hits = num_evictions = 0
+    num_hits = num_run_hits = num_evictions = 0
     for program in random_programs(20):
         w = world(12, 2)
         w.run(program)
         num_hits += w.num_hits
+        num_run_hits += w.num_run_hits
         num_evictions += w.cache.stats().num_evictions
     assert num_hits > 30
+    assert num_run_hits > 40
     assert num_evictions > 50
 
 
@@ -139,6 +142,8 @@ MUTANTS = {
     "leaks reverted blocks": (MutableLease, "give_back", leaky_give_back),
     "keeps keys of evicted blocks": (BlockPool, "_evict", index_kept_on_evict),
     "ignores the adapter": (_keys, "_chain_seed", lambda uid, salt: b""),
+    "runs that forget nobody": (ChainRuns, "forget", lambda self, ids: None),
+    "runs that end where they like": (_runs, "_num_equal", lambda own, keys, at, most: most),
     "hashes unchained": (_keys, "xxh3_128_digest", lambda data: data[-4:].ljust(16, b"\0")),
 }
 
@@ -146,5 +151,5 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_programs_catch(world, monkeypatch, name):
     monkeypatch.setattr(*MUTANTS[name])
-    with pytest.raises((AssertionError, NotIdle, LeaseUsed)):
+    with pytest.raises((AssertionError, NotIdle, LookupError, LeaseUsed)):
         run_all(world)

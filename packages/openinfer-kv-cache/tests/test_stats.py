@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from openinfer_kv_cache import CacheUse, FrequencyEviction
+from openinfer_kv_cache import BlockPool, CachedLease, CacheUse, FrequencyEviction, MutableLease
 
 
 class Clock:
@@ -111,3 +111,17 @@ def test_without_a_prefix_cache_nothing_is_counted(new_cache):
     run(cache, 2, range(7))
     (group,) = cache.stats().groups
     assert (group.num_cached, group.num_hit_tokens, group.num_reused) == (0, 0, 0)
+
+
+def test_the_gap_of_what_nobody_has_used_yet_is_from_storing():
+    """As of blocks that a tier has loaded."""
+    pool = BlockPool(4)
+    pool.now = 5.0
+    sealed, rest = MutableLease.try_take(pool, 1).seal([b"a"], pool.namespace)
+    sealed.publish().close()
+    rest.close()
+    pool.now = 9.0
+    hit = CachedLease.match(pool, [b"a"])
+    hit.note_reuse()
+    assert (pool.num_reused, pool.reuse_gap_s) == (1, 4.0)
+    hit.close()

@@ -30,6 +30,7 @@ class SlabPool(BlockPool):
         super().__init__(num_slabs * blocks_per_slab)
         self.num_blocks = 0
         self._num_free = 0
+        self._runs = None
         self._arena = arena
         self._index_in_arena = index
         self.blocks_per_slab = blocks_per_slab

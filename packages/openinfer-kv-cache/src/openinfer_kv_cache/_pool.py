@@ -12,6 +12,7 @@ evictable block can be had, so `num_available` is exact.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from openinfer_kv_cache._events import GroupEvents
 from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
 from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
 from openinfer_kv_cache._eviction_queue import PolicyQueue
+from openinfer_kv_cache._runs import ChainRuns
 
 
 class BlockPool:
@@ -58,6 +60,8 @@ class BlockPool:
         self._used_at = np.zeros(num_blocks)
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._runs: ChainRuns | None = ChainRuns(num_blocks)
+        """None where prefixes are not looked for."""
         self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
         self._policed: PolicyQueue | None = None
 
@@ -83,8 +87,9 @@ class BlockPool:
     def note_reuse(self, ids: BlockIds) -> None:
         """A sequence begins on indexed blocks that it has just been given a reference to."""
         reused = ids[self._refcounts[ids] == 1]
+        used_at = np.maximum(self._used_at[reused], self._stored_at[reused])
         self.num_reused += len(reused)
-        self.reuse_gap_s += len(reused) * self.now - float(self._used_at[reused].sum())
+        self.reuse_gap_s += len(reused) * self.now - float(used_at.sum())
 
     def note_use(self, ids: BlockIds, use: CacheUse) -> None:
         """A sequence is about to let go of these indexed blocks; the policy is told."""
@@ -125,14 +130,11 @@ class BlockPool:
 
     def find(self, keys: Sequence[bytes]) -> BlockIds:
         """Ids of the longest indexed prefix of a chain of keys, with a reference added to each."""
-        found: list[int] = []
-        lookup = self._index.get
-        for key in keys:
-            block = lookup(key)
-            if block is None:
-                break
-            found.append(block)
-        ids = np.array(found, np.int32)
+        num = self.count_indexed(keys)
+        ids = None if self._runs is None else self._runs.find(keys, num)
+        if ids is None:
+            found = map(self._index.__getitem__, islice(keys, num))
+            ids = np.fromiter(found, np.int32, num)
         self.retain(ids)
         return ids
 
@@ -152,16 +154,17 @@ class BlockPool:
 
     def lookup(self, keys: Sequence[bytes]) -> BlockIds:
         """Ids of blocks that are all indexed under their keys, with a reference added to each."""
-        ids = np.array([self._index[key] for key in keys], np.int32)
+        ids = np.fromiter(map(self._index.__getitem__, keys), np.int32, len(keys))
         self.retain(ids)
         return ids
 
     def retain(self, ids: BlockIds) -> None:
         """Add a reference to held or evictable blocks."""
-        idle = ids[self._refcounts[ids] == 0]
+        counts = self._refcounts[ids]
+        idle = ids[counts == 0]
         if len(idle):
             self._revive(idle)
-        self._refcounts[ids] += 1
+        self._refcounts[ids] = counts + 1
 
     def release(self, ids: BlockIds) -> None:
         """Drop a reference; the last one makes a block evictable if it is indexed, else free."""
@@ -200,11 +203,11 @@ class BlockPool:
         if namespace != self.namespace:
             return ids
         own = ids.tolist()
-        if self._index.keys().isdisjoint(keys):
-            indexed = own
-            self._index.update(zip(keys, own, strict=True))
-        else:
-            indexed = self._index_beside_twins(own, keys)
+        setdefault = self._index.setdefault
+        indexed = list(map(setdefault, keys, own))
+        if indexed != own:
+            self._free_idle(keys)
+            indexed = list(map(setdefault, keys, own))
         for block, anchor, key in zip(own, indexed, keys, strict=True):
             if block == anchor:
                 self._keys[block] = key
@@ -213,20 +216,17 @@ class BlockPool:
             self._policed.add(own, indexed, keys, parent)
         if indexed == own:
             self._mark_indexed(ids)
+            if self._runs is not None:
+                self._runs.add(ids, keys, above, len(self._index))
             return ids
         anchors = np.array(indexed, np.int32)
         self._mark_indexed(ids[anchors == ids])
         self.retain(anchors[anchors != ids])
         return anchors
 
-    def _index_beside_twins(self, own: list[int], keys: Sequence[bytes]) -> list[int]:
-        """Index blocks of which some key is indexed already; per block, the one that is."""
-        self._free_idle(keys)
-        return [self._index.setdefault(key, block) for block, key in zip(own, keys, strict=True)]
-
     def _mark_indexed(self, ids: BlockIds) -> None:
         self._is_indexed[ids] = True
-        self._stored_at[ids] = self._used_at[ids] = self.now
+        self._stored_at[ids] = self.now
 
     def _free_idle(self, keys: Sequence[bytes]) -> None:
         """Frees the evictable blocks that are indexed under `keys`."""
@@ -265,6 +265,8 @@ class BlockPool:
         if self._policed is not None:
             self._policed.discard(ids[self._is_indexed[ids]])
         self._is_indexed[ids] = False
+        if self._runs is not None:
+            self._runs.forget(ids)
         return forgotten
 
     def reset(self) -> None:
@@ -275,6 +277,8 @@ class BlockPool:
         self._index.clear()
         self._is_indexed[:] = False
         self._keys = [None] * len(self._keys)
+        if self._runs is not None:
+            self._runs.clear()
         if self.events is not None:
             self.events.clear()
 

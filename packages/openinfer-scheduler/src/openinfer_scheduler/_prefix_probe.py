@@ -43,7 +43,7 @@ class PrefixProbe:
         if keys is None:
             request = sequence.request
             keys = sequence.keys = self._cache.keys(
-                bytes(sequence.tokens),
+                sequence.column,
                 adapter_uid=request.adapter.uid if request.adapter else b"",
                 salt=request.cache.salt,
                 boundaries=request.cache.boundaries,

@@ -107,6 +107,12 @@ class SequenceState:
         return self.stay is not None
 
     @property
+    def column(self) -> bytes:
+        """u32 column of the known tokens; no copy where they are the request's own."""
+        prompt = self.request.prompt_token_ids
+        return prompt if len(prompt) == len(self.tokens) else bytes(self.tokens)
+
+    @property
     def num_known_tokens(self) -> int:
         """Prompt and settled output tokens."""
         return len(self.tokens) // BYTES_PER_ID
@@ -237,7 +243,7 @@ class Stay:
         self.stride = decode_row.num_tokens
         """Positions of such a row: 1 and the drafts."""
         self.cache = cache
-        self.given: TokenIds = np.frombuffer(bytes(sequence.tokens), "<u4")
+        self.given: TokenIds = np.frombuffer(sequence.column, "<u4")
         self.num_given = len(self.given)
         """Tokens that the host knew at the start, or has forced since; others come from the row
         itself."""

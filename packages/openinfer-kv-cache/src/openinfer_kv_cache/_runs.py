@@ -1,0 +1,143 @@
+"""Blocks of one chain that were indexed one behind the other: few look-ups find a long prefix.
+
+Keys are chained: two chains with the same key at one place are the same up to there. A run knows
+its keys and blocks in order, and every block its place: the run in which it was indexed, and where.
+Who leaves the index forgets its place, so what is left of a run is told by comparing numbers.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from openinfer_kv_cache._eviction import BlockIds
+
+_MIN_BLOCKS = 8
+"""Shorter runs are not worth their bookkeeping."""
+
+_MAX_SPARE = 4096
+"""Entries beyond twice the indexed blocks, before those of blocks that are gone are dropped."""
+
+
+_MAX_BLOCKS = 1 << 24
+"""Of a run; places of one run are numbered from a multiple of it."""
+
+
+@dataclass(slots=True)
+class _Run:
+    first_place: int
+    ids: BlockIds
+    keys: list[bytes]
+
+
+class ChainRuns:
+    """Runs over the block ids `[0, num_blocks)`.
+
+    Attributes:
+        min_blocks: a run begins with at least so many.
+        max_spare: so many entries beyond twice the indexed blocks may be of blocks that are gone.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.min_blocks, self.max_spare = _MIN_BLOCKS, _MAX_SPARE
+        self._places = np.zeros(num_blocks, np.int64)
+        """By block, its place; 0: none."""
+        self._runs: dict[int, _Run] = {}
+        """By first place."""
+        self._starts: dict[bytes, _Run] = {}
+        self._newest_place = 0
+        self._num_entries = 0
+
+    def add(
+        self, ids: BlockIds, keys: Sequence[bytes], above: int | None, num_indexed: int
+    ) -> None:
+        """Blocks were indexed one behind the other.
+
+        Args:
+            ids: in order.
+            keys: theirs.
+            above: the block before the first; None: there is none, or nobody knows.
+            num_indexed: blocks in the index.
+        """
+        run = None if above is None else self._ending_in(above)
+        if run is not None and len(run.ids) + len(ids) < _MAX_BLOCKS:
+            place = run.first_place + len(run.ids)
+            run.ids = np.concatenate((run.ids, ids))
+            run.keys += keys
+        elif len(ids) >= self.min_blocks:
+            place = self._newest_place = self._newest_place + _MAX_BLOCKS
+            self._runs[place] = self._starts[keys[0]] = _Run(place, ids, list(keys))
+        else:
+            return
+        self._places[ids] = np.arange(place, place + len(ids))
+        self._num_entries += len(ids)
+        if self._num_entries > 2 * num_indexed + self.max_spare:
+            self._prune()
+
+    def forget(self, ids: BlockIds) -> None:
+        """Blocks are indexed no more."""
+        self._places[ids] = 0
+
+    def clear(self) -> None:
+        """Nothing is indexed any more."""
+        self._places[:] = 0
+        self._runs.clear()
+        self._starts.clear()
+        self._num_entries = 0
+
+    def find(self, keys: Sequence[bytes], num: int) -> BlockIds | None:
+        """The blocks of the first `num` keys, all indexed; None where runs do not tell."""
+        parts: list[BlockIds] = []
+        first_places: list[int] = []
+        at = 0
+        while at < num:
+            run = self._starts.get(keys[at])
+            if run is None:
+                return None
+            length = min(len(run.ids), num - at)
+            if run.keys[length - 1] != keys[at + length - 1]:
+                length = _num_equal(run.keys, keys, at, length)
+            parts.append(run.ids[:length])
+            first_places.append(run.first_place - at)
+            at += length
+        if not parts:
+            return None
+        ids = np.concatenate(parts)
+        places = np.repeat(first_places, [len(part) for part in parts]) + np.arange(num)
+        return ids if np.array_equal(self._places[ids], places) else None
+
+    def _ending_in(self, block: int) -> _Run | None:
+        """The run whose last living block this is."""
+        place = int(self._places[block])
+        run = self._runs.get(place - place % _MAX_BLOCKS)
+        if run is None:
+            return None
+        behind = place - run.first_place + 1
+        if behind < len(run.ids):
+            if self._places[run.ids[behind]] == place + 1:
+                return None  # the chain goes on there, and another one begins here
+            self._cut(run, behind)
+        return run
+
+    def _cut(self, run: _Run, length: int) -> None:
+        self._num_entries -= len(run.ids) - length
+        run.ids = run.ids[:length]
+        del run.keys[length:]
+
+    def _prune(self) -> None:
+        """Drops what is not indexed any more."""
+        for place, run in list(self._runs.items()):
+            is_dead = self._places[run.ids] != np.arange(place, place + len(run.ids))
+            if is_dead[0]:
+                self._num_entries -= len(run.ids)
+                del self._runs[place]
+                if self._starts[run.keys[0]] is run:
+                    del self._starts[run.keys[0]]
+            elif is_dead.any():
+                self._cut(run, int(is_dead.argmax()))
+
+
+def _num_equal(own: Sequence[bytes], keys: Sequence[bytes], at: int, most: int) -> int:
+    """How many of the first `most` keys of a run are those from `at` on; the first one is."""
+    return bisect_left(range(most), True, key=lambda i: own[i] != keys[at + i])

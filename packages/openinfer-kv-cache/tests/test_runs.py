@@ -1,0 +1,88 @@
+"""Runs of blocks: which prefixes they tell, and what they weigh."""
+
+import numpy as np
+
+from openinfer_kv_cache._runs import ChainRuns
+
+
+def ids(*blocks):
+    return np.array(blocks, np.int32)
+
+
+def keys(text):
+    """The chain of a text: a key for each of its beginnings."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def runs():
+    made = ChainRuns(32)
+    made.min_blocks = 2
+    made.add(ids(5, 3, 9), keys("abc"), None, 3)
+    return made
+
+
+def found(made, text, num=None):
+    blocks = made.find(keys(text), len(text) if num is None else num)
+    return None if blocks is None else blocks.tolist()
+
+
+def test_a_chain_that_goes_on_is_one_run():
+    made = runs()
+    made.add(ids(1), keys("abcd")[3:], 9, 4)
+    assert len(made._runs) == 1
+    assert found(made, "abcd") == [5, 3, 9, 1]
+    assert found(made, "abcx", 3) == [5, 3, 9]
+    assert found(made, "abcd", 2) == [5, 3]
+
+
+def test_another_chain_branches_off():
+    made = runs()
+    made.add(ids(7, 8), keys("abxy")[2:], 3, 5)
+    assert found(made, "abxy") == [5, 3, 7, 8]
+    assert found(made, "abc") == [5, 3, 9]
+
+
+def test_short_beginnings_are_not_told():
+    made = runs()
+    made.add(ids(7), keys("x"), None, 4)
+    assert found(made, "x") is None
+    assert found(made, "", 0) is None
+
+
+def test_who_left_is_not_told_and_the_rest_goes_on():
+    made = runs()
+    made.forget(ids(9))
+    assert found(made, "abc") is None
+    assert found(made, "ab") == [5, 3]
+    made.add(ids(4), keys("abz")[2:], 3, 3)
+    assert found(made, "abz") == [5, 3, 4]
+
+
+def test_a_block_that_comes_back_elsewhere_in_its_run_is_not_taken_for_what_it_was():
+    made = runs()
+    made.forget(ids(3))  # another block has its key now
+    made.add(ids(3), keys("abcd")[3:], 9, 4)
+    assert found(made, "abcd") is None
+
+
+def test_a_reset_forgets_all():
+    made = runs()
+    made.clear()
+    assert found(made, "abc") is None
+    assert made._num_entries == 0
+
+
+def test_what_is_gone_is_dropped_in_time():
+    made = runs()
+    made.max_spare = 8
+    for number in range(200):
+        text = f"{chr(200 + number)}bcd"
+        made.add(ids(20, 21, 22, 23), keys(text), None, 7)
+        assert found(made, text) == [20, 21, 22, 23]
+        made.forget(ids(20, 21, 22, 23) if number % 2 else ids(22, 23))
+        if not number % 2:
+            made.forget(ids(20, 21))
+        assert made._num_entries <= 2 * 7 + 8
+    assert len(made._runs) < 8
+    assert len(made._starts) < 8
+    assert found(made, "abc") == [5, 3, 9]
