@@ -76,6 +76,37 @@ def test_only_listings_may_come_in_any_order(training, said, is_listing, expecte
     assert is_right(drawn, turn) is expected
 
 
+_CALLED = '<tool_call>\n{{"name": "python", "arguments": {{"code": "print({})"}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((_CALLED.format("408 * 1"), "It is 408."), False),
+        ((_CALLED.format("34 * 12"), "34 * 12 is 408."), False),
+        ((_CALLED.format("34 * 12"), "It is 1408, or 4080, or 408.5."), False),
+        ((_CALLED.format("408"), "34 * 12 is 408."), True),
+        (("It is 408. " + _CALLED.format("34 * 12"), "408."), True),
+        (("34 * 12 is 408.",), True),
+        ((_CALLED.format("12 * 34") + _CALLED.format("34 * 12"), "408."), False),
+    ],
+)
+def test_a_result_before_its_response_is_counted(training, answers, expected):
+    from tiny_training.curriculum import Conversation
+    from tiny_training.evaluate import says_beforehand
+    from tiny_training.lessons import Draw, tool_exchange
+    from tiny_training.speaker import Answer, Turn
+    from tiny_training.tools import definitions
+
+    question = "What is 34 * 12?"
+    # The recipe's own call may hold what its code needs.
+    opening = tool_exchange(question, "python", {"code": "print(408 * 1)"}, "408", "408.")
+    drawn = Draw(keys=("key",), topic="topic", opening=opening, results=("408",))
+    talk = Conversation([opening[0]], definitions(frozenset({"python"}), Random(0)))
+    said = [Answer(text, 1, True) for text in answers]
+    assert says_beforehand(drawn, Turn(talk, answers=said, responses=["408"])) is expected
+
+
 @pytest.mark.parametrize("kind", ["find ending", "find name", "list", "search"])
 def test_what_find_prints_is_a_listing(training, kind):
     from tiny_training.shell import Shell

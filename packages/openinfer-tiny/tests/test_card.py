@@ -24,23 +24,25 @@ def card(training):
 
 def test_the_card_shows_the_figures_of_the_report(card, report):
     text = (_PACKAGE / "README.md").read_text(encoding="utf-8")
-    assert card.shown(text) == f"\n{card.table(report)}\n", "run `python -m training card`"
+    assert card.parts(text)[1] == f"\n{card.table(report)}\n", "run `python -m training card`"
 
 
 def test_the_card_has_no_figures_of_another_source(card):
     text = (_PACKAGE / "README.md").read_text(encoding="utf-8")
-    others = text.replace(card.shown(text), "")
+    before, _, after = card.parts(text)
     figures = r"\d %|\ba (?:half|third|quarter|fifth|tenth) of|\d+ seconds"
-    assert not re.findall(figures, others, re.IGNORECASE)
+    assert not re.findall(figures, before + after, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["valid_calls", "right", "ended"])
+@pytest.mark.parametrize("name", ["valid_calls", "right", "ended", "said_beforehand"])
 def test_one_answer_more_or_less_shows_on_the_card(card, report, mode, name):
     for index in range(len(report["families"])):
         other = json.loads(json.dumps(report))
         counts = other["families"][index][mode]
         if name == "right" and not counts["rated"]:
+            continue
+        if name == "said_beforehand" and not other["families"][index]["needs_call"]:
             continue
         counts[name] -= 1
         assert card.table(other) != card.table(report)
@@ -48,13 +50,16 @@ def test_one_answer_more_or_less_shows_on_the_card(card, report, mode, name):
 
 def test_the_card_is_written_between_its_marks(card, report, tmp_path):
     page = tmp_path / "README.md"
-    page.write_text(f"before {card.BEGIN}old{card.END} after", encoding="utf-8")
-    card.update(page, report)
-    text = page.read_text(encoding="utf-8")
-    assert text == f"before {card.BEGIN}\n{card.table(report)}\n{card.END} after"
-    page.write_text(f"before {card.BEGIN}", encoding="utf-8")
-    with pytest.raises(ValueError, match="marks"):
+    # What stands there may stand elsewhere too, or be nothing.
+    for old in ("old", "", "\n\n", card.table(report)):
+        page.write_text(f"old\n\n{card.BEGIN}{old}{card.END}\n\nold", encoding="utf-8")
         card.update(page, report)
+        text = page.read_text(encoding="utf-8")
+        assert text == f"old\n\n{card.BEGIN}\n{card.table(report)}\n{card.END}\n\nold"
+    for marks in (card.BEGIN, card.END + card.BEGIN, 2 * (card.BEGIN + card.END)):
+        page.write_text(f"before {marks}", encoding="utf-8")
+        with pytest.raises(ValueError, match="marks"):
+            card.update(page, report)
 
 
 def test_the_report_is_of_the_committed_weights_and_text(report, folder):
@@ -82,6 +87,7 @@ def test_the_requirements_are_met(card, report, mode):
     assert len(units) >= 10
     assert len(sums) == 12
     needed = card.counted([family for family in families if family["needs_call"]], mode)
+    assert needed["said_beforehand"] == 0
     assert needed["valid_calls"] >= 0.95 * needed["asked"] > 0
     everything = card.counted(families, mode)
     assert everything["ended"] >= 0.99 * everything["asked"] > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 BEGIN, END = "<!-- evaluation.json -->", "<!-- end -->"
 _MODES = ("greedy", "sampled")
-_COUNTS = ("asked", "valid_calls", "rated", "right", "ended")
+_COUNTS = ("asked", "valid_calls", "said_beforehand", "rated", "right", "ended")
 
 
 def update(page: Path, report: dict[str, Any]) -> None:
@@ -17,21 +17,23 @@ def update(page: Path, report: dict[str, Any]) -> None:
     Raises:
         ValueError: if the page lacks the marks.
     """
-    text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace(shown(text), f"\n{table(report)}\n"), encoding="utf-8")
+    before, _, after = parts(page.read_text(encoding="utf-8"))
+    page.write_text(f"{before}\n{table(report)}\n{after}", encoding="utf-8")
 
 
-def shown(text: str) -> str:
-    """What stands between the two marks.
+def parts(text: str) -> tuple[str, str, str]:
+    """What stands up to the first mark, between the two, and from the second one on.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if it does not have each of them once.
     """
-    _, begin, rest = text.partition(BEGIN)
-    found, end, _ = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the card needs the marks {BEGIN} and {END}: put them around its figures")
-    return found
+    before, begin, rest = text.partition(BEGIN)
+    found, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
+        raise ValueError(
+            f"the card needs the marks {BEGIN} and {END}, once: put them around its figures"
+        )
+    return before + begin, found, end + after
 
 
 def table(report: dict[str, Any]) -> str:
@@ -98,11 +100,18 @@ def _rest(report: dict[str, Any]) -> str:
     loss = report["held_out_loss"]
     nats, num_tokens = loss["nats_per_token"], loss["batches"] * loss["batch_tokens"]
     free, with_tools = report["by_hand"]
+    needed = [family for family in report["families"] if family["needs_call"]]
+    early, early_sampled = (counted(needed, mode)["said_beforehand"] for mode in _MODES)
+    asked = counted(needed, "greedy")["asked"]
     return (
+        f"Of {asked} questions that need a call the model wrote the result before a tool had said"
+        f" it, in words or in code other than the recipe's, in {early} (sampled:"
+        f" {early_sampled}). "
         f"Held-out loss {nats:.3f} nat per token (perplexity {math.exp(nats):.2f}) over at most"
         f" {num_tokens:,} tokens, {loss['dtype']}. Written by hand, apart from the patterns"
         f" (`training/text/probes.toml`): of {free['asked']} questions without tools"
         f" {free['sensible']} got a sensible answer, of {with_tools['asked']} with both tools"
         f" {with_tools['sensible']}. Required, and held to by a test: of the calls needed 95 %"
-        " valid, of sums, days between dates and units 90 % right, of all turns 99 % ended."
+        " valid, of sums, days between dates and units 90 % right, of all turns 99 % ended, and no"
+        " result before its tool's response."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -19,10 +20,10 @@ import torch
 from .curriculum import Conversation, question
 from .dataset import Dataset
 from .grammar import load
-from .lessons import Draw
+from .lessons import Draw, holds
 from .pins import libraries, text_digest
 from .questions import BOTH, Row, rows
-from .speaker import Speaker, Turn
+from .speaker import Speaker, Turn, calls_of, outside_calls
 from .tools import definitions
 from .train import weighted_loss
 from .wordings import Wordings, training_wordings, wordings_of
@@ -108,6 +109,41 @@ def has_valid_calls(drawn: Draw, turn: Turn) -> bool:
     return 0 < turn.num_calls == turn.num_valid_calls
 
 
+def says_beforehand(drawn: Draw, turn: Turn) -> bool:
+    """Whether the model wrote a result, in its words or in a call, before a tool had said it.
+
+    The recipe's own calls do not count: what they hold is needed, such as the 1000 that makes
+    metres of one kilometre.
+    """
+    heard = "\n".join(str(message["content"]) for message in turn.talk.messages)
+    expected = [_code(call["function"]["arguments"]) for call in _calls(drawn)]
+    responses = iter(turn.responses)
+    for answer in turn.answers:
+        calls = calls_of(answer.text, turn.talk.tools)
+        codes = [_code(call["arguments"]) for call in calls if call is not None]
+        own = [code for code in codes if code not in expected]
+        is_told = [outside_calls(answer.text) if len(codes) == len(calls) else answer.text, *own]
+        for result in drawn.results:
+            is_early = any(holds(text, result) for text in is_told)
+            if result and is_early and not holds(heard, result):
+                return True
+        heard = "\n".join([heard, *islice(responses, len(calls))])
+    return False
+
+
+def _calls(drawn: Draw) -> list[Any]:
+    """The calls of the recipe."""
+    found: list[Any] = [message.get("tool_calls") or () for message in drawn.opening]
+    return [call for calls in found for call in calls]
+
+
+def _code(arguments: object) -> str:
+    """The text that a call would run."""
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    (text,) = given.values()
+    return str(text)
+
+
 def ask_rows(
     speaker: Speaker,
     asked: Iterable[Row],
@@ -135,7 +171,10 @@ def draw_questions(row: Row, num_questions: int, known: Wordings | None = None) 
 
 
 def _counts(pairs: Asked) -> dict[str, Any]:
-    """How many were asked, called validly, ended, are rated, and are right; and those wrong."""
+    """How many were asked, called validly, said a result too early, ended, are rated and right.
+
+    And those wrong: the question's end, the answer's.
+    """
     rated = [
         (draw, turn, right) for draw, turn in pairs if (right := is_right(draw, turn)) is not None
     ]
@@ -143,6 +182,7 @@ def _counts(pairs: Asked) -> dict[str, Any]:
     return {
         "asked": len(pairs),
         "valid_calls": sum(has_valid_calls(*pair) for pair in pairs),
+        "said_beforehand": sum(says_beforehand(*pair) for pair in pairs),
         "ended": sum(turn.has_ended for _, turn in pairs),
         "rated": len(rated),
         "right": len(rated) - len(wrong),

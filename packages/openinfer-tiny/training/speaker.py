@@ -150,6 +150,11 @@ def calls_of(text: str, tools: Sequence[Tool]) -> list[dict[str, object] | None]
     return [_parse(source, tools) for source in _CALL.findall(text)]
 
 
+def outside_calls(text: str) -> str:
+    """The words of an answer, without its calls."""
+    return _CALL.sub("", text)
+
+
 def _parse(source: str, tools: Sequence[Tool]) -> dict[str, object] | None:
     try:
         call = json.loads(source)
