@@ -3,15 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 
-from openinfer_kv_cache._arena_space import ArenaSpace
 from openinfer_kv_cache._events import CacheEvents, KVEvent
 from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse, EvictionPolicy
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
+from openinfer_kv_cache._making import checked_groups, make_space
 from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
-from openinfer_kv_cache._slabs import plan_slabs
-from openinfer_kv_cache._space import BlockSpace, PoolSpace
+from openinfer_kv_cache._space import PoolSpace
 from openinfer_kv_cache._stats import CacheStats, GroupStats
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache.errors import NotIdle, UnsupportedGroup
@@ -61,9 +60,9 @@ class KVCache:
             UnsupportedGroup: block sizes that do not go together.
             ValueError: no group, or not exactly one of num_blocks and num_slabs, or one below 1.
         """
-        self.groups = _checked_groups(groups, has_events=has_events)
+        self.groups = checked_groups(groups, has_events=has_events)
         self.has_prefix_cache = has_prefix_cache
-        self._space = _make_space(self.groups, num_blocks, num_slabs, max_unsettled_tokens)
+        self._space = make_space(self.groups, num_blocks, num_slabs, max_unsettled_tokens)
         if eviction is not None:
             for group, pool in zip(self.groups, self._space.pools, strict=True):
                 pool.order_by(eviction(), is_chained=group.kind == "full")
@@ -369,48 +368,3 @@ class KVCache:
 
     def _epoch(self) -> tuple[int, int]:
         return (self._space.pools[0].namespace, self._ledger.num_reverts)
-
-
-def _checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:
-    names = [group.name for group in groups]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"a cache needs groups of distinct names, got {names}")
-    smallest = min(group.tokens_per_block for group in groups)
-    for group in groups:
-        if group.tokens_per_block % smallest:
-            raise UnsupportedGroup(
-                group.name,
-                group.kind,
-                f"its {group.tokens_per_block} tokens a block are no multiple of the smallest "
-                f"group's {smallest}",
-            )
-        if has_events and group.kind != "state" and group.tokens_per_block != smallest:
-            raise UnsupportedGroup(
-                group.name,
-                group.kind,
-                f"events need blocks of one size, and {group.tokens_per_block} tokens are not "
-                f"{smallest}: switch events off",
-            )
-    return tuple(groups)
-
-
-def _make_space(
-    groups: tuple[CacheGroup, ...],
-    num_blocks: int | None,
-    num_slabs: int | None,
-    max_unsettled_tokens: int | None,
-) -> BlockSpace:
-    if len(groups) == 1 and num_blocks is not None and num_slabs is None:
-        if groups[0].kind == "full":
-            return PoolSpace(groups[0], num_blocks)
-        num_slabs, per_slab = num_blocks, [1]
-    elif len(groups) > 1 and num_slabs is not None and num_blocks is None:
-        per_slab = [*plan_slabs(groups).blocks_per_slab]
-    else:
-        raise ValueError("num_blocks is for one group, num_slabs for several; give the one")
-    return ArenaSpace(
-        groups,
-        num_slabs=num_slabs,
-        blocks_per_slab=per_slab,
-        max_unsettled_tokens=max_unsettled_tokens,
-    )

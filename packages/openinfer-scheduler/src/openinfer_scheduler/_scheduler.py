@@ -5,14 +5,15 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from openinfer_contract import CacheGroupLoad, GenerateRequest, Load, Rejected
-from openinfer_kv_cache import GroupStats, KVCache, SequenceCache
+from openinfer_contract import GenerateRequest, Load, Rejected
+from openinfer_kv_cache import KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._force import force
 from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
+from openinfer_scheduler._load import load_of
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
@@ -386,28 +387,7 @@ class Scheduler:
 
     def load(self) -> Load:
         """A snapshot of what is held, and the counters since the start."""
-        state, stats = self._state, self._cache.stats()
-        counters = state.counters
-        return Load(
-            step_id=state.next_step - 1,
-            num_running=len(state.running) + len(state.settling),
-            num_waiting=len(state.waiting),
-            num_waiting_tokens=state.waiting.num_tokens,
-            num_total_blocks=stats.num_blocks,
-            num_free_blocks=stats.num_free,
-            num_evictable_blocks=stats.num_evictable,
-            num_pinned_blocks=stats.num_pinned,
-            num_open_leases=stats.num_open_leases,
-            num_slots=state.slots.num_used,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_tokens=counters.num_cached_tokens,
-            num_output_tokens=counters.num_output_tokens,
-            num_finished=counters.num_finished,
-            num_preemptions=counters.num_preemptions,
-            num_rejected=counters.num_rejected,
-            num_failed=counters.num_failed,
-            cache_groups=tuple(map(_group_load, stats.groups)),
-        )
+        return load_of(self._state)
 
     def _complete(self, step_id: int) -> StepInFlight:
         state = self._state
@@ -425,20 +405,3 @@ class Scheduler:
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _SEED_MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _SEED_MASK
         return bits ^ (bits >> 31)
-
-
-def _group_load(stats: GroupStats) -> CacheGroupLoad:
-    return CacheGroupLoad(
-        name=stats.name,
-        tier=stats.tier,
-        num_blocks=stats.num_blocks,
-        num_cached_blocks=stats.num_cached,
-        num_evictable_blocks=stats.num_evictable,
-        num_queries=stats.num_queries,
-        num_queried_tokens=stats.num_queried_tokens,
-        num_hit_tokens=stats.num_hit_tokens,
-        num_evictions=stats.num_evictions,
-        residency_s=stats.residency_s,
-        num_reused_blocks=stats.num_reused,
-        reuse_gap_s=stats.reuse_gap_s,
-    )

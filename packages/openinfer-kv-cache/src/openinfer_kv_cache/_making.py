@@ -1,0 +1,65 @@
+"""Which groups make a cache, and what their blocks come from."""
+
+from collections.abc import Sequence
+
+from openinfer_kv_cache._arena_space import ArenaSpace
+from openinfer_kv_cache._group import CacheGroup
+from openinfer_kv_cache._slabs import plan_slabs
+from openinfer_kv_cache._space import BlockSpace, PoolSpace
+from openinfer_kv_cache.errors import UnsupportedGroup
+
+
+def checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:
+    """The groups of a cache, if they go together.
+
+    Raises:
+        UnsupportedGroup: block sizes that do not.
+        ValueError: no group, or two of a name.
+    """
+    names = [group.name for group in groups]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a cache needs groups of distinct names, got {names}")
+    smallest = min(group.tokens_per_block for group in groups)
+    for group in groups:
+        if group.tokens_per_block % smallest:
+            raise UnsupportedGroup(
+                group.name,
+                group.kind,
+                f"its {group.tokens_per_block} tokens a block are no multiple of the smallest "
+                f"group's {smallest}",
+            )
+        if has_events and group.kind != "state" and group.tokens_per_block != smallest:
+            raise UnsupportedGroup(
+                group.name,
+                group.kind,
+                f"events need blocks of one size, and {group.tokens_per_block} tokens are not "
+                f"{smallest}: switch events off",
+            )
+    return tuple(groups)
+
+
+def make_space(
+    groups: tuple[CacheGroup, ...],
+    num_blocks: int | None,
+    num_slabs: int | None,
+    max_unsettled_tokens: int | None,
+) -> BlockSpace:
+    """A pool for one full group; an arena for anything else.
+
+    Raises:
+        ValueError: not exactly the one of num_blocks and num_slabs that is for so many groups.
+    """
+    if len(groups) == 1 and num_blocks is not None and num_slabs is None:
+        if groups[0].kind == "full":
+            return PoolSpace(groups[0], num_blocks)
+        num_slabs, per_slab = num_blocks, [1]
+    elif len(groups) > 1 and num_slabs is not None and num_blocks is None:
+        per_slab = [*plan_slabs(groups).blocks_per_slab]
+    else:
+        raise ValueError("num_blocks is for one group, num_slabs for several; give the one")
+    return ArenaSpace(
+        groups,
+        num_slabs=num_slabs,
+        blocks_per_slab=per_slab,
+        max_unsettled_tokens=max_unsettled_tokens,
+    )
