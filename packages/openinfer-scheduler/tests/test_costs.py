@@ -57,7 +57,8 @@ def test_admission_of_a_long_cached_prompt(benchmark):
     hits = benchmark.full_hit_rounds()
 
     def admitted():
-        return min(admitted_s - hashed_s for admitted_s, hashed_s in islice(hits, 5))
+        admitted_s, hashed_s = map(min, zip(*islice(hits, 8), strict=True))
+        return admitted_s - hashed_s
 
     assert least(admitted, bound_s) <= bound_s
     hits.close()

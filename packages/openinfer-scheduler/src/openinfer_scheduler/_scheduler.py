@@ -3,13 +3,13 @@
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 
 from openinfer_contract import GenerateRequest, Load, Rejected
 from openinfer_kv_cache import KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._deadlines import Deadlines
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._force import force
 from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
@@ -28,7 +28,6 @@ from openinfer_scheduler._state import SchedulerState, StepInFlight
 from openinfer_scheduler.errors import StepOrderError
 
 _SEED_MASK = 2**64 - 1
-_MAX_ENDED_DEADLINES = 64
 
 
 class Scheduler:
@@ -81,7 +80,7 @@ class Scheduler:
         self._room = Room(self._state)
         self._planner = Planner(self._state, policy, self._pace, self._room, self._charges)
         self._last_completed_at = -math.inf
-        self._deadlines: list[tuple[float, int, SequenceState]] = []
+        self._deadlines = Deadlines()
         self._num_added = 0
         self._num_seeds = 0
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
@@ -129,8 +128,7 @@ class Scheduler:
         state.live[request.request_id] = sequence
         state.enqueue(sequence)
         if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, sequence.arrival_index, sequence))
-            self._forget_ended_deadlines()
+            self._deadlines.add(sequence, request.deadline, len(state.live))
         return None
 
     def loaded(self, request_ids: Iterable[str], now: float) -> Effects:
@@ -173,14 +171,12 @@ class Scheduler:
 
     def expire(self, now: float) -> Effects:
         """Fails every request whose deadline has passed. Constant time where none has."""
-        state, deadlines = self._state, self._deadlines
+        state = self._state
         effects: Effects = []
-        while deadlines and deadlines[0][0] <= now:
-            _, _, sequence = heappop(deadlines)
-            if not sequence.is_ended:
-                message = f"the deadline passed after {sequence.num_output_tokens} output tokens"
-                failed = state.fail(sequence, message, is_retryable=False)
-                effects.append(state.event(sequence, failed))
+        for sequence in self._deadlines.take_passed(now):
+            message = f"the deadline passed after {sequence.num_output_tokens} output tokens"
+            failed = state.fail(sequence, message, is_retryable=False)
+            effects.append(state.event(sequence, failed))
         return effects
 
     def fail_some(self, messages: Mapping[str, str], now: float, *, field: str = "") -> Effects:
@@ -340,12 +336,6 @@ class Scheduler:
                 effects.append(state.event(sequence, failed))
         state.requeue_settled(step_id)
         return effects
-
-    def _forget_ended_deadlines(self) -> None:
-        """Keeps few of the ended requests beside the live ones; constant time on average."""
-        if len(self._deadlines) > 2 * len(self._state.live) + _MAX_ENDED_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_ended]
-            heapify(self._deadlines)
 
     def _distrust_cache(self) -> None:
         """Forgets cached blocks, and recomputes who began on some in a later step in flight."""
