@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -216,6 +217,36 @@ def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert server.process.wait(timeout=30) == 0
     assert not any("starting another" in line for line in server.log)
+
+
+def test_a_second_signal_is_told_to_every_client(start_server):
+    server = start_server(
+        *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
+        *("--api-server-count", "2", "--log-level", "debug"),
+    )
+    (other,) = server.children("openinfer._front")
+    requests = [_complete(server, stream=True, max_tokens=1500) for _ in range(2)]
+    # One request each: while one front process is stopped the other one accepts.
+    other.suspend()
+    with urllib.request.urlopen(requests[0], timeout=30) as first:
+        first.readline()
+        other.resume()
+        psutil.Process(server.process.pid).suspend()
+        with urllib.request.urlopen(requests[1], timeout=30) as second:
+            second.readline()
+            psutil.Process(server.process.pid).resume()
+            server.process.send_signal(signal.SIGINT)
+            _wait(lambda: sum("draining 1 request" in line for line in server.log) == 2)
+            server.process.send_signal(signal.SIGINT)
+            for stream in (first, second):
+                error, end = [line[6:] for line in stream.read().split(b"\n") if line][-2:]
+                assert json.loads(error)["error"]["message"] == "the server is shutting down"
+                assert end == b"[DONE]"
+    assert server.process.wait(timeout=30) == 0
+    _wait(lambda: sum(" 200 in " in line for line in server.log) == 2)
+    assert sum("1 request cut off after" in line for line in server.log) == 2
+    log = server.log[next(i for i, line in enumerate(server.log) if "ready in" in line) :]
+    assert all(re.match(r"\d\d:\d\d:\d\d [A-Z]+ ", line) for line in log), log
 
 
 def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
@@ -141,7 +142,11 @@ def test_what_was_spawned_and_never_started_is_killed(is_kind: bool) -> None:
     assert children() == before
 
 
-def test_a_killed_engine_is_restarted(make_request: Request) -> None:
+def test_a_killed_engine_is_restarted(
+    make_request: Request, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
         async with running(spec(step_s=0.005)) as engine:
             first = engine.info.pid
@@ -166,6 +171,7 @@ def test_a_killed_engine_is_restarted(make_request: Request) -> None:
             assert events[-1].end is not None
 
     asyncio.run(main())
+    assert "the engine is back after 1 try" in caplog.messages
 
 
 @pytest.mark.long
@@ -330,7 +336,10 @@ def test_draining_refuses(make_request: Request) -> None:
     asyncio.run(main())
 
 
-def test_a_restart_without_descriptors_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_without_descriptors_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     pairs = socket.socketpair
     failures = [OSError(errno.EMFILE, "Too many open files")]
 
@@ -348,6 +357,7 @@ def test_a_restart_without_descriptors_is_tried_again(monkeypatch: pytest.Monkey
             assert not failures
 
     asyncio.run(main())
+    assert "the engine is back after 2 tries" in caplog.messages
 
 
 def test_other_clients_find_the_restarted_engine_where_it_was(

@@ -51,6 +51,25 @@ def test_an_unknown_route_is_named(client):
     assert len(error["message"]) < 300
 
 
+def test_at_debug_every_request_has_a_line(client, engine, caplog):
+    caplog.set_level(logging.DEBUG, "openinfer_frontend")
+    client.request("GET", "/health", headers={"x-request-id": "mine"})
+    client.complete("Hi", request_id="given")
+    client.get("/a%0Ab")
+    client.request("POST", "/v1/completions", json={"prompt": "Hi", "n": 0})
+    lines = [re.sub(r"\d+\.\d{3} s", "T", record.getMessage()) for record in caplog.records]
+    assert lines[:3] == [
+        "GET /health 200 in T, request mine",
+        "POST /v1/completions 200 in T, request given",
+        f"GET /a%0Ab 404 in T, request {lines[2].rpartition(' ')[2]}",
+    ]
+    assert lines[3].startswith("POST /v1/completions 400 in T, request ")
+    caplog.clear()
+    caplog.set_level(logging.INFO, "openinfer_frontend")
+    client.get("/health")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("stop", "words"),
     [(["x"] * 65, "at most 64 strings of .* these are 65"), ("x" * 1025, "1024"), (3, "string")],

@@ -8,6 +8,7 @@ A further front process ends when its stdin does.
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ import msgspec
 
 from openinfer._grammar_check import grammar_problem
 from openinfer._http_options import HttpOptions
+from openinfer._log import start_logging
 from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
@@ -48,6 +50,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: Literal["auto", "vllm"]
     text: TextOptions
     version: str
+    log_level: str = "info"
     http: HttpOptions = HttpOptions()
     defaults: GenerationDefaults | None = None
     """Sampling defaults in place of the checkpoint's own."""
@@ -194,12 +197,16 @@ class FrontProcesses:
             assert process.stdin is not None
             process.stdin.close()
 
-    def kill(self) -> None:
-        """Ends them at once."""
+    def hurry(self) -> None:
+        """Has them end their drain at once: for them it is the second signal, too."""
+        self._stop_s = _AFTER_DRAIN_S
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
         self._draining.set()
         for process in self._processes:
             with suppress(ProcessLookupError):
-                process.kill()
+                process.send_signal(number)
 
     async def stop(self) -> None:
         """Lets them drain, then kills what is left."""
@@ -210,7 +217,7 @@ class FrontProcesses:
         except TimeoutError:
             pass
         finally:
-            self.kill()
+            self._signal(signal.SIGKILL)
         await asyncio.gather(*self._keepers)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -266,6 +273,7 @@ class FrontProcesses:
 
 async def _run_child(line: bytes) -> None:
     spec = msgspec.json.decode(line, type=_ChildSpec)
+    logging.getLogger().setLevel(spec.front.log_level.upper())
     provider = ReconnectingEngine(spec.address)
     with suppress(EngineDead):
         await provider.connect()
@@ -301,7 +309,7 @@ async def _run_child(line: bytes) -> None:
 
 def main() -> int:
     """Runs one further front process. Exit status: 0; 1 and one sentence on stderr if it failed."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    start_logging()
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     try:

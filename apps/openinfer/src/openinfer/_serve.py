@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from openinfer._config_file import read_config_file
 from openinfer._http_options import HttpOptions
 from openinfer._interrupts import raise_interrupts
+from openinfer._log import start_logging
 from openinfer._prepare import prepare
 from openinfer.errors import UsageError
 from openinfer_engine import EngineSupervisor
@@ -44,12 +44,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     begun = time.monotonic()
     values, line_values = _settings(namespace)
     prepared = prepare(values.get("model"), values, line_values=line_values, line_arguments=extra)
-    logging.basicConfig(
-        level=values["log_level"].upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    start_logging(values["log_level"])
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
     raise_interrupts()  # there is a process to end from here on
     with ExitStack() as stack:

@@ -82,10 +82,8 @@ async def _run(
             tls=front.http.tls(),
             on_ready=lambda: _on_ready(info, front, sock.getsockname(), begun),
             on_drain=others.drain if others else None,
+            on_hurry=others.hurry if others else None,
         )
-        if others and app.num_in_flight:
-            # A second signal cut off what was left here.
-            others.kill()
         _logger.info("shutting down")
 
 
@@ -96,6 +94,7 @@ def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
         generation_config=values.get("generation_config", "auto"),
         text=TextOptions.from_values(values),
         version=version("openinfer"),
+        log_level=values["log_level"],
         http=HttpOptions.from_values(values),
     )
 

@@ -124,7 +124,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         ("--stall-timeout-s",),
         "float",
         "server",
-        "seconds after which a client that reads nothing has hung up",
+        "seconds for which the buffers before a client may be full",
     ),
     Flag(
         "resume_timeout_s",

@@ -262,7 +262,8 @@ class EngineSupervisor:
                 self._reason = f"the engine does not start again: {error.message}"
                 _logger.error("%s", self._reason)
             else:
-                _logger.info("the engine is back after %d tries", tries)
+                counted = "1 try" if tries == 1 else f"{tries} tries"
+                _logger.info("the engine is back after %s", counted)
                 return tries
         self._state = "dead"
         _logger.error("the engine is given up after %d restarts", tries)

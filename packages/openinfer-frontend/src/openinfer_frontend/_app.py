@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
+from urllib.parse import quote
 
-from openinfer_frontend._backend import Backend
+from openinfer_frontend._backend import SHUTTING_DOWN, Backend
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._exchange import Exchange, PendingBodies, Receive, Scope, Send
 from openinfer_frontend._guard import Guard
@@ -31,6 +33,7 @@ class FrontendApp:
         self._guard = Guard(config)
         self._bodies = PendingBodies(config.max_pending_body_bytes)
         self._router = Router(make_routes(self._backend))
+        self._exchanges: set[Exchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -41,6 +44,7 @@ class FrontendApp:
         if scope["type"] != "http":
             raise ValueError(f"this application does not serve {scope['type']}")
         exchange = Exchange(scope, receive, send, self._backend.config, self._bodies)
+        self._exchanges.add(exchange)
         try:
             await self._answer(exchange)
         except ClientGone:
@@ -49,7 +53,10 @@ class FrontendApp:
             if not exchange.is_client_gone:
                 raise
         finally:
+            self._exchanges.discard(exchange)
             self._backend.trace(exchange)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log_request(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
         exchange.dialect = self._router.dialect(exchange.path)
@@ -62,7 +69,8 @@ class FrontendApp:
                 return
             route = self._router.find(exchange.method, exchange.path)
             self._guard.check(route, exchange)
-            await route.handler(exchange)
+            with exchange.interruptible():
+                await route.handler(exchange)
         except ApiError as error:
             await exchange.respond_error(error)
         except ClientGone:
@@ -84,9 +92,28 @@ class FrontendApp:
         """Returns when no request is being generated."""
         await self._backend.wait_idle()
 
+    def cut_off(self) -> int:
+        """Has every request that is not answered yet answer 503; returns how many these are.
+
+        Streams that have begun end with the error. The tasks of the requests do so, soon after.
+        """
+        error = ApiError.unavailable(SHUTTING_DOWN, self._backend.config.retry_after_s)
+        return sum([exchange.interrupt(error) for exchange in self._exchanges])
+
     def close(self) -> None:
         """Ends the text threads. Idempotent; the engine and the text model are the caller's."""
         self._backend.text.close()
+
+
+def _log_request(exchange: Exchange) -> None:
+    _log.debug(
+        "%s %s %s in %.3f s, request %s",
+        exchange.method,
+        quote(exchange.path),  # it is decoded: a line break must not make another line
+        exchange.status or "without an answer",
+        time.monotonic() - exchange.spans.received_at,
+        exchange.request_id,
+    )
 
 
 def create_app(provider: EngineProvider, text: TextModel, config: FrontendConfig) -> FrontendApp:

@@ -21,6 +21,7 @@ from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError
 
+SHUTTING_DOWN = "the server is shutting down"
 _POLL_S = 0.05
 _STATUS_OF_FAILURE = {"unsupported": 501, "failed": 500, "refused": 409}
 
@@ -70,7 +71,7 @@ class Backend:
     def check_ready(self) -> None:
         """Raises `ApiError` 503 unless new requests can be served."""
         if self.is_draining:
-            raise ApiError.unavailable("the server is shutting down", self.config.retry_after_s)
+            raise ApiError.unavailable(SHUTTING_DOWN, self.config.retry_after_s)
         state = self.provider.state
         if state != "ready":
             raise ApiError.unavailable(f"the engine is {state}", self.config.retry_after_s)
@@ -90,7 +91,7 @@ class Backend:
             ApiError: 503, while draining, or with too many already.
         """
         if self.is_draining:
-            raise ApiError.unavailable("the server is shutting down", self.config.retry_after_s)
+            raise ApiError.unavailable(SHUTTING_DOWN, self.config.retry_after_s)
         if self.num_in_flight >= self.config.max_in_flight:
             raise ApiError.unavailable("too many requests at once", self.config.retry_after_s)
         self.num_in_flight += 1

@@ -46,7 +46,7 @@ class FrontendConfig:
     body_timeout_s: float = 60.0
     """A request whose body takes longer to arrive is given up."""
     stall_timeout_s: float = 30.0
-    """A client that lets a response block for so long counts as gone."""
+    """A client that lets a response block for so long, the buffers between full, counts as gone."""
     control_timeout_s: float = 60.0
     """How long a command (cache reset, exact load) may take."""
     resume_timeout_s: float = 60.0

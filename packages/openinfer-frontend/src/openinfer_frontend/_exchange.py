@@ -62,6 +62,8 @@ class Exchange:
         self._extensions: dict[str, dict[str, Any]] = scope.get("extensions") or {}
         self._receive = receive
         self._send = send
+        self._interruptible: asyncio.Task[Any] | None = None
+        self._interruption: ApiError | None = None
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._blocked_since: float | None = None
         self._is_complete = False
@@ -80,13 +82,18 @@ class Exchange:
         self.num_body_bytes = 0
         self.is_client_gone = False
         """Whether the task was cancelled because nobody reads the response any more."""
-        self.has_begun = False
-        """Whether the status line is out."""
+        self.status: int | None = None
+        """Of the response, once its head was sent."""
         self.is_stream = False
         """Whether the response is a stream of events."""
         self._has_given_id = False
         self.request_id = uuid.uuid4().hex
         """The client's X-Request-Id, else made up; echoed in every response."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the status line is out."""
+        return self.status is not None
 
     def take_request_id(self) -> None:
         """Adopts the client's X-Request-Id.
@@ -167,6 +174,34 @@ class Exchange:
         except TimeoutError:
             raise ApiError(408, "the request body did not arrive in time") from None
 
+    def interrupt(self, error: ApiError) -> bool:
+        """Has the task answer with an error, whatever it waits for; False if its answer is there.
+
+        A stream that has begun ends with the error.
+        """
+        if self._interruptible is None or (self.has_begun and not self.is_stream):
+            return False
+        self._interruption = error
+        self._interruptible.cancel()
+        return True
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Where `interrupt` works: its error leaves the block in place of the cancellation."""
+        outer, task = self._interruptible, asyncio.current_task()
+        assert task is not None
+        self._interruptible = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            error, self._interruption = self._interruption, None
+            if error is None:
+                raise
+            task.uncancel()
+            raise error from None
+        finally:
+            self._interruptible = outer
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While inside, a client that hangs up or stops reading cancels the task.
@@ -206,7 +241,6 @@ class Exchange:
         self, status: int, body: bytes, *headers: tuple[bytes, bytes], media_type: bytes = b""
     ) -> None:
         """Sends a whole response."""
-        self.has_begun = True
         await self._transmit(
             {
                 "type": "http.response.start",
@@ -236,7 +270,6 @@ class Exchange:
 
     async def begin_stream(self) -> None:
         """Sends the head of a stream of events."""
-        self.has_begun = self.is_stream = True
         await self._transmit(
             {
                 "type": "http.response.start",
@@ -250,6 +283,7 @@ class Exchange:
                 ],
             }
         )
+        self.is_stream = True
 
     async def send_events(self, events: bytes) -> None:
         """Sends events, if there are any; returns when the connection takes more."""
@@ -275,10 +309,13 @@ class Exchange:
 
     async def _transmit(self, message: Message) -> None:
         self._blocked_since = asyncio.get_running_loop().time()
-        if message["type"] == "http.response.start":
+        status: int | None = message.get("status")
+        if status is not None:
             self.spans.mark("first byte")
         await self._send(message)
         self._blocked_since = None
+        if status is not None:
+            self.status = status
 
 
 @contextmanager

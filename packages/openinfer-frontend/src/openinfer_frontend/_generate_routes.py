@@ -277,7 +277,8 @@ def _context(
 
 async def _stream(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:
     try:
-        await exchange.end_stream(await _send_chunks(exchange, generation, form))
+        with exchange.interruptible():
+            await exchange.end_stream(await _send_chunks(exchange, generation, form))
     except ApiError as error:
         if not exchange.is_stream:
             raise

@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import logging
+import signal
 import socket
 import ssl
 import sys
@@ -16,6 +18,11 @@ from openinfer_frontend._tls import Tls
 from openinfer_frontend.errors import ListenError
 
 _BACKLOG = 2048
+_FAREWELL_S = 1.0
+"""How long clients may take to read what they are told at the end."""
+_POLL_S = 0.02
+
+_log = logging.getLogger(__name__)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -77,6 +84,7 @@ class _Server(uvicorn.Server):
         log_level: str,
         on_ready: Callable[[], None] | None,
         on_drain: Callable[[], None] | None,
+        on_hurry: Callable[[], None] | None,
         tls: Tls | None,
     ) -> None:
         super().__init__(
@@ -92,7 +100,6 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 # Longer than common proxies keep theirs, or they send into a closing one.
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=1,
                 ssl_certfile=None if tls is None else tls.certfile,
                 ssl_keyfile=None if tls is None else tls.keyfile,
                 ssl_ca_certs=None if tls is None else tls.ca_certs,
@@ -103,8 +110,10 @@ class _Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._on_ready = on_ready
         self._on_drain = on_drain
+        self._on_hurry = on_hurry
         self._loop = asyncio.get_running_loop()
         self._drain: asyncio.Task[None] | None = None
+        self._drain_began_at = self._drained_s = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn: begins to accept."""
@@ -114,16 +123,32 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal: the first one drains, a second one ends at once."""
-        self._loop.call_soon_threadsafe(self.stop)
+        self._loop.call_soon_threadsafe(self._on_signal, sig)
 
-    def stop(self) -> None:
-        """Drains, then exits; called again, exits at once."""
-        if self._drain is not None:
-            self.should_exit = self.force_exit = True
+    def _on_signal(self, sig: int) -> None:
+        if self._drain is None:
+            again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+            self.drain(f"; {again} ends at once")
             return
+        self._exit()
+        if self._on_hurry is not None:
+            self._on_hurry()
+
+    def drain(self, advice: str = "") -> None:
+        """Refuses new requests, and exits once the running ones have ended. Idempotent.
+
+        Args:
+            advice: said behind what is being drained.
+        """
+        if self._drain is not None:
+            return
+        if self._app.num_in_flight:
+            running = _requests(self._app.num_in_flight)
+            _log.info("draining %s, up to %g s%s", running, self._drain_timeout_s, advice)
         self._app.start_draining()
         if self._on_drain is not None:
             self._on_drain()
+        self._drain_began_at = self._loop.time()
         self._drain = self._loop.create_task(self._exit_when_drained())
 
     async def _exit_when_drained(self) -> None:
@@ -132,7 +157,42 @@ class _Server(uvicorn.Server):
                 await self._app.drained()
         except TimeoutError:
             pass
+        self._exit()
+
+    def _exit(self) -> None:
+        self._drained_s = round(self._loop.time() - self._drain_began_at, 1)
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn at the end of the drain, in place of its own: who waits is told."""
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        num_cut_off = self._app.cut_off()
+        if num_cut_off:
+            _log.warning("%s cut off after %g s", _requests(num_cut_off), self._drained_s)
+        if not await self._is_over_within(_FAREWELL_S):
+            # Who does not read now would keep us for ever.
+            for connection in list(connections):
+                connection.transport.abort()
+            await self._is_over_within(_FAREWELL_S)
+
+    async def _is_over_within(self, timeout_s: float) -> bool:
+        """Whether every connection and every task of a request ends in time."""
+        end = self._loop.time() + timeout_s
+        while self.server_state.connections or self.server_state.tasks:
+            if self._loop.time() >= end:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
 
 
 async def serve(
@@ -144,13 +204,15 @@ async def serve(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[], None] | None = None,
     on_drain: Callable[[], None] | None = None,
+    on_hurry: Callable[[], None] | None = None,
     tls: Tls | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
 
     The first signal drains: `/ready` says 503, new requests are refused, running ones end. A second
-    one, or the timeout, cuts them off. Call it in the main thread, or signals go elsewhere; start
-    it only when the engine can answer. The sockets are closed at the end, the app too.
+    one, or the timeout, cuts them off: they are answered 503, streams end with that error. Call it
+    in the main thread, or signals go elsewhere; start it only when the engine can answer. The
+    sockets are closed at the end, the app too.
 
     Args:
         app: from `create_app`.
@@ -160,12 +222,13 @@ async def serve(
         stop: set it to drain without a signal.
         on_ready: called once clients can connect and signals drain.
         on_drain: called when the drain begins.
+        on_hurry: called when a second signal ends the drain.
         tls: certificate and key; None serves plain HTTP.
 
     Raises:
         ListenError: somebody else began to listen on a port between `bind` and this.
     """
-    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, tls)
+    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, on_hurry, tls)
     watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
         _listen(sockets)
@@ -187,4 +250,4 @@ def _listen(sockets: Sequence[socket.socket]) -> None:
 
 async def _stop_on(stop: asyncio.Event, server: _Server) -> None:
     await stop.wait()
-    server.stop()
+    server.drain()
