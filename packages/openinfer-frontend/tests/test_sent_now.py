@@ -1,9 +1,11 @@
 """Events that are sent from the engine's callback, and those that have to wait for the reader."""
 
+import gc
 import json
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from openinfer_contract import Finished
 from openinfer_frontend._connection import Connection
 from openinfer_frontend._formats import CompletionFormat
+from openinfer_frontend._generation import Generation
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def sent(monkeypatch):
 
 
 @pytest.fixture
-def ask(start, make_app, fakes):
+def ask(start, make_app, fakes, caplog):
     """Begins a streamed completion: the engine, a socket to read, and a function that emits."""
     engine = fakes.FakeEngine()
     server = start(make_app(engine))
@@ -61,6 +64,8 @@ def ask(start, make_app, fakes):
     yield begin
     for sock in socks:
         sock.close()
+    # What a callback raises, the loop logs and goes on.
+    assert not [r for r in caplog.get_records("call") if r.name == "asyncio"], caplog.text
 
 
 def read_until(sock, mark):
@@ -132,3 +137,30 @@ def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
     assert json.loads(data.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 500
     assert "a fault of the format" in caplog.text
     assert not engine.live
+
+
+def test_a_finished_stream_needs_no_collector(ask, sent, monkeypatch):
+    alive, enter = weakref.WeakSet(), Generation.__enter__
+
+    def note(generation):
+        alive.add(generation)
+        return enter(generation)
+
+    monkeypatch.setattr(Generation, "__enter__", note)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            _, sock, emit = ask()
+            for text in ("a", "b", "c"):
+                emit(text)
+                read_until(sock, b'"text":"%b"' % text.encode())
+            emit(Finished(reason="length"))
+            read_until(sock, b"0\r\n\r\n")
+        deadline = time.monotonic() + 5
+        while len(alive):
+            assert time.monotonic() < deadline, f"{len(alive)} of 5 are still there"
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    assert sent[True] > 5

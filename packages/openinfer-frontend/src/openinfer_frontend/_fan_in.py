@@ -59,7 +59,9 @@ class EventFanIn:
                 return
         except Exception as error:
             self._error = error
-        waiter.set_result(None)
+        # What was called may have ended a stream, and an engine may say so at once, by a sink.
+        if not waiter.done():
+            waiter.set_result(None)
 
     async def get(self) -> dict[int, TokenEvent]:
         """What happened since the last read, one event a stream, in order of arrival.

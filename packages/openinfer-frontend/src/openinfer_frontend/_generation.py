@@ -106,7 +106,8 @@ class _Choice:
 class Generation:
     """Submits the sequences of one HTTP request, reads them, and aborts what is left at exit.
 
-    Belongs to one task. Use as a context manager: leaving it early, for whatever reason, aborts.
+    Belongs to one task, and to the event loop's callbacks while that task waits in `next`. Use as a
+    context manager: leaving it early, for whatever reason, aborts.
     """
 
     def __init__(
@@ -178,6 +179,8 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # It knows this generation: a cycle would keep every finished request for the collector.
+        self._fan_in.on_events = None
         if any(not choice.is_released for choice in self._choices):
             self.abort()
 
