@@ -23,7 +23,7 @@ from typing import Any
 
 from _machine import MAX_OTHERS_PERCENT, OthersMeter, commit, machine
 
-from openinfer_runtime import physical_cores
+from openinfer_engine import physical_cores
 
 HERE = Path(__file__).parent
 OURS = ("openinfer-bf16", "openinfer-int8", "openinfer-int4")

@@ -29,6 +29,7 @@ import numpy as np
 from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import Grammar
+from openinfer_engine import physical_cores
 from openinfer_grammar import (
     Constraint,
     GrammarCompiler,
@@ -207,7 +208,7 @@ def main() -> None:
         }
     print(json.dumps({"vocabulary": vocabulary}), flush=True)
     compiler = GrammarCompiler(lambda: backend)
-    fillers = [MaskFiller(1), MaskFiller()]
+    fillers = [MaskFiller(1), MaskFiller(physical_cores())]
     cases = {}
     for name, grammar in GRAMMARS.items():
         cases[name] = [measure(compiler, fillers, grammar, batch) for batch in BATCHES]

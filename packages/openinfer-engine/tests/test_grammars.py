@@ -27,7 +27,8 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import EngineOptions, assemble
-from openinfer_grammar import BackendUnavailable, _mask_filler, load_backend
+from openinfer_engine._constrained import ConstrainedRequest
+from openinfer_grammar import BackendUnavailable, Constraint, _mask_filler, load_backend
 from openinfer_testing import CountingShape, ZeroCostExecutor
 from openinfer_testing.engine import Recorder
 from openinfer_testing.grammar import VOCAB_SIZE, decode, encode, tokenizer_json
@@ -160,8 +161,22 @@ def test_outputs_are_the_same_however_many_threads_fill_masks(
         bench.submit(make_request(max_tokens=60, grammar=grammars[number % 3]))
         for number in range(12)
     ]
+    checked_by, filled_by = set(), set()
+    fill, check = Constraint.fill_mask, ConstrainedRequest.check_mask
+    monkeypatch.setattr(
+        Constraint,
+        "fill_mask",
+        lambda *arguments: (filled_by.add(threading.get_ident()), fill(*arguments))[1],
+    )
+    monkeypatch.setattr(
+        ConstrainedRequest,
+        "check_mask",
+        lambda *arguments: (checked_by.add(threading.get_ident()), check(*arguments))[1],
+    )
     bench.run()
     assert bool(filler._threads) == (num_threads > 1)
+    assert checked_by == {threading.get_ident()}, "what is no native call stays on the step thread"
+    assert len(filled_by) <= num_threads
     for recorder, grammar in zip(held, itertools.cycle(grammars), strict=False):
         if grammar.kind == "regex":
             assert re.fullmatch(grammar.text, text_of(recorder))

@@ -12,6 +12,7 @@ from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
 from openinfer_engine._lines import LINES, detect_line, installed_lines, launch_line
 from openinfer_engine._loop import EngineLoop
+from openinfer_engine._machine import host_memory_bytes, physical_cores
 from openinfer_engine._model_line import (
     Claim,
     EngineOptions,
@@ -82,4 +83,7 @@ __all__ = [
     "AddressRejected",
     "TraceFailed",
     "EngineStartError",
+    # what this process may really use
+    "physical_cores",
+    "host_memory_bytes",
 ]

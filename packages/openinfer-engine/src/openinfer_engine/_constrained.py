@@ -36,19 +36,12 @@ class ConstrainedRequest:
         self._bans = _Bans(request, eos_token_ids) if _Bans.has_any(request) else None
         self._excess_s = 0.0
 
-    @property
-    def fill_seconds(self) -> float:
-        """CPU time of the last mask."""
-        return self.constraint.fill_seconds
-
-    def fill_mask(self, row: MaskRow, /) -> None:
-        """Writes which ids may come next. On any thread, while the step thread waits for it.
+    def check_mask(self, row: MaskRow) -> None:
+        """Looks at a mask that its constraint has just filled.
 
         Raises:
-            GrammarFailed: the grammar has run into a limit, takes too long, or allows nothing that
-                the request's other fields leave.
+            GrammarFailed: it took too long, or leaves nothing that the other fields allow.
         """
-        self.constraint.fill_mask(row)
         self._charge(self.constraint.fill_seconds)
         if self._bans is not None:
             self._bans.check(row)

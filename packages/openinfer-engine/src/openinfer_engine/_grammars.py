@@ -13,6 +13,7 @@ import numpy as np
 from openinfer_contract import GenerateRequest, Rejected, pack_ids, unpack_ids
 from openinfer_engine._constrained import ConstrainedRequest
 from openinfer_engine._executor import GrammarMasks
+from openinfer_engine._machine import physical_cores
 from openinfer_grammar import (
     BackendUnavailable,
     Constraint,
@@ -45,7 +46,7 @@ class GrammarDesk:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._compiler = compiler
-        self._filler = MaskFiller()
+        self._filler = MaskFiller(physical_cores())
         self._eos_token_ids = eos_token_ids
         self._words = np.zeros((num_slots, num_mask_words(vocab_size)), np.uint32)
         self._compiling: dict[str, tuple[GenerateRequest, Future[Constraint]]] = {}
@@ -113,20 +114,25 @@ class GrammarDesk:
         Returns:
             By row; they hold until the next call. And by request id, why a grammar cannot go on.
         """
-        rows: list[tuple[ConstrainedRequest, MaskRow]] = []
-        indices: list[int] = []
+        rows: dict[int, ConstrainedRequest] = {}
         for index, row in enumerate(plan.rows):
             if not row.needs_mask:
                 continue
             live = self._live.get(self._request_ids[row.slot])
             # Without one the request has ended, and what is sampled for it is dropped.
             if live is not None and live.constraint.is_masking:
-                rows.append((live, self._words[index]))
-                indices.append(index)
-        failed = self._filler.fill(rows)
-        failures = {rows[at][0].request.request_id: str(why) for at, why in failed.items()}
-        masks = {index: rows[at][1] for at, index in enumerate(indices) if at not in failed}
-        return masks, failures
+                rows[index] = live
+        failed = self._filler.fill([(rows[i].constraint, self._words[i]) for i in rows])
+        failures = {index: failed[at] for at, index in enumerate(rows) if at in failed}
+        masks: dict[int, MaskRow] = {}
+        for index, live in rows.items():
+            try:
+                if index not in failures:
+                    live.check_mask(self._words[index])
+                    masks[index] = self._words[index]
+            except GrammarFailed as error:
+                failures[index] = error
+        return masks, {rows[i].request.request_id: str(why) for i, why in failures.items()}
 
     def follow(self, effects: Effects) -> dict[str, str]:
         """Goes on by what was sampled; by request id, why a grammar cannot go on."""

@@ -10,7 +10,7 @@ from openinfer_grammar._backend import (
 from openinfer_grammar._backends import BackendName, check_backend, load_backend
 from openinfer_grammar._compiler import GrammarCompiler
 from openinfer_grammar._constraint import Constraint
-from openinfer_grammar._mask_filler import MaskFiller, MaskRow, MaskSource
+from openinfer_grammar._mask_filler import MaskFiller, MaskRow
 from openinfer_grammar._validation import validate
 from openinfer_grammar.errors import (
     BackendUnavailable,
@@ -37,7 +37,6 @@ __all__ = [
     "Constraint",
     # the outputs of a step
     "MaskFiller",
-    "MaskSource",
     "MaskRow",
     # errors
     "GrammarError",

@@ -1,14 +1,13 @@
 """The masks of one step, filled one after the other, or side by side where that pays."""
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from openinfer_grammar._constraint import Constraint
 from openinfer_grammar._native import letting_go
 from openinfer_grammar.errors import GrammarFailed
 
@@ -21,48 +20,34 @@ _EXPENSIVE_SECONDS = 0.0002
 between two rows, takes up to a tenth of a millisecond."""
 
 
-class MaskSource(Protocol):
-    """What fills a row: a `Constraint`, or whoever stands before one."""
-
-    @property
-    def fill_seconds(self) -> float:
-        """CPU time of the last call of `fill_mask`, 0 before the first."""
-
-    def fill_mask(self, row: MaskRow, /) -> None:
-        """Writes which ids may come next.
-
-        Raises:
-            GrammarFailed: the grammar cannot go on.
-        """
-
-
 class MaskFiller:
     """Fills the masks of a step. For one thread, the step thread, which takes part.
 
     What a row took the last time tells what it will take: cheap rows are filled right here, and a
-    few threads share expensive ones (a bounded repetition walks the whole vocabulary). Their work
-    is native calls, and this thread works or waits meanwhile, so no Python competes with it.
+    few threads share expensive ones (a bounded repetition walks the whole vocabulary). There they
+    take a native call each and microseconds of Python, while this thread does the same or waits.
 
     Args:
-        num_threads: that fill at the same time, this one included; None: one a core, 8 at most.
+        num_threads: that fill at the same time, this one included; 8 at most.
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self._num_others = (num_threads or min(_MAX_THREADS, num_cores)) - 1
+    def __init__(self, num_threads: int) -> None:
+        self._num_others = min(num_threads, _MAX_THREADS) - 1
         self._threads: ThreadPoolExecutor | None = None
 
-    def fill(self, rows: Sequence[tuple[MaskSource, MaskRow]]) -> dict[int, GrammarFailed]:
+    def fill(self, rows: Sequence[tuple[Constraint, MaskRow]]) -> dict[int, GrammarFailed]:
         """Fills every row.
 
         Args:
-            rows: each with what fills it; no source twice.
+            rows: each with the constraint it is of, that is masking; none twice.
 
         Returns:
             By index, why a row's grammar cannot go on; what such a row holds is of no use.
         """
         failures: dict[int, GrammarFailed] = {}
-        expensive = [i for i, (row, _) in enumerate(rows) if row.fill_seconds > _EXPENSIVE_SECONDS]
+        expensive = [
+            i for i, (each, _) in enumerate(rows) if each.fill_seconds > _EXPENSIVE_SECONDS
+        ]
         if min(self._num_others, len(expensive) - 1) <= 0:
             _fill_all(rows, deque(range(len(rows))), failures)
             return failures
@@ -94,22 +79,22 @@ class MaskFiller:
 
 
 def _fill_beside(
-    rows: Sequence[tuple[MaskSource, MaskRow]], todo: deque[int], failures: dict[int, GrammarFailed]
+    rows: Sequence[tuple[Constraint, MaskRow]], todo: deque[int], failures: dict[int, GrammarFailed]
 ) -> None:
     with letting_go():
         _fill_all(rows, todo, failures)
 
 
 def _fill_all(
-    rows: Sequence[tuple[MaskSource, MaskRow]], todo: deque[int], failures: dict[int, GrammarFailed]
+    rows: Sequence[tuple[Constraint, MaskRow]], todo: deque[int], failures: dict[int, GrammarFailed]
 ) -> None:
     while True:
         try:
             index = todo.popleft()
         except IndexError:
             return
-        source, row = rows[index]
+        constraint, row = rows[index]
         try:
-            source.fill_mask(row)
+            constraint.fill_mask(row)
         except GrammarFailed as error:
             failures[index] = error

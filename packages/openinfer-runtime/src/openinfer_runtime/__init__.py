@@ -5,9 +5,9 @@
 
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._launch import BuildOptions, fingerprint, launch_torch
-from openinfer_runtime._machine import host_memory_bytes, physical_cores, useful_threads
 from openinfer_runtime._memory import MemoryPlan, plan_memory
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import (
     DeviceError,
     DeviceUnavailable,
@@ -26,9 +26,7 @@ __all__ = [
     # The machine
     "MemoryPlan",
     "plan_memory",
-    "physical_cores",
     "useful_threads",
-    "host_memory_bytes",
     # Errors
     "DeviceError",
     "DeviceUnavailable",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, read_config
+from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, physical_cores, read_config
 from openinfer_kernels import KernelError
 from openinfer_kv_cache import CacheGroup, Plane
 from openinfer_nn import (
@@ -25,12 +25,12 @@ from openinfer_nn import (
     weight_bytes,
 )
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._machine import physical_cores, useful_threads
 from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._recorder import CudaGraphs
 from openinfer_runtime._rehearsal import rehearse
 from openinfer_runtime._shapes import StepShapes
+from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
 from openinfer_sampler import HONOURED
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from openinfer_engine import EngineOptions
+from openinfer_engine import EngineOptions, host_memory_bytes
 from openinfer_kernels import zeros_in_huge_pages
 from openinfer_nn import CacheSpec, CacheView, StepInputs
-from openinfer_runtime._machine import host_memory_bytes
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime.errors import InsufficientMemory

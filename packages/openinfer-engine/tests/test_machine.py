@@ -1,6 +1,6 @@
 import pytest
 
-from openinfer_runtime import _machine, host_memory_bytes, physical_cores, useful_threads
+from openinfer_engine import _machine, host_memory_bytes, physical_cores
 
 
 @pytest.fixture
@@ -46,9 +46,3 @@ def test_a_container_limit_bounds_the_memory(machine):
     machine_limit = 12_345_678
     (_machine._CGROUP / "memory.max").write_text(str(machine_limit))
     assert host_memory_bytes() == machine_limit < whole
-
-
-def test_a_small_model_keeps_to_one_core(monkeypatch):
-    monkeypatch.setattr(_machine, "physical_cores", lambda: 8)
-    assert useful_threads(8 << 20) == 1
-    assert useful_threads(1 << 30) == 8

@@ -5,7 +5,6 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_ONE_CORE_WEIGHTS_BYTES = 32 << 20
 
 
 def physical_cores() -> int:
@@ -21,15 +20,6 @@ def physical_cores() -> int:
     cores = {_siblings(cpu) for cpu in allowed}
     quota = _cpu_quota()
     return max(1, len(cores) if quota is None else min(len(cores), quota))
-
-
-def useful_threads(weights_bytes: int) -> int:
-    """Threads that a forward pass over so many bytes of weights gains from.
-
-    One core streams a small model in well under a millisecond; a second thread would spend longer
-    at the barriers between its products, and far longer when something else wants the core.
-    """
-    return 1 if weights_bytes < _ONE_CORE_WEIGHTS_BYTES else physical_cores()
 
 
 def host_memory_bytes() -> int:
