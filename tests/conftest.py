@@ -138,17 +138,29 @@ def tiny_server(_tiny_server: Server) -> Iterator[Server]:
 @pytest.fixture
 def start_server() -> Iterator[Any]:
     """Starts servers of a test's own; those that still run are idle after it, all end well."""
-    yield from _starting()
+    yield from _starting([])
 
 
 @pytest.fixture(scope="module")
-def start_shared_server() -> Iterator[Any]:
-    """Starts servers for the tests of a module, which see to it that they are idle."""
-    yield from _starting()
+def _shared_servers() -> list[Server]:
+    return []
 
 
-def _starting() -> Iterator[Any]:
-    servers: list[Server] = []
+@pytest.fixture(scope="module")
+def start_shared_server(_shared_servers: list[Server]) -> Iterator[Any]:
+    """Starts servers for the tests of a module; they are idle after each."""
+    yield from _starting(_shared_servers)
+
+
+@pytest.fixture(autouse=True)
+def _shared_servers_are_idle(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "start_shared_server" in request.fixturenames:
+        for server in request.getfixturevalue("_shared_servers"):
+            server.assert_idle()
+
+
+def _starting(servers: list[Server]) -> Iterator[Any]:
 
     def start(*arguments: str, **options: Any) -> Server:
         servers.append(Server(*arguments, **options))

@@ -48,7 +48,7 @@ def test_the_front_end_runs_with_torch_blocked():
         "            raise ImportError('blocked: ' + name)\n"
         "sys.meta_path.insert(0, Block())\n"
         "from openinfer._prepare import prepare\n"
-        "import openinfer._serve, openinfer._front, openinfer_frontend, openinfer_text\n"
+        "import openinfer._server, openinfer._front, openinfer_frontend, openinfer_text\n"
         "prepared = prepare(None, {})\n"
         "openinfer_text.TextModel.from_folder(prepared.model.path)\n"
         "assert prepared.plan.vocab_size > 0\n"

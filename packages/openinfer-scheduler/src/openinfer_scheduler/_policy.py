@@ -92,7 +92,7 @@ def load_policy(name: str) -> Policy:
 
     Args:
         name: of an installed policy, or `module:Class` for any class that can be imported; for
-            these the current folder is on the path from then on, behind all that is installed.
+            these the current folder is on the path meanwhile, behind all that is installed.
 
     Raises:
         UnknownPolicy: naming the installed ones.
@@ -105,11 +105,14 @@ def load_policy(name: str) -> Policy:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise UnknownPolicy(name, installed_policies())
-    # A console script has the script's folder on the path, an engine's process another one.
-    if not {"", os.getcwd()}.intersection(sys.path):
-        sys.path.append("")
+    # A console script has the script's folder on the path, an engine's process another one. No
+    # longer than this: a folder there may be called like a library that is looked for later.
+    sys.path.append(here := os.getcwd())
     try:
         found: Policy = getattr(import_module(module_name), attribute)()
     except (ImportError, AttributeError) as error:
         raise UnknownPolicy(name, installed_policies(), str(error)) from error
+    finally:
+        # The last one: the path may have had it before.
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]
     return found
