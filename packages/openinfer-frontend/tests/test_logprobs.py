@@ -1,6 +1,7 @@
 """Logprobs that JSON or OpenAI's shapes cannot say as they are."""
 
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_floats, pack_ids
+from openinfer_frontend._logprobs import TokenNames
 
 
 def test_minus_infinity_and_equal_spellings(client, engine):
@@ -99,3 +100,31 @@ def test_logprobs_of_ids_that_are_asked_for(client):
     fields = {"logprobs": True, "logprob_token_ids": [120]}
     (entry, *_) = client.chat("Hi", **fields)["choices"][0]["logprobs"]["content"]
     assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [("x", -10.0)]
+
+
+def test_offsets_are_positions_in_the_text(client, engine, fakes):
+    said = [[byte] for byte in "é".encode()] + [[0xE4, 0xBD], list(b"a b"), [fakes.IM_END]]
+    engine.script = lambda request: [
+        fakes.scheduled(request.num_prompt_tokens),
+        *said,
+        Finished(reason="stop", stop_token_id=fakes.IM_END),
+    ]
+    fields = {"prompt": "😀 你好 ok", "echo": True, "logprobs": 1}
+    prompt = [0] * 4 + [1] + [2] * 3 + [3] * 3 + [4, 5, 6]
+    # Two thirds of a character that goes no further become one replacement character.
+    output = [7, 7, 8, 8, 9, 10, 11, 12]
+    for as_ids in (False, True):
+        body = client.complete(**fields, return_tokens_as_token_ids=as_ids)
+        (choice,) = body["choices"]
+        assert choice["text"] == "😀 你好 oké\ufffda b"
+        assert choice["logprobs"]["text_offset"] == prompt + output
+    events = client.stream("/v1/completions", fields)
+    shown = [event["choices"][0]["logprobs"] for event in events]
+    assert [at for columns in shown if columns for at in columns["text_offset"]] == prompt + output
+
+
+def test_what_stands_around_a_text_has_no_place_in_it(text):
+    names = TokenNames(text.tokenizer, as_ids=False)
+    ids = [257, *"aé".encode(), 256]
+    assert names.prompt_offsets(ids, "aé") == [0, 0, 1, 1, 2]
+    assert names.prompt_offsets(ids, "<|im_end|>aé<|im_start|>") == [0, 10, 11, 11, 12]

@@ -91,3 +91,36 @@ def test_special_tokens_are_skipped_or_shown(tokenizer):
     ids = [*_ids(tokenizer, "hi"), tokenizer.eos_token_id]
     assert OutputText(tokenizer).push(ids).text == "hi"
     assert OutputText(tokenizer, skip_special_tokens=False).push(ids).text == "hi<|im_end|>"
+
+
+@given(text=st.text("ab 😀é你\n", min_size=1, max_size=20), size=st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_tokens_are_found_where_they_start(tokenizer, text, size):
+    ids = _ids(tokenizer, text)
+    output, starts = OutputText(tokenizer, is_located=True), []
+    for at in range(0, len(ids), size):
+        output.push(ids[at : at + size])
+        starts += output.take_starts()
+    assert len(starts) == len(ids)
+    assert starts == sorted(starts)
+    for token_id, start in zip(ids, starts, strict=True):
+        # The first character may have begun in the token before.
+        assert text[start:].encode().find(tokenizer.token_bytes(token_id)) in range(4)
+
+
+@pytest.mark.parametrize("family", ["qwen", "sentencepiece", "byte_window"])
+def test_a_token_behind_a_broken_character_starts_behind_it(checkpoints, family):
+    tokenizer = Tokenizer.from_folder(checkpoints[family])
+    table = tokenizer.bytes_table()
+    output = OutputText(tokenizer, is_located=True)
+    text = output.push([table.index(b"\xf0"), tokenizer.token_id("a")]).text + output.finish().text
+    assert output.take_starts() == [0, text.index("a")]
+    assert output.take_starts() == []
+
+
+def test_silent_and_special_tokens_start_where_the_next_text_does(tokenizer):
+    special = tokenizer.token_id("<|im_end|>")
+    a, b = _ids(tokenizer, "a")[0], _ids(tokenizer, "b")[0]
+    output = OutputText(tokenizer, stops=["b"], stop_token_ids=[a], is_located=True)
+    output.push([special, a, special, b, b])
+    assert output.take_starts() == [0, 0, 0, 0]

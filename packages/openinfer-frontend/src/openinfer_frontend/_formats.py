@@ -16,8 +16,9 @@ from openinfer_frontend._dialect import OPENAI, to_json
 from openinfer_frontend._generation import Delta, Timing, Usage
 from openinfer_frontend._logprobs import (
     Columns,
-    CompletionLogprobs,
     chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
     prompt_entries,
 )
 from openinfer_frontend.errors import ApiError
@@ -31,6 +32,7 @@ class ChoiceResult:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     logprobs: TokenLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -42,6 +44,7 @@ class ChoiceResult:
         """Appends what happened."""
         self.texts.append(delta.text)
         self.token_ids += delta.token_ids
+        self.starts += delta.starts
         if delta.logprobs is not None:
             earlier = self.logprobs
             self.logprobs = earlier.merged(delta.logprobs) if earlier else delta.logprobs
@@ -79,7 +82,7 @@ class ChoicesFormat(AnswerFormat):
         if delta.logprobs is None and delta.finish_reason is None:
             parts.append(self._plain_end)
         else:
-            logprobs = self._logprobs(delta.index, delta.token_ids, delta.logprobs)
+            logprobs = self._logprobs(delta.index, delta)
             finish = b',"logprobs":%b,"finish_reason":%b'
             parts += (
                 self._close,
@@ -143,9 +146,7 @@ class ChoicesFormat(AnswerFormat):
         return {"prompt_logprobs": prompt_entries(self.options.names, ids, scored, num_top)}
 
     @abstractmethod
-    def _logprobs(
-        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
-    ) -> object: ...
+    def _logprobs(self, index: int, scored: Delta | ChoiceResult) -> object: ...
 
     @abstractmethod
     def _stop_reason(self, delta: Delta | None) -> bytes: ...
@@ -155,7 +156,7 @@ class ChoicesFormat(AnswerFormat):
 
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index} | self._content(index, "".join(result.texts))
-        choice["logprobs"] = self._logprobs(index, result.token_ids, result.logprobs)
+        choice["logprobs"] = self._logprobs(index, result)
         choice["finish_reason"] = self._reason(index, result.finish_reason)
         choice["stop_reason"] = result.stop_reason
         if self.options.return_token_ids:
@@ -180,16 +181,6 @@ class CompletionFormat(ChoicesFormat):
     _open = b'"text":'
     _close = b""
 
-    def __init__(
-        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
-    ) -> None:
-        """A format for these choices, `num_samples` of each prompt."""
-        super().__init__(options, requests, num_samples)
-        self._offsets = [
-            CompletionLogprobs(options.names, first_offset=len(self._echo(index)))
-            for index in range(len(requests))
-        ]
-
     def _echo(self, index: int) -> str:
         echoes = self.options.echoes
         return echoes[index // self._num_samples] if echoes else ""
@@ -210,13 +201,15 @@ class CompletionFormat(ChoicesFormat):
         num_top = self.options.num_top_echoed
         if num_top is None:
             return None
-        ids = self.prompt_token_ids(index)
-        return self._offsets[index].take_prompt(ids, prompt_logprobs, num_top)
+        ids, echo = self.prompt_token_ids(index), self._echo(index)
+        return echoed_logprobs(self.options.names, ids, echo, prompt_logprobs, num_top)
 
-    def _logprobs(
-        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
-    ) -> object:
-        return None if logprobs is None else self._offsets[index].take(token_ids, logprobs)
+    def _logprobs(self, index: int, scored: Delta | ChoiceResult) -> object:
+        if scored.logprobs is None:
+            return None
+        names, first = self.options.names, len(self._echo(index))
+        offsets = [first + start for start in scored.starts]
+        return completion_logprobs(names, scored.token_ids, offsets, scored.logprobs)
 
     def _stop_reason(self, delta: Delta | None) -> bytes:
         return b',"stop_reason":' + to_json(delta.stop_reason if delta else None)
@@ -259,12 +252,10 @@ class ChatFormat(ChoicesFormat):
             body["prompt_token_ids"] = self.prompt_token_ids(0)
         return body | self.prompt_entries(0, self._results[0])
 
-    def _logprobs(
-        self, index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None
-    ) -> object:
-        if logprobs is None:
+    def _logprobs(self, index: int, scored: Delta | ChoiceResult) -> object:
+        if scored.logprobs is None:
             return None
-        return {"content": chat_logprobs(self.options.names, token_ids, logprobs)}
+        return {"content": chat_logprobs(self.options.names, scored.token_ids, scored.logprobs)}
 
     def _stop_reason(self, delta: Delta | None) -> bytes:
         if delta is None or delta.finish_reason is None:

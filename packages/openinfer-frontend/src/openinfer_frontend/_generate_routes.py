@@ -245,6 +245,7 @@ class GenerateRoutes:
             shown_tokens=markers,
             spaces_between_special_tokens=request.spaces_between_special_tokens,
             context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
+            is_located=isinstance(request, CompletionRequest) and request.logprobs is not None,
         )
 
 

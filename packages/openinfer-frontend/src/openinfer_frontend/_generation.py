@@ -40,6 +40,8 @@ class Delta:
     """Tokens up to the end of the choice; their text may be held back."""
     logprobs: TokenLogprobs | None
     """Of at least `token_ids`; more only when a stop string cut the event."""
+    starts: Sequence[int] = ()
+    """Where `token_ids` start in the choice's text, in characters, if that was asked for."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     timing: "Timing | None" = None
@@ -317,6 +319,8 @@ class Generation:
             token_ids = token_ids[:num_used]
         choice.num_output_tokens += num_used
         delta = Delta(index=index, text=text, token_ids=token_ids, logprobs=event.logprobs)
+        if choice.output.is_located:
+            delta.starts = choice.output.take_starts()
         if stopped_by is not None:
             delta.finish_reason, delta.stop_reason = "stop", stopped_by
         elif end is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openinfer_contract import TokenLogprobs, unpack_floats, unpack_ids
-from openinfer_text import Tokenizer
+from openinfer_text import OutputText, Tokenizer
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -46,6 +46,22 @@ class TokenNames:
             asked = zip(self._scored_ids, values[row * width : (row + 1) * width], strict=True)
             found.append((token_id, logprob, list((dict(top) | dict(asked)).items())))
         return found
+
+    def prompt_offsets(self, prompt_ids: Sequence[int], text: str) -> list[int]:
+        """Where each token of a prompt starts in its text, in characters.
+
+        What the tokenizer put around the text has no place in it. A tokenizer that changes the
+        text (Unicode normalisation) is followed in the text that it made of it.
+        """
+        num_before = 0
+        for token_id in prompt_ids:
+            added = self._tokenizer.added_token(token_id)
+            if added is None or text.startswith(added):
+                break
+            num_before += 1
+        located = OutputText(self._tokenizer, skip_special_tokens=False, is_located=True)
+        located.push(prompt_ids[num_before:])
+        return [0] * num_before + [min(start, len(text)) for start in located.take_starts()]
 
     def chat_entry(self, token_id: int, logprob: float) -> dict[str, object]:
         """One token as chat completions spell it."""
@@ -118,58 +134,73 @@ def chat_logprobs(
     return content
 
 
-class CompletionLogprobs:
-    """`choices[].logprobs` of completions; counts the offsets of one choice's tokens."""
+def completion_logprobs(
+    names: TokenNames,
+    token_ids: Sequence[int],
+    offsets: Sequence[int],
+    logprobs: TokenLogprobs,
+) -> Columns:
+    """`choices[].logprobs` of completions, for some tokens of an output.
 
-    def __init__(self, names: TokenNames, *, first_offset: int) -> None:
-        """Starts at a character offset: the length of an echoed prompt, else 0."""
-        self._names = names
-        self._first_offset = self._offset = first_offset
+    Args:
+        names: how tokens are spelled.
+        token_ids: the tokens.
+        offsets: where each starts in the choice's text.
+        logprobs: of at least these tokens.
+    """
+    columns = _columns()
+    rows = names.positions(token_ids, logprobs)
+    for offset, (token_id, logprob, top) in zip(offsets, rows, strict=True):
+        _add(names, columns, token_id, offset, logprob, top)
+    return columns
 
-    def take_prompt(
-        self, prompt_ids: Sequence[int], logprobs: TokenLogprobs | None, num_top: int
-    ) -> Columns:
-        """The object for an echoed prompt, whose first token has no logprob.
 
-        Args:
-            prompt_ids: the prompt.
-            logprobs: from its second token on; None for a prompt of one token.
-            num_top: alternatives shown at most.
-        """
-        self._offset = 0
-        columns = _columns()
-        self._add(columns, prompt_ids[0], None, None)
-        if logprobs is not None:
-            for token_id, logprob, top in _positions(prompt_ids[1:], logprobs, num_top):
-                self._add(columns, token_id, logprob, top)
-        # Special tokens have names, but may have no text.
-        self._offset = self._first_offset
-        return columns
+def echoed_logprobs(
+    names: TokenNames,
+    prompt_ids: Sequence[int],
+    echo: str,
+    logprobs: TokenLogprobs | None,
+    num_top: int,
+) -> Columns:
+    """Likewise for an echoed prompt, whose first token has no logprob.
 
-    def take(self, token_ids: Sequence[int], logprobs: TokenLogprobs) -> Columns:
-        """The object for the next tokens."""
-        columns = _columns()
-        for token_id, logprob, top in self._names.positions(token_ids, logprobs):
-            self._add(columns, token_id, logprob, top)
-        return columns
+    Args:
+        names: how tokens are spelled.
+        prompt_ids: the prompt.
+        echo: its text.
+        logprobs: from its second token on; None for a prompt of one token.
+        num_top: alternatives shown at most.
+    """
+    columns = _columns()
+    offsets = names.prompt_offsets(prompt_ids, echo)
+    _add(names, columns, prompt_ids[0], offsets[0], None, None)
+    if logprobs is not None:
+        rows = _positions(prompt_ids[1:], logprobs, num_top)
+        for offset, (token_id, logprob, top) in zip(offsets[1:], rows, strict=True):
+            _add(names, columns, token_id, offset, logprob, top)
+    return columns
 
-    def _add(
-        self, columns: Columns, token_id: int, logprob: float | None, top: Alternatives | None
-    ) -> None:
-        name = self._names.name(token_id)
-        named: dict[str, float] | None = None
-        value = logprob
-        if logprob is not None:
-            value = max(logprob, LOWEST_LOGPROB)
-            named = {}
-            for other, other_value in [*(top or ()), (token_id, logprob)]:
-                # Two tokens may share a spelling; the likelier one stands.
-                named.setdefault(self._names.name(other), max(other_value, LOWEST_LOGPROB))
-        columns["text_offset"].append(self._offset)
-        columns["token_logprobs"].append(value)
-        columns["tokens"].append(name)
-        columns["top_logprobs"].append(named)
-        self._offset += len(name)
+
+def _add(
+    names: TokenNames,
+    columns: Columns,
+    token_id: int,
+    offset: int,
+    logprob: float | None,
+    top: Alternatives | None,
+) -> None:
+    named: dict[str, float] | None = None
+    value = logprob
+    if logprob is not None:
+        value = max(logprob, LOWEST_LOGPROB)
+        named = {}
+        for other, other_value in [*(top or ()), (token_id, logprob)]:
+            # Two tokens may share a spelling; the likelier one stands.
+            named.setdefault(names.name(other), max(other_value, LOWEST_LOGPROB))
+    columns["text_offset"].append(offset)
+    columns["token_logprobs"].append(value)
+    columns["tokens"].append(names.name(token_id))
+    columns["top_logprobs"].append(named)
 
 
 def _columns() -> Columns:

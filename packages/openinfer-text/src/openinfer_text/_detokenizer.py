@@ -65,6 +65,11 @@ class IncrementalDetokenizer:
         """Whether bytes of an unfinished character are held back."""
         return self._stream.has_pending
 
+    @property
+    def pending_text(self) -> str:
+        """What stands for these bytes if the character is never completed."""
+        return self._stream.pending_text
+
     def push(self, token_id: int) -> str:
         """The text that this id completes, "" while its bytes are held back."""
         if self._skip:
@@ -95,6 +100,10 @@ class _ByteStream:
     @property
     def has_pending(self) -> bool:
         return bool(self._decoder.getstate()[0])
+
+    @property
+    def pending_text(self) -> str:
+        return self._decoder.getstate()[0].decode("utf-8", self._decoder.errors)
 
     def push(self, token_id: int) -> str:
         text = self._decoder.decode(self._token_bytes(token_id))
@@ -132,6 +141,10 @@ class _WindowStream:
     @property
     def has_pending(self) -> bool:
         return bool(self._held_ids)
+
+    @property
+    def pending_text(self) -> str:
+        return self._new_text()
 
     def push(self, token_id: int) -> str:
         self._held_ids.append(token_id)

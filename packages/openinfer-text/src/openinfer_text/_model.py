@@ -218,6 +218,7 @@ class TextModel:
         shown_tokens: Collection[str] = (),
         spaces_between_special_tokens: bool = True,
         context_ids: Iterable[int] = (),
+        is_located: bool = False,
     ) -> OutputText:
         """A new output stream, as `OutputText`; stop ids are the checkpoint's unless given.
 
@@ -234,6 +235,7 @@ class TextModel:
             shown_tokens=shown_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             context_ids=context_ids,
+            is_located=is_located,
         )
 
     def behind_reasoning(self, grammar: Grammar, turn: str) -> Grammar:

@@ -38,6 +38,7 @@ class OutputText:
         shown_tokens: Collection[str] = (),
         spaces_between_special_tokens: bool = True,
         context_ids: Iterable[int] = (),
+        is_located: bool = False,
     ) -> None:
         """Starts an output.
 
@@ -53,6 +54,7 @@ class OutputText:
             shown_tokens: as `IncrementalDetokenizer`; usually the markers of a parser.
             spaces_between_special_tokens: as `IncrementalDetokenizer`.
             context_ids: as `IncrementalDetokenizer`; usually the end of the prompt.
+            is_located: remember where in the text each token starts, see `take_starts`.
 
         Raises:
             ValueError: if a stop string is empty.
@@ -68,6 +70,7 @@ class OutputText:
         self._silent = frozenset() if include_stop_str_in_output else frozenset(stop_token_ids)
         self._num_unwatched = min_tokens
         self._num_decoded = 0
+        self._starts: list[int] | None = [] if is_located else None
         # Per token not yet shown whole: the length of decoded text at which it will be.
         self._waiting: deque[int] = deque()
 
@@ -75,6 +78,11 @@ class OutputText:
     def stopped_by(self) -> str | None:
         """The stop string that ended the text, None while it goes on."""
         return self._stops.matched
+
+    @property
+    def is_located(self) -> bool:
+        """Whether there is a `take_starts`."""
+        return self._starts is not None
 
     @property
     def num_held_tokens(self) -> int:
@@ -91,6 +99,8 @@ class OutputText:
             num_tokens += 1
             if token_id not in self._silent:
                 shown.append(self._push_one(token_id))
+            elif self._starts is not None:
+                self._starts.append(self._num_decoded)
         return TextDelta("".join(shown), self._stops.matched, num_tokens)
 
     def finish(self) -> TextDelta:
@@ -103,8 +113,25 @@ class OutputText:
         self._waiting.clear()
         return TextDelta(text, self._stops.matched, 0)
 
+    def take_starts(self) -> list[int]:
+        """Where the tokens used since the last call start: characters of text before each.
+
+        A token that goes on with a character starts where that character does; one without text
+        where the next text will be. Never decreasing. Text that a stop string cut off counts.
+        """
+        assert self._starts is not None
+        starts = self._starts[:]
+        self._starts.clear()
+        return starts
+
     def _push_one(self, token_id: int) -> str:
-        text = self._detokenizer.push(token_id)
+        if self._starts is None:
+            text = self._detokenizer.push(token_id)
+        else:
+            broken = self._detokenizer.pending_text if self._detokenizer.has_pending else ""
+            text = self._detokenizer.push(token_id)
+            is_behind = broken and text.startswith(broken)
+            self._starts.append(self._num_decoded + (len(broken) if is_behind else 0))
         if self._num_unwatched:
             self._num_unwatched -= 1
             shown = text
