@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from openinfer._config_file import read_config_file
+from openinfer._engines import ENGINES, load_engine
 from openinfer._flags import FLAGS
 from openinfer._serve import _DEFAULTS
 from openinfer_engine import EngineOptions, installed_lines
@@ -42,6 +43,15 @@ def test_the_model_lines_own_flags_are_named_with_their_values():
         for field in msgspec.structs.fields(line.options):
             choices = f" ({', '.join(get_args(field.type))})"
             assert f"`--{field.name.replace('_', '-')}`{choices}" in words
+
+
+@pytest.mark.parametrize("name", ENGINES.names())
+def test_the_flags_of_other_engines_are_named_with_their_values(name):
+    words = " ".join(_GUIDE.split())
+    assert f"`--engine {name}`" in words
+    for field in msgspec.structs.fields(load_engine(name).options):
+        (said,) = re.findall(rf"`--{field.name.replace('_', '-')}` \((.*?)\)", words)
+        assert field.default is None or said.endswith(f"; `{field.default}`")
 
 
 def test_no_row_names_a_flag_that_is_gone():

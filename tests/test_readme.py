@@ -56,7 +56,7 @@ def test_the_openai_snippet_prints_an_answer(tiny_server):
 def test_pip_is_given_a_package_with_all_its_siblings():
     (line,) = re.findall(r"`pip install (\./packages/.*?)`", _README)
     *_, wanted = named = [word.removeprefix("./packages/") for word in line.split()]
-    assert f"uv pip install ./packages/{wanted}\n" == _block("sh", "uv pip install")
+    assert f"uv pip install ./packages/{wanted}\n" == _block("sh", "uv pip install ./")
     for package in named:
         text = (_ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
         requirements = tomllib.loads(text)["project"]["dependencies"]

@@ -16,7 +16,7 @@ def read(tmp_path):
 
 def test_keys_are_long_flags_with_dashes_or_underscores(read):
     assert read(
-        "max-model-len: 32k\nmax_num_seqs: 3\nserved-model-name: [a, b]\nport: 9\n"
+        "max_num_seqs: 3\nserved-model-name: [a, b]\nport: 9\n"
         "tp: 2\ncontext_length: 1k\ndtype: half\nenable-prefix-caching: false\n"
     ) == (
         {
@@ -39,7 +39,7 @@ def test_an_off_switch_means_the_opposite(read, key, value):
 
 
 def test_what_the_table_does_not_know_is_left_for_the_line(read):
-    assert read("num-experts: 4\n") == ({}, {"num_experts": 4})
+    assert read("num-experts: 4\n") == ({}, {"num-experts": 4})
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "port:\n", "host: ~\n"])
@@ -57,11 +57,24 @@ def test_nothing_given_is_nothing_set(read, text):
         ("device: tpu\n", "device must be one of"),
         ("enable-prefix-caching: 3\n", "enable-prefix-caching must be true or false"),
         ("model: {a: b}\n", "model must be one value"),
+        ("port: 1\nhost: a\nport: 2\n", r"yaml: port is there again in line 3; keep one"),
+        ("num-experts: 1\nnum-experts: 1\n", "num-experts is there again in line 2"),
+        ("kv-events-config:\n  topic: a\n  topic: b\n", "topic is there again in line 3"),
+        ("page-size: 16\nblock_size: 16\n", "page-size and block_size are the same option"),
+        (
+            "enable-prefix-caching: true\nno-enable-prefix-caching: true\n",
+            "yaml: enable-prefix-caching and no-enable-prefix-caching are the same option",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence(read, text, words):
     with pytest.raises(UsageError, match=words):
         read(text)
+
+
+def test_an_alias_of_itself_is_read_once(read):
+    with pytest.raises(UsageError, match="model must be one value"):
+        read("model: &a [*a]\n")
 
 
 def test_a_file_that_is_no_text_is_a_sentence(tmp_path):

@@ -60,6 +60,11 @@ def test_spellings_and_destinations_are_unique():
     assert len({flag.dest for flag in FLAGS}) == len(FLAGS)
 
 
+@pytest.mark.parametrize("flag", [f for f in FLAGS if f.scope == "engine"], ids=lambda f: f.dest)
+def test_an_engine_option_is_a_spelling_of_its_flag(flag):
+    assert f"--{flag.dest.replace('_', '-')}" in flag.names, "errors of the engine name it so"
+
+
 def test_a_list_takes_several():
     assert _parse("--served-model-name", "a", "b", "--port", "1")[0] == {
         "served_model_names": ["a", "b"],

@@ -6,11 +6,11 @@ import pytest
 from openinfer import UsageError
 from openinfer._flags import FLAGS
 from openinfer._line_options import (
-    _KNOWN_ELSEWHERE,
     check_line_options,
     engine_options,
     parse_line_options,
 )
+from openinfer._other_servers import ELSEWHERE
 from openinfer_engine import EngineOptions
 from openinfer_kv_cache import PublisherError
 
@@ -56,17 +56,32 @@ def test_what_nobody_consumes_is_refused(arguments, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize("name", sorted(_KNOWN_ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_flags_of_other_servers_are_refused_by_name(name):
-    with pytest.raises(UsageError, match="not available in this version") as caught:
+    with pytest.raises(UsageError, match=r"^(\S+) .*; leave it out$") as caught:
         _parse(name, "value")
     assert str(caught.value).startswith(f"{name} ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--enable-lora",), "--enable-lora is not available in this version of OpenInfer"),
+        (("--enable-auto-tool-choice",), "--enable-auto-tool-choice is always on here"),
+        (("--enable-chunked-prefill",), "--enable-chunked-prefill is always on here"),
+        (("--pipeline-parallel-size", "1"), "--pipeline-parallel-size takes only 1 here"),
+        (("-pp", "2"), "-pp takes only 1 here"),
+        (("--kv-cache-dtype=auto",), "--kv-cache-dtype takes only auto here"),
+    ],
+)
+def test_what_is_always_so_is_said(arguments, said):
+    with pytest.raises(UsageError) as caught:
+        _parse(*arguments)
+    assert str(caught.value) == f"{said}; leave it out"
+
+
 def test_no_flag_is_both_ours_and_elsewhere():
-    assert not _KNOWN_ELSEWHERE.intersection(
-        name for flag in FLAGS for name in (*flag.names, *flag.off)
-    )
+    assert not ELSEWHERE.keys() & {name for flag in FLAGS for name in flag.spellings}
 
 
 def test_a_line_may_own_a_name_that_others_have():
@@ -87,6 +102,25 @@ def test_values_by_name_are_checked_alike():
         check_line_options({"mode": "odd"}, _Options, "a-line")
     with pytest.raises(UsageError, match=r"^speculative_config is not available"):
         check_line_options({"speculative_config": "{}"}, _Options, "a-line")
+
+
+def test_a_files_keys_name_the_file_and_the_long_flag():
+    def check(**values):
+        spelled = {name.replace("_", "-"): value for name, value in values.items()}
+        return check_line_options(spelled, _Options, "a-line", "--config x.yaml: ")
+
+    assert check(num_experts=2, mode=None) == {"num_experts": 2}
+    with pytest.raises(UsageError, match=r"^--config x.yaml: num-experts, .*`int`"):
+        check(num_experts="many")
+    with pytest.raises(UsageError, match=r"^--config x.yaml: kv-cache-memory .*-memory-bytes\?$"):
+        check(kv_cache_memory=2)
+    with pytest.raises(UsageError, match=r"^--config x.yaml: num-exparts .*mean num-experts\?$"):
+        check(num_exparts=2)
+    with pytest.raises(UsageError, match=r"^--config x.yaml: enable-lora is not available"):
+        check(enable_lora=True)
+    twice = {"num-experts": 2, "num_experts": 2}
+    with pytest.raises(UsageError, match="num-experts and num_experts are the same option"):
+        check_line_options(twice, _Options, "a-line")
 
 
 def test_every_engine_flag_is_an_engine_option():

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from openinfer import LLM, GenerationFailed, RequestRejected, SamplingParams, UsageError
+from openinfer._flags import FLAGS
 from openinfer_contract import CommandDone, GetLoad, unpack_ids
 from openinfer_testing import CountingShape, ModelledExecutor, ModelledOptions
 
@@ -321,7 +322,11 @@ def test_closing_twice_and_using_it_closed():
         ({"max_model_len": "1x"}, "max_model_len: .*1x"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be"),
         ({"quantization": "fp8"}, "quantization must be one of int8, int4"),
-        ({"kv_cache_dtype": "fp8"}, "^kv_cache_dtype is not available"),
+        ({"kv_cache_dtype": "fp8"}, "^kv_cache_dtype takes only auto here"),
+        ({"no_such_option": None}, "^no_such_option is used by neither"),
+        ({"model_path": "x"}, "model_path is called model"),
+        ({"uvicorn_log_level": "info"}, "uvicorn_log_level is an option of the server"),
+        ({"block_size": 16, "page_size": 16}, "block_size and page_size are the same option"),
         ({"device": "tpu"}, "device must be one of"),
     ],
 )
@@ -333,6 +338,64 @@ def test_an_option_nobody_honours_is_named(options, words):
 def test_options_convert_and_none_means_not_given(counting_llm):
     llm = counting_llm(options={"max_queued_requests": "1k", "device": None})
     assert llm.engine.info.limits.max_queued_requests == 1000
+
+
+def test_options_are_called_as_their_flags():
+    names = [
+        name.lstrip("-").replace("-", "_")
+        for flag in FLAGS
+        if flag.scope == "engine"
+        for name in flag.spellings
+    ]
+    assert {"kv_cache_memory_bytes", "max_num_queued_reqs", "tp"} < set(names)
+    for name in names:
+        with pytest.raises(UsageError, match=f"^{name}(:| must be) "):
+            LLM(**{name: ["of no type"]})
+
+
+def test_spellings_mean_what_the_flags_mean(counting_llm):
+    options = {"max_num_queued_reqs": 7, "max_num_queued_tokens": "2k", "disable_radix_cache": True}
+    llm = counting_llm(options={**options, "tp": 1, "kv_cache_memory_bytes": "1M"})
+    limits = llm.engine.info.limits
+    assert (limits.max_queued_requests, limits.max_queued_tokens) == (7, 2000)
+    first, second = llm.generate([[5] * 40] * 2, _counting(), has_progress_bar=False)
+    assert first.num_cached_tokens == second.num_cached_tokens == 0
+
+
+def test_every_prompt_may_have_parameters_of_its_own(counting_llm):
+    llm = counting_llm()
+    asked = [_counting(max_tokens=1), _counting(max_tokens=3, n=2)]
+    done = llm.generate([[5], [9]], asked, has_progress_bar=False)
+    assert [(c.index, c.sample, len(c.token_ids)) for c in done] == [
+        (0, 0, 1),
+        (1, 0, 3),
+        (1, 1, 3),
+    ]
+    done = llm.chat([HELLO, HELLO], asked, has_progress_bar=False)
+    assert [len(c.token_ids) for c in done] == [1, 3, 3]
+    (done,) = llm.generate([5], asked[:1], has_progress_bar=False)
+    assert len(done.token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "words", "field"),
+    [
+        ("generate", (None,), "prompts must be a text, .*, not None", "prompts"),
+        ("generate", (5,), "prompts must be a text, .*, not int", "prompts"),
+        ("generate", (["a", None],), "^prompt 1: a prompt must be a text .*not None", "prompt"),
+        ("generate", ([[5, 1.5]],), "must be an integer; at position 1 is 1.5", "prompt_token_ids"),
+        ("generate", (["a", "b"], [SamplingParams()]), "as many as prompts: 1 for 2", "params"),
+        ("generate", ("a", "b"), "params must be SamplingParams, or a list", "params"),
+        ("generate", ("a", {"n": 1}), "params must be SamplingParams, or a list", "params"),
+        ("chat", (None,), "conversations must be a list of messages", "conversations"),
+        ("chat", ("Hello!",), "conversations must be a list of messages", "conversations"),
+        ("chat", (["Hello!"],), "conversations must be a list of messages", "conversations"),
+    ],
+)
+def test_what_is_no_prompt_or_no_parameters_is_refused(tiny_llm, call, arguments, words, field):
+    with pytest.raises(RequestRejected, match=words) as caught:
+        getattr(tiny_llm, call)(*arguments, has_progress_bar=False)
+    assert caught.value.field == field
 
 
 def test_a_template_of_ones_own(tmp_path, counting_llm):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from openinfer import RequestRejected, SamplingParams
@@ -111,3 +112,37 @@ def test_a_number_out_of_range_is_refused_at_once(field, value):
     with pytest.raises(RequestRejected, match=rf"^{field} must be") as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == f"sampling.{field}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("n", 1.5, "an integer"),
+        ("n", None, "an integer"),
+        ("max_tokens", "a", "an integer"),
+        ("max_tokens", True, "an integer"),
+        ("temperature", "hot", "a number"),
+        ("presence_penalty", None, "a number"),
+        ("stop", 5, "a text or a list of texts"),
+        ("stop", [5], "a text or a list of texts"),
+        ("stop_token_ids", "12", "a list of token ids"),
+        ("allowed_token_ids", [1.0], "a list of token ids"),
+        ("ignore_eos", "yes", "True or False"),
+        ("logit_bias", {"5": 1.0}, "a mapping from token ids to numbers"),
+        ("logit_bias", [5], "a mapping from token ids to numbers"),
+        ("structured_outputs", "json", "a mapping"),
+    ],
+)
+def test_a_value_of_another_type_names_its_field(name, value, what):
+    with pytest.raises(RequestRejected) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value) == f"{name} must be {what}, not {value!r}"
+    assert caught.value.field == name
+
+
+def test_numbers_and_ids_may_come_out_of_arrays():
+    ids = np.array([3, 4])
+    params = SamplingParams(max_tokens=ids[0], temperature=np.float32(0.5), stop_token_ids=ids)
+    lowered = _lower(params)
+    assert (lowered.stop.max_tokens, lowered.sampling.temperature) == (3, 0.5)
+    assert lowered.stop.stop_token_ids == (3, 4)

@@ -40,7 +40,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     values, own = _settle("b", "--config", str(file), "--port", "2")
     assert (values["port"], values["host"], values["model"]) == (2, "::1", "b")
     assert "max_num_seqs" not in values
-    assert own == {"own_option": 3}
+    assert own == {"own-option": 3}
 
 
 @pytest.mark.parametrize("arguments", [("a",), ("--model", "a"), ("a", "--model-path", "a")])

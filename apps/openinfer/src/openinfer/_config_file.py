@@ -1,38 +1,53 @@
 """`--config`: flags out of a YAML file."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from openinfer._flags import FLAGS, convert_option
+from openinfer._named_options import named_options
 from openinfer.errors import UsageError
 
 
 def read_config_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The flags in a YAML file, by their long spelling without dashes.
+    """The flags in a YAML file, by any long spelling without the dashes in front.
 
     Returns:
         Values by `FLAGS` destination, and what the table does not know, for the model's own line.
 
     Raises:
-        UsageError: the file is unreadable, not a mapping, or a value does not convert.
+        UsageError: the file is unreadable, not a mapping, says something twice, or a value does
+            not convert.
     """
     import yaml
 
+    where = f"--config {path}: "
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file) or {}
+            text = file.read()
+        content = yaml.safe_load(text) or {}
+        repeated = next(_repeated_keys(yaml.compose(text, yaml.SafeLoader), set()), None)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: {error}") from error
+        raise UsageError(f"{where}{error}") from error
+    if repeated is not None:
+        line = repeated.start_mark.line + 1
+        raise UsageError(f"{where}{repeated.value} is there again in line {line}; keep one of them")
     if not isinstance(content, dict):
-        raise UsageError(f"--config {path}: must be a mapping of flags to values")
-    spelled = {name.lstrip("-"): flag for flag in FLAGS for name in (*flag.names, *flag.off)}
-    values: dict[str, Any] = {}
-    unknown: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        flag = spelled.get(name)
-        if flag is None:
-            unknown[str(key).replace("-", "_")] = value
-        elif value is not None:
-            converted = convert_option(flag, value, f"--config {path}: {key}")
-            values[flag.dest] = converted != (f"--{name}" in flag.off) if flag.off else converted
-    return values, unknown
+        raise UsageError(f"{where}must be a mapping of flags to values")
+    return named_options(((str(key), value) for key, value in content.items()), where)
+
+
+def _repeated_keys(node: Any, seen: set[int]) -> Iterator[Any]:
+    """Keys of a YAML tree that their mapping has had before; YAML's reader keeps the last."""
+    if id(node) in seen:  # a node may be its own descendant, by an alias
+        return
+    seen.add(id(node))
+    if node is not None and node.id == "mapping":
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key.value, str):
+                if key.value in keys:
+                    yield key
+                keys.add(key.value)
+            yield from _repeated_keys(value, seen)
+    elif node is not None and node.id == "sequence":
+        for value in node.value:
+            yield from _repeated_keys(value, seen)

@@ -19,3 +19,8 @@ class Flag:
     off: tuple[str, ...] = ()
     """Spellings that switch a "switch" off."""
     choices: tuple[str, ...] = ()
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All of them, those that switch it off included."""
+        return (*self.names, *self.off)

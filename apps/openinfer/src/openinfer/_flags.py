@@ -47,7 +47,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("block_size", ("--block-size", "--page-size"), "int", "engine", "tokens of a cache block"),
     Flag(
         "kv_cache_bytes",
-        ("--kv-cache-memory-bytes",),
+        ("--kv-cache-memory-bytes", "--kv-cache-bytes"),
         "count",
         "engine",
         "memory of the KV cache; 4G is understood",
@@ -160,7 +160,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "max_queued_tokens",
-        ("--max-num-queued-tokens",),
+        ("--max-num-queued-tokens", "--max-queued-tokens"),
         "count",
         "engine",
         "prompt tokens waiting at most; beyond it 503",

@@ -12,59 +12,10 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from openinfer._flags import FLAGS, TERMINAL_FLAGS
+from openinfer._named_options import same_option
+from openinfer._other_servers import ELSEWHERE
 from openinfer.errors import UsageError
 from openinfer_engine import EngineOptions
-
-_KNOWN_ELSEWHERE = frozenset(
-    [
-        "--async-scheduling",
-        "--chat-template-content-format",
-        "--cuda-graph-max-bs",
-        "--cuda-graph-max-bs-decode",
-        "--cudagraph-capture-sizes",
-        "--data-parallel-size",
-        "--default-chat-template-kwargs",
-        "--disable-log-requests",
-        "--disable-log-stats",
-        "--dp-size",
-        "--enable-auto-tool-choice",
-        "--enable-chunked-prefill",
-        "--enable-expert-parallel",
-        "--enable-force-include-usage",
-        "--enable-hierarchical-cache",
-        "--enable-log-requests",
-        "--enable-lora",
-        "--enable-prompt-tokens-details",
-        "--ep-size",
-        "--kv-cache-dtype",
-        "--kv-offload",
-        "--kv-offloading-size",
-        "--kv-transfer-config",
-        "--lora-modules",
-        "--lora-paths",
-        "--max-cpu-loras",
-        "--max-cudagraph-capture-size",
-        "--max-lora-rank",
-        "--max-long-partial-prefills",
-        "--max-loras",
-        "--max-loras-per-batch",
-        "--override-generation-config",
-        "--pipeline-parallel-size",
-        "--sampling-defaults",
-        "--spec-method",
-        "--speculative-algorithm",
-        "--speculative-config",
-        "--sse-keep-alive-interval",
-        "--stream-interval",
-        "--swap-space",
-        "--tokenizer",
-        "--trust-remote-code",
-        "--uds",
-        "-dp",
-        "-pp",
-    ]
-)
-"""Flags of other servers that have no counterpart here yet: rejected by name, not by guess."""
 
 
 def parse_line_options(
@@ -97,18 +48,36 @@ def parse_line_options(
 
 
 def check_line_options(
-    values: Mapping[str, Any], options: type[msgspec.Struct], line_name: str
+    values: Mapping[str, Any], options: type[msgspec.Struct], line_name: str, where: str = ""
 ) -> dict[str, Any]:
     """Converts the values of a line's options: keyword arguments, keys of a config file.
 
+    Args:
+        values: by name, with underscores or dashes; None is as if it were not there.
+        options: of the line.
+        line_name: for messages.
+        where: what messages begin with: the file that the keys are from. Empty for arguments.
+
     Raises:
-        UsageError: naming the option that is unknown or does not convert.
+        UsageError: naming the option that is unknown, is there twice or does not convert.
     """
     known = {field.name for field in msgspec.structs.fields(options)}
-    for name in values:
+    own: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for key, value in values.items():
+        name = _plain(key)
         if name not in known:
-            raise _unknown_option(name, line_name, known)
-    return _convert(values, options, line_name, str)
+            raise _unknown_option(key, line_name, known, where)
+        if name in spelled:
+            raise same_option(where, spelled[name], key)
+        spelled[name] = key
+        if value is not None:
+            own[name] = value
+    return _convert(own, options, line_name, lambda name: f"{where}{spelled[name]}")
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _flag(name: str) -> str:
@@ -137,14 +106,21 @@ def _convert(
     return converted
 
 
-def _unknown_option(name: str, line_name: str, known: Collection[str]) -> UsageError:
-    """The error for a keyword argument or key that nobody consumes."""
-    flag = _flag(name)
-    if flag in _KNOWN_ELSEWHERE:
-        return UsageError(f"{name} is not available in this version of OpenInfer; leave it out")
-    near = difflib.get_close_matches(name, [*known, *(flag.dest for flag in FLAGS)], n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; docs/guides/serving.md lists the options"
-    return UsageError(f"{name} is used by neither OpenInfer nor the model line {line_name}{hint}")
+def _unknown_option(name: str, line_name: str, known: Collection[str], where: str) -> UsageError:
+    """The error for a keyword argument or a file's key that nobody consumes."""
+    flag = _flag(_plain(name))
+    if flag in ELSEWHERE:
+        return UsageError(f"{where}{name} {ELSEWHERE[flag]}; leave it out")
+    names = [*known, *(name.lstrip("-") for flag in FLAGS for name in flag.spellings)]
+    separator = "-" if where else "_"
+    near = difflib.get_close_matches(_plain(name), map(_plain, names), n=1)
+    hint = (
+        f"; did you mean {near[0].replace('_', separator)}?"
+        if near
+        else "; docs/guides/serving.md lists the options"
+    )
+    nobody = f"is used by neither OpenInfer nor the model line {line_name}"
+    return UsageError(f"{where}{name} {nobody}{hint}")
 
 
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
@@ -152,9 +128,9 @@ def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> Us
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}")
     name = flag.split("=", 1)[0]
-    if name in _KNOWN_ELSEWHERE:
-        return UsageError(f"{name} is not available in this version of OpenInfer; leave it out")
-    spellings = [spelling for entry in FLAGS for spelling in (*entry.names, *entry.off)]
+    if name in ELSEWHERE:
+        return UsageError(f"{name} {ELSEWHERE[name]}; leave it out")
+    spellings = [spelling for entry in FLAGS for spelling in entry.spellings]
     spellings += [_flag(field.name) for field in msgspec.structs.fields(options)]
     if name in spellings:
         return UsageError(f"{name} has no effect on this command; leave it out")

@@ -4,14 +4,21 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from openinfer._batch import Batch, Completion, Message, Prompt, Sample
 from openinfer._defaults import keep_honoured_defaults
-from openinfer._flags import FLAGS, convert_option
+from openinfer._flags import FLAGS
+from openinfer._named_options import find_flag, named_options
 from openinfer._prepare import Prepared, prepare
+from openinfer._prompts import (
+    AskedParams,
+    check_prompt,
+    conversations_of,
+    params_of,
+    prompts_of,
+)
 from openinfer._sampling_params import SamplingParams, refused
 from openinfer._text_options import TextOptions
 from openinfer.errors import GenerationFailed, RequestRejected, UsageError
@@ -37,15 +44,12 @@ from openinfer_text import (
 )
 
 _OPTIONS = {
-    flag.dest: flag
+    flag.dest
     for flag in FLAGS
     if flag.scope == "engine"
     or flag.dest in {"revision", "download_dir", "model_line", "chat_template"}
     or flag.dest in {"tool_call_parser", "reasoning_parser", "tokenizer_backend"}
 }
-_SERVER_ONLY = {flag.dest for flag in FLAGS} - _OPTIONS.keys()
-
-
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
 
@@ -55,8 +59,9 @@ class LLM:
 
     Args:
         model: folder, installed checkpoint name or hub id; None for the built-in model.
-        options: what `openinfer serve` takes, with underscores: `max_model_len="32k"`,
-            `kv_cache_bytes="4G"`, `device="cpu"`, ...; what nobody consumes is an error.
+        options: the engine's flags of `openinfer serve`, in any spelling, with underscores:
+            `max_model_len="32k"`, `kv_cache_memory_bytes="4G"`, `tp=1`, ...; None is as if it were
+            left out, and what nobody consumes is an error.
 
     Raises:
         OpenInferError: a sentence that says what to do.
@@ -102,32 +107,37 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: AskedParams = None,
         *,
         has_progress_bar: bool = True,
     ) -> list[Completion]:
         """Continues prompts, as texts or token ids; prompt by prompt, sample by sample.
 
+        Args:
+            prompts: one or several.
+            params: how to generate, for all of them, or a list with one for each prompt.
+            has_progress_bar: whether progress shows on stderr.
+
         Raises:
             RequestRejected: a prompt or parameter cannot be honoured; nothing ran.
             GenerationFailed: the engine could not go on.
         """
-        params = params or SamplingParams()
-        batch: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        batch = prompts_of(prompts)
+        asked = params_of(params, len(batch), SamplingParams())
         samples = []
-        for index, prompt in enumerate(batch):
+        for index, (prompt, wanted) in enumerate(zip(batch, asked, strict=True)):
             with _named(f"prompt {index}" if len(batch) > 1 else ""):
                 ids = self._encode(prompt)
                 samples += [
-                    self._sample(ids, params, Completion(prompt=prompt, index=index, sample=sample))
-                    for sample in range(params.n)
+                    self._sample(ids, wanted, Completion(prompt=prompt, index=index, sample=sample))
+                    for sample in range(wanted.n)
                 ]
         return self._run(samples, has_progress_bar=has_progress_bar)
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        params: AskedParams = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         has_progress_bar: bool = True,
@@ -140,7 +150,8 @@ class LLM:
 
         Args:
             conversations: one or several.
-            params: how to generate; without them, up to the end of the answer.
+            params: how to generate, for all of them or one by one; without them, up to the end of
+                the answer.
             tools: OpenAI's tool definitions, which the model may call. None of them is run here.
             has_progress_bar: whether progress shows on stderr.
             template_options: as `TextModel.encode_chat`: `chat_template_kwargs`, ...
@@ -149,21 +160,20 @@ class LLM:
             RequestRejected: a conversation or parameter cannot be honoured; nothing ran.
             GenerationFailed: the engine could not go on.
         """
-        params = params or SamplingParams(max_tokens=None)
-        is_one = bool(conversations) and isinstance(conversations[0], Mapping)
-        batch: Any = [conversations] if is_one else list(conversations)
+        batch = conversations_of(conversations)
+        asked = params_of(params, len(batch), SamplingParams(max_tokens=None))
         samples = []
-        for index, messages in enumerate(batch):
+        for index, (messages, wanted) in enumerate(zip(batch, asked, strict=True)):
             with _named(f"conversation {index}" if len(batch) > 1 else ""):
                 chat = self._encode_chat(messages, tools=tools, **template_options)
                 samples += [
                     self._chat_sample(
                         chat,
-                        params,
+                        wanted,
                         Completion(prompt=messages, index=index, sample=sample),
                         tools=tools,
                     )
-                    for sample in range(params.n)
+                    for sample in range(wanted.n)
                 ]
         return self._run(samples, has_progress_bar=has_progress_bar)
 
@@ -176,7 +186,7 @@ class LLM:
             RequestRejected: it cannot be honoured.
             GenerationFailed: the engine could not go on.
         """
-        params = params or SamplingParams()
+        (params,) = params_of(params, 1, SamplingParams())
         ids = self._encode(prompt)
         yield from self._stream(self._sample(ids, params, Completion(prompt="", index=0)))
 
@@ -199,9 +209,7 @@ class LLM:
                     pass
 
     def _encode(self, prompt: Prompt) -> bytes:
-        if len(prompt) == 0:
-            message = "the prompt is empty; give it a text or at least one token id"
-            raise RequestRejected(message, "prompt_token_ids")
+        check_prompt(prompt)
         if isinstance(prompt, str):
             try:
                 return self.text.encode(prompt)
@@ -316,22 +324,13 @@ class LLM:
 
 def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits keyword options into those of the flag table and those of the model's own line."""
-    values, line_values = {}, {}
-    for name, value in options.items():
-        if name in _SERVER_ONLY:
+    for name in options:
+        flag = find_flag(name)
+        if flag is not None and flag.dest == "model":
+            raise UsageError(f"{name} is called model, and is LLM's first argument")
+        if flag is not None and flag.dest not in _OPTIONS:
             raise UsageError(f"{name} is an option of the server, not of LLM")
-        if value is None:
-            continue
-        if name in _OPTIONS:
-            values[name] = convert_option(_OPTIONS[name], value, name)
-        else:
-            line_values[name] = value
-    return values, line_values
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    # Integral, not int: ids also come out of numpy arrays.
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    return named_options(options.items())
 
 
 @contextmanager

@@ -38,6 +38,7 @@ def prepare(
     values: Mapping[str, Any],
     *,
     line_values: Mapping[str, Any] | None = None,
+    line_where: str = "",
     line_arguments: Sequence[str] = (),
 ) -> Prepared:
     """Resolves a model and turns options into a launch spec.
@@ -46,6 +47,7 @@ def prepare(
         model: folder, installed name or hub id; None for the built-in model.
         values: options by `FLAGS` destination; those of other scopes are passed over.
         line_values: options that the table does not know, by name: the model line's own.
+        line_where: where they are from, for messages: the file; empty for keyword arguments.
         line_arguments: the same, as command-line arguments.
 
     Raises:
@@ -55,7 +57,7 @@ def prepare(
         model, revision=values.get("revision"), download_dir=values.get("download_dir")
     )
     line, factory = _find_line(resolved, values)
-    own = check_line_options(line_values or {}, line.options, line.name)
+    own = check_line_options(line_values or {}, line.options, line.name, line_where)
     own |= parse_line_options(line_arguments, line.options, line.name)
     engine = engine_options(values)
     load_policy(engine.scheduling_policy)  # an unknown name is refused before anything is loaded

@@ -1,8 +1,10 @@
 """What a user of `LLM` asks for, and how it becomes the contract's terms."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args
 
 from openinfer.errors import RequestRejected
 from openinfer_contract import (
@@ -15,6 +17,48 @@ from openinfer_contract import (
     check_sampling,
 )
 from openinfer_text import GenerationDefaults, grammar_of_structure
+
+
+def _is_int(value: Any) -> bool:
+    # Integral and Real, not int and float: numbers also come out of numpy arrays.
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    is_list = isinstance(value, Collection) and not isinstance(value, bytes | Mapping)
+    return is_list and all(isinstance(item, str) for item in value)
+
+
+def _are_ids(value: Any) -> bool:
+    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return is_list and all(map(_is_int, value))
+
+
+def _is_bias(value: Any) -> bool:
+    is_mapping = isinstance(value, Mapping)
+    return is_mapping and all(map(_is_int, value)) and all(map(_is_number, value.values()))
+
+
+_Type = tuple[str, Callable[[Any], bool]]
+_INT: _Type = ("an integer", _is_int)
+_NUMBER: _Type = ("a number", _is_number)
+_SWITCH: _Type = ("True or False", lambda value: isinstance(value, bool))
+_IDS: _Type = ("a list of token ids", _are_ids)
+_TYPES: Mapping[str, _Type] = {
+    **dict.fromkeys(("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"), _INT),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _NUMBER),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), _SWITCH),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _IDS),
+    "stop": ("a text or a list of texts", _are_texts),
+    "logit_bias": ("a mapping from token ids to numbers", _is_bias),
+    "structured_outputs": ("a mapping", lambda value: isinstance(value, Mapping)),
+}
+"""By field, what its values are, None aside, and whether a value is one."""
 
 
 def refused(rejected: Rejected) -> RequestRejected:
@@ -32,7 +76,7 @@ class SamplingParams:
 
     Raises:
         ValueError: `n` is below 1.
-        RequestRejected: a number is out of its range.
+        RequestRejected: a value is of another type than its field, or a number out of its range.
     """
 
     n: int = 1
@@ -64,6 +108,7 @@ class SamplingParams:
     `json_object`; see docs/guides/structured-output.md."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.n < 1:
             raise ValueError("n must be at least 1")
         if self.top_k is not None and self.top_k < -1:
@@ -83,6 +128,15 @@ class SamplingParams:
         )
         if rejected is not None:
             raise refused(rejected)
+
+    def _check_types(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is None and NoneType in get_args(entry.type):
+                continue
+            what, is_one = _TYPES[entry.name]
+            if not is_one(value):
+                raise RequestRejected(f"{entry.name} must be {what}, not {value!r:.60}", entry.name)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -43,7 +43,13 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """
     begun = time.monotonic()
     values, line_values = _settings(namespace)
-    prepared = prepare(values.get("model"), values, line_values=line_values, line_arguments=extra)
+    prepared = prepare(
+        values.get("model"),
+        values,
+        line_values=line_values,
+        line_arguments=extra,
+        line_where=f"--config {namespace.config}: " if namespace.config else "",
+    )
     start_logging(values["log_level"])
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
     raise_interrupts()  # there is a process to end from here on

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from openinfer_scheduler import load_policy
+from openinfer_sim._figures import load_figures
 from openinfer_sim._plot import import_figure, plot_runs
 from openinfer_sim._report import format_table
 from openinfer_sim._routing import ROUTERS
@@ -21,6 +22,8 @@ from openinfer_sim.errors import SimError
 
 def add(commands: Any) -> None:
     """Adds the command to the application's; entry point group `openinfer.commands`."""
+    figures = load_figures()
+    models, devices = ", ".join(figures.model), ", ".join(figures.device)
     parser = commands.add_parser(
         "sim",
         help="score scheduling policies on modelled devices",
@@ -34,8 +37,8 @@ def add(commands: Any) -> None:
         help="an installed policy or module:Class; repeat to compare (fcfs)",
     )
     parser.add_argument("--trace", default="poisson", help="KIND:option=value,... (poisson)")
-    parser.add_argument("--model", default="qwen3-4b", help="model sizes (qwen3-4b)")
-    parser.add_argument("--device", default="h200", help="device (h200)")
+    parser.add_argument("--model", default="qwen3-4b", help=f"{models} (qwen3-4b)")
+    parser.add_argument("--device", default="h200", help=f"{devices} (h200)")
     parser.add_argument("--replicas", type=int, default=1, help="engines (1)")
     parser.add_argument(
         "--router", default="least-loaded", help=f"one of {', '.join(ROUTERS)} (least-loaded)"

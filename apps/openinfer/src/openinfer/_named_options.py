@@ -1,0 +1,53 @@
+"""Options by name, keys of a file or keyword arguments, as values of the table of flags."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from openinfer._flag import Flag
+from openinfer._flags import FLAGS, convert_option
+from openinfer.errors import UsageError
+
+_FLAGS = {name.lstrip("-"): flag for flag in FLAGS for name in flag.spellings}
+
+
+def find_flag(name: str) -> Flag | None:
+    """The flag that is spelled so but for the dashes in front; underscores stand for dashes."""
+    return _FLAGS.get(name.replace("_", "-"))
+
+
+def named_options(
+    given: Iterable[tuple[str, Any]], where: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits options into those of the table and those that only a model line can know.
+
+    Args:
+        given: names and values; None is as if it were not there.
+        where: what messages begin with.
+
+    Returns:
+        Values by `FLAGS` destination, and what the table does not know, by name.
+
+    Raises:
+        UsageError: a value does not convert, or one flag is there under two names.
+    """
+    values: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for name, value in given:
+        flag = find_flag(name)
+        if flag is None:
+            unknown[name] = value
+        elif flag.dest in spelled:
+            raise same_option(where, spelled[flag.dest], name)
+        else:
+            spelled[flag.dest] = name
+            if value is not None:
+                converted = convert_option(flag, value, f"{where}{name}")
+                is_off = f"--{name.replace('_', '-')}" in flag.off
+                values[flag.dest] = not converted if is_off else converted
+    return values, unknown
+
+
+def same_option(where: str, first: str, second: str) -> UsageError:
+    """The error for one option under two names."""
+    return UsageError(f"{where}{first} and {second} are the same option; leave one of them out")

@@ -1,0 +1,90 @@
+"""What `LLM` is asked for, as lists: prompts or conversations, and parameters for each."""
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from openinfer._sampling_params import SamplingParams
+from openinfer.errors import RequestRejected
+
+AskedParams = SamplingParams | Sequence[SamplingParams] | None
+
+
+def prompts_of(given: Any) -> list[Any]:
+    """One prompt or several as a list. Their own contents are looked at when they are encoded.
+
+    Raises:
+        RequestRejected: it is neither.
+    """
+    # Integral, not int: ids also come out of numpy arrays.
+    if isinstance(given, str) or (_is_row(given) and len(given) and isinstance(given[0], Integral)):
+        return [given]
+    if not _is_row(given):
+        what = "a text, a list of token ids, or a list of these"
+        raise RequestRejected(f"prompts must be {what}, not {_kind(given)}", "prompts")
+    return list(given)
+
+
+def check_prompt(prompt: Any) -> None:
+    """Sees to it that a prompt is a text or token ids, and not empty.
+
+    Raises:
+        RequestRejected: it is not.
+    """
+    if not isinstance(prompt, str) and not _is_row(prompt):
+        message = f"a prompt must be a text or a list of token ids, not {_kind(prompt)}"
+        raise RequestRejected(message, "prompt")
+    if len(prompt) == 0:
+        message = "the prompt is empty; give it a text or at least one token id"
+        raise RequestRejected(message, "prompt_token_ids")
+    if isinstance(prompt, str):
+        return
+    for position, token_id in enumerate(prompt):
+        if not isinstance(token_id, Integral):
+            message = f"a token id must be an integer; at position {position} is {token_id!r:.40}"
+            raise RequestRejected(message, "prompt_token_ids")
+
+
+def conversations_of(given: Any) -> list[Any]:
+    """One conversation or several as a list. Their messages are looked at when they are encoded.
+
+    Raises:
+        RequestRejected: it is neither.
+    """
+    is_one = _is_row(given) and len(given) > 0 and isinstance(given[0], Mapping)
+    batch = [given] if is_one else given
+    if not _is_row(batch) or not all(map(_is_row, batch)):
+        message = "conversations must be a list of messages, or a list of such lists"
+        raise RequestRejected(message, "conversations")
+    return list(batch)
+
+
+def params_of(
+    given: AskedParams, num_prompts: int, default: SamplingParams
+) -> list[SamplingParams]:
+    """Parameters for each prompt: the same for all, or one by one.
+
+    Raises:
+        RequestRejected: they are no parameters, or not as many as there are prompts.
+    """
+    given = default if given is None else given
+    if isinstance(given, SamplingParams):
+        return [given] * num_prompts
+    if not _is_row(given) or not all(isinstance(params, SamplingParams) for params in given):
+        message = "params must be SamplingParams, or a list with one of them for each prompt"
+        raise RequestRejected(message, "params")
+    if len(given) != num_prompts:
+        message = f"params must be one or as many as prompts: {len(given)} for {num_prompts}"
+        raise RequestRejected(message, "params")
+    return list(given)
+
+
+def _is_row(given: Any) -> bool:
+    """Whether it is something like a list; numpy arrays are, texts, bytes and mappings are not."""
+    if isinstance(given, str | bytes | bytearray | Mapping):
+        return False
+    return hasattr(given, "__len__") and hasattr(given, "__getitem__")
+
+
+def _kind(given: Any) -> str:
+    return "None" if given is None else type(given).__name__
