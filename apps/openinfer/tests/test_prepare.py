@@ -23,9 +23,13 @@ def test_the_built_in_model_is_prepared_without_loading_it():
         ({"max_model_len": 10**7}, "max_model_len"),
         ({"block_size": 0}, "block_size"),
         ({"model_line": "nothing"}, "nothing"),
+        ({"scheduling_policy": "nobody's"}, "nobody's"),
+        ({"trace_dir": "/no/where"}, "/no/where, is not there"),
+        ({"structured_outputs_backend": "xgrammar"}, r"grammar\[xgrammar\]"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_before_a_process_starts(values, words):
+def test_what_cannot_be_honoured_is_refused_before_a_process_starts(monkeypatch, values, words):
+    monkeypatch.setattr("openinfer_grammar._backends.find_spec", lambda name: None)
     with pytest.raises(OpenInferError, match=words):
         prepare(None, values)
 

@@ -69,7 +69,7 @@ def test_a_broken_one_leaves_the_others_alone(install, group, caplog):
         ("hostile", "ZeroDivisionError: never add"),
     ],
 )
-def test_to_use_a_broken_one_is_a_sentence(install, group, name, reason):
+def test_to_use_a_broken_one_is_a_sentence(install, group, caplog, name, reason):
     install("plug", good="plug_module:GOOD", **_BROKEN)
     with pytest.raises(PluginError) as caught:
         group.load(name)
@@ -81,6 +81,8 @@ def test_to_use_a_broken_one_is_a_sentence(install, group, name, reason):
         "repair or uninstall that package"
     )
     assert set(group.broken()) == set(_BROKEN)
+    assert group.load_all() == {"good": 4}
+    assert not caplog.records, "who asked what is broken is not warned of it"
 
 
 def test_the_first_on_the_path_counts(install, group):

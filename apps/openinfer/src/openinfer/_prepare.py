@@ -15,10 +15,10 @@ from openinfer_engine import (
     LaunchSpec,
     ModelLine,
     ServePlan,
+    check_options,
     detect_line,
     read_config,
 )
-from openinfer_scheduler import load_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def prepare(
     own = check_line_options(line_values or {}, line.options, line.name, line_where)
     own |= parse_line_options(line_arguments, line.options, line.name)
     engine = engine_options(values)
-    load_policy(engine.scheduling_policy)  # an unknown name is refused before anything is loaded
+    check_options(engine)  # refused before a process is started for it
     spec = LaunchSpec(
         model_path=str(resolved.path),
         model_line=line.name,

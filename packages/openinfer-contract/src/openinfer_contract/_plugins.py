@@ -45,7 +45,7 @@ class PluginGroup(Generic[_T]):
         return self._loaded(self._points()[name])
 
     def load_all(self) -> dict[str, _T]:
-        """Those that load, by name; the first call says which do not, as warnings in the log."""
+        """Those that load, by name; the log is warned of each of the others once."""
         found: dict[str, _T] = {}
         for name, loaded in self._try_all():
             if not isinstance(loaded, PluginError):
@@ -56,9 +56,11 @@ class PluginGroup(Generic[_T]):
         return found
 
     def broken(self) -> dict[str, PluginError]:
-        """Those that do not load, and why, by name."""
+        """Those that do not load, and why, by name. Who asks need not be warned any more."""
         tried = self._try_all()
-        return {name: loaded for name, loaded in tried if isinstance(loaded, PluginError)}
+        found = {name: loaded for name, loaded in tried if isinstance(loaded, PluginError)}
+        self._warned.update(found)
+        return found
 
     def _points(self) -> dict[str, EntryPoint]:
         points: dict[str, EntryPoint] = {}

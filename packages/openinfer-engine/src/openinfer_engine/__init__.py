@@ -4,7 +4,7 @@ Three ways to an `EngineHandle`: `InProcessEngine` (a step thread here), `Engine
 child process, restarted when it dies) and `RemoteEngine` (a process that somebody else runs).
 """
 
-from openinfer_engine._assembly import assemble, build_engine_info
+from openinfer_engine._assembly import assemble, build_engine_info, check_options
 from openinfer_engine._child import EngineChild
 from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks, TracedExecutor
 from openinfer_engine._heavy_imports import heavy_imports
@@ -71,6 +71,7 @@ __all__ = [
     # the loop itself
     "EngineLoop",
     "assemble",
+    "check_options",
     "build_engine_info",
     # errors
     "EngineError",
