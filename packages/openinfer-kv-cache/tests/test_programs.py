@@ -38,14 +38,19 @@ def random_programs(num, length=120):
         ]
 
 
-def run_all(world, num=150):
+def run_all(world, num=150, **options):
     for seed, program in enumerate(random_programs(num)):
-        world([5, 12, 40][seed % 3], 1 + seed % 3).run(program)
+        world([5, 12, 40][seed % 3], 1 + seed % 3).run(program, **options)
 
 
 @pytest.mark.long
 def test_long_random_programs_keep_the_rules(world):
     run_all(world, num=1000)
+
+
+@pytest.mark.slow
+def test_thousands_of_programs_keep_the_rules_after_every_operation(world):
+    run_all(world, num=2000, check_every=1)
 
 
 def test_programs_reach_hits_and_evictions(world):
