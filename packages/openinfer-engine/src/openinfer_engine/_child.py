@@ -53,6 +53,7 @@ def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
     Raises:
         EngineStartError: the system starts none.
     """
+    message = encode_start(spec)
     with ExitStack() as stack:
         try:
             ours, theirs = map(stack.enter_context, socket.socketpair())
@@ -73,7 +74,7 @@ def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
         stack.pop_all()
     theirs.close()
     with suppress(OSError):  # one that has ended already is found out by who waits for it
-        ours.sendall(encode_start(spec))
+        ours.sendall(message)
     return SpawnedEngine(ours, process)
 
 

@@ -317,7 +317,11 @@ async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerF
         return False
 
     while not generation.is_done:
-        deltas = await generation.next()
+        try:
+            deltas = await generation.next()
+        except ApiError:
+            await exchange.send_events(unsent)
+            raise
         # Until now a refusal could still have a status of its own.
         if deltas and not exchange.has_begun:
             await exchange.begin_stream()
