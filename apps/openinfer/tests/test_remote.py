@@ -26,6 +26,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
+        self.server.keys.append(self.headers["authorization"])
         self._reply()
 
     def do_POST(self):
@@ -56,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.asked = []
+        server.asked, server.keys = [], []
         server.hung_up = threading.Event()
         server.replies = {"/v1/models": (200, [_MODELS], False)}
         server.url = f"http://127.0.0.1:{server.server_port}"
@@ -88,6 +89,18 @@ def _complete(server, chunks, *, status=200, is_cut=False):
 def test_the_first_model_is_used_unless_one_is_named(server):
     assert RemoteModel(server.url).name == "first"
     assert RemoteModel(server.url, "other").name == "other"
+
+
+def test_a_key_is_sent_and_asked_for(server):
+    assert RemoteModel(server.url, api_key="k1").name == "first"
+    assert RemoteModel(server.url, api_key="").name == "first"
+    assert server.keys == ["Bearer k1", None]
+    server.replies["/v1/models"] = (401, [b'{"error": {"message": "no"}}'], False)
+    with pytest.raises(RemoteServerError, match=r"401: no \(--api-key or OPENINFER_API_KEY"):
+        RemoteModel(server.url)
+    for key in ("a b", "ä", "a\r\nb: c"):
+        with pytest.raises(RemoteServerError, match="visible ASCII"):
+            RemoteModel(server.url, api_key=key)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])

@@ -6,10 +6,37 @@ from openinfer import UsageError
 from openinfer._terminal_model import open_model, sampling_options
 
 
-def test_flags_of_the_engine_have_no_effect_on_a_server():
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("--qqq", "--qqq is no flag of this command, and a model line's own have no effect"),
+        ("--tempreature", "--tempreature is no flag of this command; did you mean --temperature"),
+        ("--port=1", "--port has no effect with --url"),
+        ("more", "unexpected argument 'more'"),
+    ],
+)
+def test_what_nobody_takes_is_answered_by_the_nearest_with_a_server_too(extra, words):
     namespace = argparse.Namespace(url="http://x", model=None)
-    with pytest.raises(UsageError, match="--line-option has no effect with --url"):
-        open_model(namespace, ("--line-option", "3"), None)
+    with pytest.raises(UsageError, match=words):
+        open_model(namespace, (extra, "3"), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "key"), [("a", "b", "a"), (None, "b", "b"), (None, None, None)]
+)
+def test_the_key_of_a_server_is_given_or_in_the_environment(monkeypatch, given, environment, key):
+    monkeypatch.delenv("OPENINFER_API_KEY", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("OPENINFER_API_KEY", environment)
+    namespace = argparse.Namespace(url="http://x", model="m", api_key=given)
+    expected = {} if key is None else {"authorization": f"Bearer {key}"}
+    headers = open_model(namespace, (), None)._headers
+    assert headers == {"content-type": "application/json"} | expected
+
+
+def test_a_key_needs_a_server():
+    with pytest.raises(UsageError, match="--api-key has no effect without --url"):
+        open_model(argparse.Namespace(url=None, model=None, api_key="a"), (), None)
 
 
 @pytest.mark.parametrize(

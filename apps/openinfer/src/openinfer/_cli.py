@@ -134,6 +134,7 @@ def _add_complete(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _add_client_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="server to talk to, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", help="key of that server; OPENINFER_API_KEY if left out")
     parser.add_argument("--max-tokens", type=int, default=None, help="output tokens at most")
     parser.add_argument("--temperature", type=float, default=None, help="0 is deterministic")
     parser.add_argument("--top-p", type=float, default=None, help="nucleus to sample from")

@@ -125,18 +125,38 @@ def _unknown_option(name: str, line_name: str, known: Collection[str], where: st
 
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
     """The error for a flag that nobody consumes."""
+    own = [_flag(field.name) for field in msgspec.structs.fields(options)]
+    nobody = f"is used by neither OpenInfer nor the model line {line_name}"
+    return _unknown(flag, own, "on this command", nobody, "; --help lists what there is")
+
+
+def unknown_remote_flag(flag: str) -> UsageError:
+    """The error for a flag that nobody consumes where the model is a server's."""
+    advice = ", and a model line's own have no effect with --url"
+    return _unknown(flag, (), "with --url", "is no flag of this command", advice)
+
+
+def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str) -> UsageError:
+    """The error for a flag that nobody consumes, with the nearest one if any is near.
+
+    Args:
+        flag: as it was given.
+        own: the model line's flags.
+        where: flags that are known have no effect.
+        nobody: what is said of a flag that is known nowhere.
+        advice: said behind that if none is near.
+    """
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}")
     name = flag.split("=", 1)[0]
     if name in ELSEWHERE:
         return UsageError(f"{name} {ELSEWHERE[name]}; leave it out")
-    spellings = [spelling for entry in FLAGS for spelling in entry.spellings]
-    spellings += [_flag(field.name) for field in msgspec.structs.fields(options)]
+    spellings = [*(spelling for entry in FLAGS for spelling in entry.spellings), *own]
     if name in spellings:
-        return UsageError(f"{name} has no effect on this command; leave it out")
+        return UsageError(f"{name} has no effect {where}; leave it out")
     near = difflib.get_close_matches(name, [*spellings, *TERMINAL_FLAGS], n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; --help lists what there is"
-    return UsageError(f"{name} is used by neither OpenInfer nor the model line {line_name}{hint}")
+    hint = f"; did you mean {near[0]}?" if near else advice
+    return UsageError(f"{name} {nobody}{hint}")
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:

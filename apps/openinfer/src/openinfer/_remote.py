@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from openinfer_text import (
 )
 
 _CONNECT_TIMEOUT_S = 10.0
+_KEY = re.compile("[!-~]+")
+_KEY_ADVICE = " (--api-key or OPENINFER_API_KEY gives a key)"
 
 
 class RemoteModel:
@@ -27,8 +30,13 @@ class RemoteModel:
     Leaving a stream early closes its connection, which makes the server abort the request.
     """
 
-    def __init__(self, url: str, model: str | None = None) -> None:
+    def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         """Asks the server which model it has, unless one is named.
+
+        Args:
+            url: with or without a scheme and `/v1`.
+            model: name of a model there.
+            api_key: sent as `Authorization: Bearer`; None or empty for no such header.
 
         Raises:
             RemoteServerError: nobody answers at the URL, or it is no such server.
@@ -41,6 +49,11 @@ class RemoteModel:
             raise RemoteServerError(advice) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RemoteServerError(advice)
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            if not _KEY.fullmatch(api_key):
+                raise RemoteServerError("the API key must be visible ASCII characters")
+            self._headers["authorization"] = f"Bearer {api_key}"
         self._url = url
         self._is_tls = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
@@ -147,11 +160,13 @@ class RemoteModel:
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
-        connection.request(method, self._base + path, body, {"content-type": "application/json"})
+        connection.request(method, self._base + path, body, self._headers)
         response = connection.getresponse()
         if response.status != 200:
             with response:
                 reason = _reason(response)
+            if response.status == 401:
+                reason += _KEY_ADVICE
             raise RemoteServerError(f"{self._url} answered {response.status}: {reason}")
         return response
 

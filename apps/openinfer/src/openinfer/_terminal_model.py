@@ -1,11 +1,14 @@
 """What the terminal's commands need of a model, loaded here or behind a URL."""
 
 import argparse
+import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from openinfer._flags import FLAGS
+from openinfer._http_options import API_KEY
+from openinfer._line_options import unknown_remote_flag
 from openinfer.errors import UsageError
 from openinfer_text import Piece
 
@@ -59,15 +62,19 @@ def open_model(
         OpenInferError: a sentence that says what to do.
     """
     name = getattr(namespace, "model", None) or positional
+    key: str | None = getattr(namespace, "api_key", None)
     if namespace.url:
         if extra:
-            raise UsageError(f"{extra[0]} has no effect with --url")
+            raise unknown_remote_flag(extra[0])
         for flag in FLAGS:
             if flag.dest != "model" and flag.dest in vars(namespace):
                 raise UsageError(f"{flag.names[0]} has no effect with --url; leave it out")
         from openinfer._remote import RemoteModel
 
-        return RemoteModel(namespace.url, name)
+        key = os.environ.get(API_KEY) if key is None else key
+        return RemoteModel(namespace.url, name, key)
+    if key is not None:
+        raise UsageError("--api-key has no effect without --url; leave it out")
     from openinfer._local import LocalModel
 
     return LocalModel(name, namespace, extra)
