@@ -275,10 +275,12 @@ def test_a_port_in_use_is_one_sentence(call_openinfer):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
+        before = psutil.Process().children()
         status, _, stderr = call_openinfer("serve", "--port", port)
     assert status == 1
     assert "--port" in stderr
     assert "Traceback" not in stderr
+    assert psutil.Process().children() == before, "an engine's process is left"
 
 
 @pytest.mark.parametrize(
