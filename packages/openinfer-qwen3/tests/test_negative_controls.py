@@ -136,6 +136,17 @@ def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
         report.check()
 
 
+@pytest.mark.parametrize("fault", [wrong_theta, one_stale_block], ids=lambda fault: fault.__name__)
+def test_the_gate_goes_red_over_fused_attention(way, fault, checkpoint, harness, prompts):
+    """What a fault of the model's own inputs comes to on the path that a CPU takes by default."""
+    folder = checkpoint(SHAPE)
+    model = harness(folder, torch.bfloat16)
+    assert not hasattr(_attentions(model)[0], "_rope"), "this path is composed"
+    fault(model)
+    report = run_gate(folder, lambda ids: way(model, ids), prompts, torch.bfloat16)
+    assert not report.is_accurate, report
+
+
 def the_newest_token_is_lost_at_length(harness):
     for attention in _attentions(harness):
 
