@@ -134,7 +134,7 @@ def test_engine_options_pass_the_others_over():
 
 
 def test_an_engine_option_of_the_wrong_type_is_named():
-    with pytest.raises(UsageError, match=r"engine option: .*block_size"):
+    with pytest.raises(UsageError, match=r"^block_size \(--block-size\): Expected `int"):
         engine_options({"block_size": "many"})
 
 
@@ -146,7 +146,9 @@ def test_kv_events_are_consumed_key_by_key(monkeypatch):
         ("hwm", 0, "hwm must be"),
         ("max_queue_size", 9, "use hwm"),
     ]:
-        with pytest.raises(UsageError, match=f"{words}.*kv_events_config"):
+        with pytest.raises(
+            UsageError, match=rf"^kv_events_config \(--kv-events-config\): .*{words}"
+        ):
             engine_options({"kv_events_config": {**config, key: value}})
     with pytest.raises(UsageError, match="without prefix caching"):
         engine_options({"kv_events_config": config, "enable_prefix_caching": False})

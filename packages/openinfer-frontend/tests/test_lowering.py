@@ -280,6 +280,20 @@ def test_a_refusal_costs_no_tokenising(client, text, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("seed", "it takes -9223372036854775808 to 18446744073709551615"),
+        ("n", "it takes 1 or more"),
+    ],
+)
+def test_an_integer_beyond_every_bound_is_told_them(client, field, words):
+    response = client.post("/v1/completions", {"prompt": "Hi", field: 1e30})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"] == f"{field}: is too large for an integer; {words}"
+
+
+@pytest.mark.parametrize(
     "field", ["n", "max_tokens", "temperature", "top_k", "seed", "priority", "logprobs"]
 )
 @pytest.mark.parametrize("value", [True, False])

@@ -176,3 +176,42 @@ def test_what_makes_no_sense_is_refused_by_name(tool_client, engine, fields, par
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields", "param"),
+    [
+        ("format.tags.1.content.json_schema.a.b: no", {}, "tools[1].function.parameters.a.b"),
+        (
+            "format.tags.0.content.json_schema: no",
+            {"tool_choice": {"type": "function", "function": {"name": "second"}}},
+            "tools[1].function.parameters",
+        ),
+        (
+            "format.elements.1.tags.0.content.json_schema.a: no",
+            {"response_format": FORMAT},
+            "tools[0].function.parameters.a",
+        ),
+        (
+            "format.elements.0.json_schema.a: no",
+            {"response_format": FORMAT},
+            "response_format.json_schema.schema.a",
+        ),
+        ("too long", {}, "tools"),
+    ],
+)
+def test_the_tool_whose_schema_is_at_fault_is_named(
+    make_app, engine, client_of, tool_text, reason, fields, param
+):
+    client = client_of(
+        make_app(engine, text=tool_text, check_grammar=lambda _: reason),
+    )
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {}, "strict": True}}
+        for name in ("first", "second")
+    ]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools} | fields
+    response = client.post("/v1/chat/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"] == f"{param}: {reason.rpartition(': ')[2]}"

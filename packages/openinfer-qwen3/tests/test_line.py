@@ -161,6 +161,13 @@ def test_it_launches_with_the_backend_asked_for(spec, backend):
     executor.close()
 
 
+def test_a_backend_that_cannot_run_here_is_refused_by_its_flag(spec):
+    options = {"attention_backend": "triton"}
+    with pytest.raises(OptionRejected, match="CUDA") as error:
+        LINE.launch(spec(device="cpu", num_threads=1, line_options=options))
+    assert "--attention-backend" in str(error.value)
+
+
 def test_probe_and_plan_need_no_torch(folder):
     program = f"""
 import sys

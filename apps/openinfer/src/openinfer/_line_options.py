@@ -159,6 +159,14 @@ def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str
     return UsageError(f"{name} {nobody}{hint}")
 
 
+def _describe(error: msgspec.ValidationError) -> str:
+    """Which option does not convert, by both of its names, and why."""
+    reason, _, place = str(error).partition(" - at `$.")
+    dest, _, key = place.rstrip("`").partition(".")
+    inside = f" at {key}" if key else ""
+    return f"{dest} ({_flag(dest)}): {reason}{inside}"
+
+
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
     """The engine's options out of parsed flags or keyword arguments.
 
@@ -170,7 +178,7 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
     try:
         options = msgspec.convert({k: v for k, v in values.items() if k in known}, EngineOptions)
     except msgspec.ValidationError as error:
-        raise UsageError(f"engine option: {error}") from error
+        raise UsageError(_describe(error)) from error
     if options.kv_events_config is not None:
         options.kv_events_config.check_installed()
     return options

@@ -14,7 +14,7 @@ from openinfer._interrupts import raise_interrupts
 from openinfer._log import start_logging
 from openinfer._prepare import prepare
 from openinfer.errors import UsageError
-from openinfer_engine import EngineSupervisor
+from openinfer_engine import AddressRejected, EngineStartError, EngineSupervisor
 
 _DEFAULTS: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -69,7 +69,13 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         # Imported while the engine's process imports torch: together they take half of its time.
         from openinfer._server import run
 
-        run(supervisor, addresses, prepared, values, begun)
+        try:
+            run(supervisor, addresses, prepared, values, begun)
+        except EngineStartError as error:
+            own = f"address {values.get('engine_address')}:"
+            if error.kind == AddressRejected.__name__ and error.message.startswith(own):
+                raise UsageError(f"--engine-address: {error.message}") from error
+            raise
     return 0
 
 

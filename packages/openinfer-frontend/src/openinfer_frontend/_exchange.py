@@ -145,7 +145,7 @@ class Exchange:
             self.spans.mark("read")
             return read
         except ValidationError as error:
-            raise _explain(error) from None
+            raise _explain(error, model) from None
         finally:
             self._bodies.num_bytes -= self.num_body_bytes
 
@@ -336,8 +336,13 @@ def translated(names: Mapping[str, str]) -> Iterator[None]:
         raise error.renamed(names) from error
 
 
-def _explain(error: ValidationError) -> ApiError:
-    """The first problem of a body, in one short sentence that does not quote the body."""
+def _explain(error: ValidationError, model: type[RequestModel] | None = None) -> ApiError:
+    """The first problem of a body, in one short sentence that does not quote the body.
+
+    Args:
+        error: of the validation.
+        model: of the body, where its fields are the client's own.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg']}")
@@ -351,4 +356,8 @@ def _explain(error: ValidationError) -> ApiError:
             break
         param += f"[{part}]"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "int_parsing_size":
+        message = "is too large for an integer"
+        if model is not None:
+            message += model.bounds_of(str(location[0]))
     return ApiError(400, f"{param}: {message}", param=param)

@@ -62,6 +62,17 @@ class RequestModel(BaseModel):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Known fields that cannot be honoured, with the values that ask for nothing."""
 
+    @classmethod
+    def bounds_of(cls, name: str) -> str:
+        """What a field's integers are bounded by, to stand behind a message; may be empty."""
+        field = cls.model_json_schema()["properties"].get(name, {})
+        for form in field.get("anyOf", [field]):
+            if form.get("type") == "integer" and "exclusiveMaximum" in form:
+                return f"; it takes {form['minimum']} to {form['exclusiveMaximum'] - 1}"
+            if form.get("type") == "integer" and "minimum" in form:
+                return f"; it takes {form['minimum']} or more"
+        return ""
+
     def refuse_unsupported(self) -> None:
         """Looks for known fields that would have to be dropped.
 

@@ -17,6 +17,12 @@ from openinfer_text import (
     grammar_of_structure,
 )
 
+_SCHEMA_FIELDS = {
+    "response_format": "response_format.json_schema.schema",
+    "structured_outputs": "structured_outputs.json",
+}
+"""Where a form that can be combined with calls has its schema."""
+
 
 @dataclass(frozen=True, slots=True)
 class WantedForm:
@@ -24,6 +30,8 @@ class WantedForm:
 
     grammar: Grammar
     param: str
+    places: Sequence[tuple[str, str]] = ()
+    """Places in the grammar, and the fields that stand there."""
 
 
 def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
@@ -92,18 +100,27 @@ def _with_calls(
             "calls cannot be forced nor held to a schema: this model's tool parser does not say "
             "how they are written",
         )
+    numbered = list(enumerate(tools))
     if is_named:
-        tools = [tool for tool in tools if tool["function"]["name"] == named]
-        if not tools:
+        numbered = [(i, tool) for i, tool in numbered if tool["function"]["name"] == named]
+        if not numbered:
             raise _wrong("tool_choice.function.name", "names none of the tools")
     grammar = grammar_of_calls(
         tool_parser,
-        tools,
+        [tool for _, tool in numbered],
         is_required=is_required,
         is_single=is_single,
         otherwise=None if form is None else form.grammar,
     )
-    return WantedForm(grammar, "tools" if form is None else form.param)
+    calls = "format" if form is None else "format.elements.1"
+    places = [
+        (f"{calls}.tags.{place}.content.json_schema", f"tools[{number}].function.parameters")
+        for place, (number, _) in enumerate(numbered)
+    ]
+    if form is None:
+        return WantedForm(grammar, "tools", places)
+    places.append(("format.elements.0.json_schema", _SCHEMA_FIELDS[form.param]))
+    return WantedForm(grammar, form.param, places)
 
 
 def check_form(form: WantedForm, check: GrammarCheck) -> None:
@@ -113,8 +130,14 @@ def check_form(form: WantedForm, check: GrammarCheck) -> None:
         ApiError: 400, with the reason.
     """
     reason = check(form.grammar)
-    if reason is not None:
-        raise _wrong(form.param, reason)
+    if reason is None:
+        return
+    for place, field in form.places:
+        rest = reason.removeprefix(place)
+        if rest != reason and rest.startswith((".", ":")):
+            keywords, _, reason = rest.partition(": ")
+            raise _wrong(field + keywords, reason)
+    raise _wrong(form.param, reason)
 
 
 def _wrong(param: str, reason: str) -> ApiError:

@@ -90,19 +90,26 @@ class Qwen3Line:
         backend = _line_options(spec).attention_backend
 
         with heavy_imports():
+            from openinfer_kernels import BackendUnavailable
             from openinfer_qwen3.model import Qwen3Model
             from openinfer_runtime import launch_torch
 
         def build(options: "BuildOptions") -> "Qwen3Model":
-            return Qwen3Model(
-                config,
-                device=options.device,
-                dtype=options.dtype,
-                block_size=options.block_size,
-                max_model_len=options.max_model_len,
-                attention_backend=backend,
-                quantization=options.quantization,
-            )
+            try:
+                return Qwen3Model(
+                    config,
+                    device=options.device,
+                    dtype=options.dtype,
+                    block_size=options.block_size,
+                    max_model_len=options.max_model_len,
+                    attention_backend=backend,
+                    quantization=options.quantization,
+                )
+            except BackendUnavailable as error:
+                if error.backend != backend:
+                    raise
+                reason = f"{backend} cannot run here: {error.reason}; leave it out"
+                raise OptionRejected("attention_backend", reason) from error
 
         return launch_torch(spec, plan, build)
 
