@@ -288,7 +288,7 @@ def test_a_port_in_use_is_one_sentence(call_openinfer):
     [
         (("-tp", "2"), ("tensor_parallel_size",)),
         (("--max-model-len", "10M"), ("max_model_len",)),
-        (("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype", "not available")),
+        (("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype", "only auto")),
         (("--max-num-seq", "3"), ("--max-num-seqs",)),
         (("--kv-cache-memory-bytes", "1k"), ("--kv-cache-memory-bytes",)),
         (("--scheduling-policy", "best"), ("best", "fcfs")),
@@ -297,7 +297,7 @@ def test_a_port_in_use_is_one_sentence(call_openinfer):
         (("--max-long-partial-prefills", "2"), ("--max-long-partial-prefills", "not available")),
         (("--config", "nothing.yaml"), ("nothing.yaml",)),
         (("--port", "65536"), ("--port", "65535")),
-        (("-pp", "2"), ("-pp", "not available")),
+        (("-pp", "2"), ("-pp", "only 1")),
         (("--block-size", "0"), ("block_size",)),
         (("--engine-address", "nowhere"), ("--engine-address", "nowhere", "unix:PATH")),
         (("--kv-events-config", '{"foo": 1}'), ("--kv-events-config", "`foo`")),
