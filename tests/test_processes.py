@@ -362,7 +362,7 @@ def test_an_unknown_key_in_a_config_file_is_named(call_openinfer, tmp_path):
     file.write_text("max-modle-len: 1k\n")
     status, _, stderr = call_openinfer("serve", "--port", "0", "--config", str(file))
     assert status == 1
-    assert "did you mean max_model_len?" in stderr
+    assert "did you mean max-model-len?" in stderr
 
 
 def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_server, tmp_path):
