@@ -14,7 +14,8 @@ def guide(follow_guide, tmp_path_factory):
     return follow_guide("parsers", tmp_path_factory.mktemp("at-parser"))
 
 
-_PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# Options of the outer run may be those of a plugin that is not there.
+_PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
 """A stranger has none of our plugins, and to import them takes longer than all these tests."""
 
 

@@ -25,7 +25,8 @@ def _python_path():
     return filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
-_PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# Options of the outer run may be those of a plugin that is not there.
+_PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
 """A stranger has none of our plugins, and to import them takes longer than all these tests."""
 
 
