@@ -114,6 +114,8 @@ class ChainRuns:
         if run is None:
             return None
         behind = place - run.first_place + 1
+        if behind > len(run.ids) or run.ids[behind - 1] != block:
+            return None
         if behind < len(run.ids):
             if self._places[run.ids[behind]] == place + 1:
                 return None  # the chain goes on there, and another one begins here
@@ -121,6 +123,14 @@ class ChainRuns:
         return run
 
     def _cut(self, run: _Run, length: int) -> None:
+        """Ends a run early.
+
+        Blocks behind may be indexed still, where one before them was replaced by its twin. They
+        have no place any more, or what is indexed behind them would be told of another chain.
+        """
+        behind = run.ids[length:]
+        places = np.arange(run.first_place + length, run.first_place + len(run.ids))
+        self._places[behind[self._places[behind] == places]] = 0
         self._num_entries -= len(run.ids) - length
         run.ids = run.ids[:length]
         del run.keys[length:]
