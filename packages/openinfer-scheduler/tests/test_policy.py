@@ -208,3 +208,55 @@ def test_a_policy_that_raises_leaves_nothing_behind(loop):
     Raising.is_broken = False
     subject.run()
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
+
+
+def test_a_charge_that_raises_leaves_no_plan_behind(loop):
+    class Raising(FCFS):
+        is_broken = True
+
+        def charge(self, sequence, num_tokens, /):
+            if self.is_broken:
+                raise ZeroDivisionError
+
+    subject = loop(policy=Raising())
+    subject.add([1, 2, 3])
+    with pytest.raises(ZeroDivisionError):
+        subject.scheduler.plan(0.0)
+    assert not subject.scheduler._state.in_flight
+    Raising.is_broken = False
+    subject.run()
+    assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
+
+
+@pytest.mark.parametrize("change", ["twice", "fewer"])
+def test_a_policy_that_changes_the_list_it_was_given_is_found_out(loop, change):
+    class Changing(FCFS):
+        def order(self, sequences, now, /):
+            if change == "twice":
+                sequences += sequences[:1]
+            else:
+                del sequences[1:]
+            return sequences
+
+    subject = loop(policy=Changing())
+    for number in range(3):
+        subject.add([number, 2, 3], max_tokens=9)
+    with pytest.raises(PolicyError, match="each of the sequences"):
+        subject.run()
+
+
+def test_a_victim_that_a_policy_made_a_candidate_is_none(loop):
+    class Adding(FCFS):
+        def order(self, sequences, now, /):
+            self.first = sequences[0] if sequences and sequences[0].is_running else None
+            return sequences
+
+        def victim(self, candidates, /):
+            candidates.append(self.first)
+            return self.first
+
+    subject = loop(policy=Adding(), num_blocks=4)
+    for number in range(3):
+        subject.add([number, 2, 3], max_tokens=12)
+    with pytest.raises(PolicyError, match="no candidate"):
+        subject.run()

@@ -74,8 +74,8 @@ class Fair:
     def __init__(self) -> None:
         self._tenants = _Shares()
         self._sessions: dict[str, _Shares] = {}
-        self._unbooked: dict[str, _Served] = {}
-        """By request id, what was forwarded since the shares were looked at."""
+        self._unbooked: dict[int, _Served] = {}
+        """By arrival, for ids come again, what was forwarded since the shares were looked at."""
         self._waiting: list[SequenceState] = []
         """What was ordered last."""
         self._queues: _Queues = {}
@@ -83,11 +83,11 @@ class Fair:
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
-        served = self._unbooked.get(sequence.request_id)
+        served = self._unbooked.get(sequence.arrival_index)
         if served is not None:
             served.num_tokens += num_tokens
             return
-        self._unbooked[sequence.request_id] = _Served(sequence.request, num_tokens)
+        self._unbooked[sequence.arrival_index] = _Served(sequence.request, num_tokens)
         if len(self._unbooked) > _MAX_IDLE_FLOWS:
             self._book()
 

@@ -16,8 +16,9 @@ def ranked_running(policy: Policy, state: SchedulerState, now: float) -> list[Se
     Raises:
         PolicyError: they are not each there once.
     """
-    sequences = state.running.copy()
-    ranked = list(policy.order(sequences, now))
+    sequences = state.running
+    # A copy: what a policy does to the list that it is given is its own affair.
+    ranked = list(policy.order(sequences.copy(), now))
     # As many as there are, and none is missing: then none is there twice or made up.
     if ranked != sequences and (len(ranked) != len(sequences) or set(sequences).difference(ranked)):
         raise PolicyError(_NO_ORDER)
@@ -34,6 +35,7 @@ def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterato
         PolicyError: one is not waiting, is there twice, or is missing at the end.
     """
     sequences = list(state.waiting.sequences)
+    num_waiting = len(sequences)
     live, seen = state.live, set[str]()
     for sequence in policy.order(sequences, now):
         if (
@@ -45,5 +47,5 @@ def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterato
             raise PolicyError(_NO_ORDER)
         seen.add(sequence.request_id)
         yield sequence
-    if len(seen) != len(sequences):
+    if len(seen) != num_waiting:
         raise PolicyError(_NO_ORDER)

@@ -252,7 +252,7 @@ class Planner:
         return None
 
     def _preempt_one_of(self, candidates: list[SequenceState]) -> None:
-        victim = self._policy.victim(candidates)
+        victim = self._policy.victim(candidates.copy())
         if not any(victim is candidate for candidate in candidates):
             raise PolicyError("victim() returned a sequence that is no candidate")
         assert victim.stay is not None

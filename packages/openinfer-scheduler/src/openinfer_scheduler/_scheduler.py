@@ -242,7 +242,11 @@ class Scheduler:
         step = self._planner.plan(now)
         if step is None:
             return None
-        self._charges.add(step)
+        try:
+            self._charges.add(step)
+        except BaseException:
+            self._state.revert_newest()
+            raise
         return step.plan
 
     def apply(self, result: StepResult, now: float) -> Effects:
@@ -311,8 +315,9 @@ class Scheduler:
         in_flight = self._state.in_flight
         if not in_flight or in_flight[-1].plan.step_id != step_id:
             raise StepOrderError(f"step {step_id} is not the newest in flight")
-        self._charges.take_back(in_flight[-1])
+        step = in_flight[-1]
         self._state.revert_newest()
+        self._charges.take_back(step)
 
     def fail(self, step_id: int, message: str, now: float) -> Effects:
         """The oldest step in flight ran and failed: every request with a row in it ends Failed.

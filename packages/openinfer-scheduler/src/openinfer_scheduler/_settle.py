@@ -107,7 +107,7 @@ class _Settling:
         dropped = set()
         step_id = self._step.plan.step_id
         token_ids = self._result.token_ids[: len(stays)].tolist()
-        for stay, ids, token_id in zip(stays, columns, token_ids, strict=False):
+        for index, (stay, ids, token_id) in enumerate(zip(stays, columns, token_ids, strict=False)):
             tokens = stay.tokens
             # `next_check` is 0 before a stay's first token and after its end.
             if len(tokens) < stay.next_check and token_id not in stay.stop_ids:
@@ -115,12 +115,12 @@ class _Settling:
             elif stay.is_settling and step_id > stay.surplus_until:
                 event = self._settled(stay, ids, None, None)
                 assert event is not None, "there is a token to tell of"
-                effects[stays.index(stay)] = stay.request_id, event
+                effects[index] = stay.request_id, event
             else:
-                dropped.add(stays.index(stay))
+                dropped.add(index)
         if dropped:
             self.num_dropped += len(dropped)
-            effects = [effect for index, effect in enumerate(effects) if index not in dropped]
+            effects = [effect for i, effect in enumerate(effects) if i not in dropped]
         self.effects = effects
 
     def take_row(self, index: int, ids: bytes) -> None:
