@@ -223,7 +223,7 @@ NAMED = {"type": "function", "function": {"name": "x"}}
                     }
                 ]
             },
-            "tools",
+            "tools[0].function.parameters.not",
             "not",
         ),
     ],

@@ -161,7 +161,9 @@ def test_it_launches_with_the_backend_asked_for(spec, backend):
     executor.close()
 
 
-def test_a_backend_that_cannot_run_here_is_refused_by_its_flag(spec):
+def test_a_backend_that_cannot_run_here_is_refused_by_its_flag(spec, monkeypatch):
+    # Tests of kernels in the same process interpret them, and then they would run.
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
     options = {"attention_backend": "triton"}
     with pytest.raises(OptionRejected, match="CUDA") as error:
         LINE.launch(spec(device="cpu", num_threads=1, line_options=options))
