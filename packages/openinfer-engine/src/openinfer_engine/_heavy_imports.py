@@ -10,7 +10,7 @@ def heavy_imports() -> Iterator[None]:
     """Around the imports that a model line's `launch` needs: the garbage collector rests meanwhile.
 
     Modules make hundreds of thousands of objects that stay, and the collector would walk them again
-    and again: a third of the time that `import torch` takes. A process that keeps objects out of
+    and again, which `import torch` takes much longer for. A process that keeps objects out of
     the collector's sight already (`gc.freeze`), as the engine's does, keeps these out too.
     """
     is_enabled = gc.isenabled()
