@@ -156,8 +156,8 @@ class Talk:
 
         Raises:
             OpenInferError: the model failed, or calls what nobody can be asked about, and nobody is
-            there to try again.
-        KeyboardInterrupt: likewise, Ctrl-C ends a piped talk.
+                there to try again.
+            KeyboardInterrupt: likewise, Ctrl-C ends a piped talk.
         """
         num_before = len(self.messages)
         self.messages.append({"role": "user", "content": line})

@@ -88,7 +88,7 @@ class SimEngine:
 
         Raises:
             OptionRejected: an option that has no meaning here, or a value that makes no sense.
-        SimError: values that make no sense together.
+            SimError: values that make no sense together.
         """
         setup = _setup(spec)
         vocab_size, eos_token_ids = _ids(spec.model_path)

@@ -6,6 +6,8 @@ The marker is held until it is known whether a call follows. If none does it is 
 a call is announced its arguments are streamed as they come, and only its end makes it whole.
 """
 
+from abc import ABC, abstractmethod
+
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext, StatefulStream
 from openinfer_text._pieces import (
@@ -21,7 +23,7 @@ MAX_HEAD = 1024
 """So much may stand between a marker and the arguments; beyond it is no call."""
 
 
-class ToolStream(StatefulStream):
+class ToolStream(StatefulStream, ABC):
     """A `ParserStream` that looks for calls; a dialect brings the states behind `_read_head`.
 
     White space between calls, and between text and a call, belongs to neither.
@@ -60,16 +62,16 @@ class ToolStream(StatefulStream):
         self._blanks.clear()
         return pieces
 
+    @abstractmethod
     def _is_announced(self) -> bool:
         """Whether the present state reads a call that the client knows of."""
-        raise NotImplementedError
 
     def _finish_call(self, pieces: list[Piece]) -> None:
         """The text ends in or behind an announced call."""
         self._take(len(self._text))
 
-    def _read_head(self, pieces: list[Piece]) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _read_head(self, pieces: list[Piece]) -> bool: ...
 
     def _read_content(self, pieces: list[Piece]) -> bool:
         found = [
@@ -153,9 +155,9 @@ class JsonToolStream(ToolStream):
         self._seen = end
         return self._judge("".join((*self._parts, self._text[self._at : end])), pieces)
 
+    @abstractmethod
     def _judge(self, held: str, pieces: list[Piece]) -> bool:
         """All that is held, up to `_seen`, the end of a value: takes it as a call, or gives up."""
-        raise NotImplementedError
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
         end = self._scanner.find_end(self._text, self._at)
@@ -169,10 +171,10 @@ class JsonToolStream(ToolStream):
             return False
         return self._end_arguments(self._take(end), pieces)
 
+    @abstractmethod
     def _read_broken(self, pieces: list[Piece]) -> bool:
         """Arguments that are no JSON, up to the end mark."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_arguments(self, arguments: str, pieces: list[Piece]) -> bool:
         """The rest of streamed arguments, up to their end."""
-        raise NotImplementedError
