@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from openinfer_kernels import BACKEND_ORDER
-from openinfer_kernels.compile_gate import SHARED_MEMORY_KIB, compile_cases
+from openinfer_kernels.compile_gate import EVERY_SHAPE, SHARED_MEMORY_KIB, compile_cases
 
 _BROKEN = """
 import sys
@@ -23,6 +23,20 @@ cases = [
     replace(prefill, name="shared-memory"),
 ]
 compile_gate.SHARED_MEMORY_KIB = {90: 1}
+compile_gate.compile_cases = lambda ops: cases
+sys.exit(compile_gate.main([]))
+"""
+
+_WIDEST_FIRST = """
+import sys
+from dataclasses import replace
+from openinfer_kernels import compile_gate
+
+(case,) = [
+    case for case in compile_gate.compile_cases(["rms_norm"]) if case.name == "rms_norm-bf16-5120"
+]
+narrow = {**case.constexprs, "HIDDEN": 128, "BLOCK": 128}
+cases = [replace(case, name="wide"), replace(case, name="narrow", constexprs=narrow, num_warps=1)]
 compile_gate.compile_cases = lambda ops: cases
 sys.exit(compile_gate.main([]))
 """
@@ -60,6 +74,20 @@ def test_what_does_not_compile_or_fit_fails_the_gate():
     assert "signature differs in x" in done.stdout
     assert "power of 2" in done.stdout
     assert "bytes of shared memory, the limit is 1024" in done.stdout
+
+
+@pytest.mark.long
+def test_the_widest_shape_is_compiled_everywhere():
+    """Wherever it stands among the cases; the others on one architecture."""
+    done = _run("-c", _WIDEST_FIRST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    compiled = [line.split()[:2] for line in done.stdout.splitlines()]
+    others = [f"sm_{arch}" for arch in SHARED_MEMORY_KIB if arch != EVERY_SHAPE]
+    assert compiled == [
+        ["wide", f"sm_{EVERY_SHAPE}"],
+        ["narrow", f"sm_{EVERY_SHAPE}"],
+        *(["wide", arch] for arch in others),
+    ]
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():

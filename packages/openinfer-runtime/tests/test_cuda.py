@@ -216,6 +216,8 @@ def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
 def test_ten_thousand_requests_leave_nothing_behind(engine, ask):
     """Prompts of all lengths, every control, aborts at every point: no block, no byte stays."""
     runner = engine(max_num_seqs=64, max_num_batched_tokens=512, **CUDA)
+    while runner.executor.prepare():  # a shape that comes rarely would be recorded in any round
+        pass
     loop, rng = runner.loop, np.random.default_rng(5)
     prefixes = [rng.integers(320, size=100).tolist() for _ in range(8)]
     live, num_ended, held, unfinished = set(), 0, [], []

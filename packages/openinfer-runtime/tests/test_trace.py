@@ -1,5 +1,7 @@
 """What the executor adds to a trace: when its steps ran, on a host and on a device."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -39,6 +41,7 @@ def test_every_forward_pass_and_draw_is_timed(engine, ask, tmp_path, is_padded):
     steps = [step for step in steps_of(trace) if step.name != "no rows"]
     parts = parts_of(trace, "cpu")
     assert len(steps) >= 9
+    shares = []
     for step in steps:
         phases = {
             span.name: span
@@ -48,9 +51,10 @@ def test_every_forward_pass_and_draw_is_timed(engine, ask, tmp_path, is_padded):
         number = step.args["step"]
         assert phases["launch"].holds(parts[number, "forward"])
         assert phases["sample"].holds(parts[number, "sample"])
-        # The forward pass is what a launch is about.
         forward, launch = parts[number, "forward"], phases["launch"]
-        assert forward.end - forward.begin > 0.5 * (launch.end - launch.begin)
+        shares.append((forward.end - forward.begin) / (launch.end - launch.begin))
+    # The forward pass is what a launch is about, unless somebody else takes the core meanwhile.
+    assert statistics.median(shares) > 0.5
 
 
 def test_operations_of_the_first_steps(engine, ask, tmp_path, monkeypatch):

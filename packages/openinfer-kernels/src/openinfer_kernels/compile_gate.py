@@ -22,9 +22,9 @@ from openinfer_kernels._triton_support import CompileCase
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
-EVERY_SHAPE = (90, 120)
-"""Where every shape is compiled: most and least shared memory, two ways to multiply. On the others
-the first shape of a kernel and its types, and the last, the widest, stand for all."""
+EVERY_SHAPE = 90
+"""Where every shape is compiled. On the others the shape of a kernel and its types that takes the
+most shared memory there stands for all: if one does not fit, it is that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +62,28 @@ def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
 
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
-    """Compiles the cases to cubins for the architectures, in order; a process for each core."""
-    kinds: dict[object, list[CompileCase]] = {}
-    for case in cases:
-        kinds.setdefault((case.kernel, *sorted(case.signature.items())), []).append(case)
-    ends = {id(end) for alike in kinds.values() for end in (alike[0], alike[-1])}
-    work = [
-        (case, arch)
-        for case in cases
-        for arch in SHARED_MEMORY_KIB
-        if id(case) in ends or arch in EVERY_SHAPE
-    ]
-    num_processes = min(len(os.sched_getaffinity(0)), len(work))
+    """Compiles the cases to cubins on `EVERY_SHAPE`, then elsewhere; a process for each core."""
+    shared_bytes: list[int] = []
+    for result in _compile_each([(case, EVERY_SHAPE) for case in cases]):
+        shared_bytes.append(result.shared_bytes)
+        yield result
+    widest: dict[object, tuple[int, CompileCase]] = {}
+    for case, shared in zip(cases, shared_bytes, strict=True):
+        kind = (case.kernel, *sorted(case.signature.items()))
+        # Of equals the last: cases grow.
+        if kind not in widest or shared >= widest[kind][0]:
+            widest[kind] = (shared, case)
+    others = [arch for arch in SHARED_MEMORY_KIB if arch != EVERY_SHAPE]
+    yield from _compile_each([(case, arch) for _, case in widest.values() for arch in others])
+
+
+def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult]:
     # Kernels cannot be sent to a process: those of a fork know them by their place in the list.
     _work[:] = work
-    with multiprocessing.get_context("fork").Pool(num_processes) as pool:
-        yield from pool.imap(_compile_at, range(len(work)))
+    num_processes = min(len(os.sched_getaffinity(0)), len(work))
+    if num_processes:
+        with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+            yield from pool.imap(_compile_at, range(len(work)))
 
 
 _work: list[tuple[CompileCase, int]] = []
