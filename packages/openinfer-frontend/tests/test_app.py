@@ -248,6 +248,15 @@ def test_long_prompts_leave_the_event_loop(engine, make_app, client_of, text, mo
     assert threads[1].startswith("openinfer-text")
 
 
+def test_prompts_of_ids_have_no_use_for_a_thread(engine, make_app, client_of, monkeypatch):
+    def no_thread(*args):
+        pytest.fail("a thread was asked to pack ids")
+
+    monkeypatch.setattr("openinfer_frontend._text_work.ThreadPoolExecutor.submit", no_thread)
+    client = client_of(make_app(engine, max_inline_bytes=100))
+    assert client.complete([7] * 500).status_code == 200
+
+
 def test_other_scopes_are_refused(app):
     coroutine = app({"type": "lifespan"}, None, None)
     with pytest.raises(ValueError, match="lifespan"):

@@ -84,7 +84,10 @@ class TextWork:
             ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
             return Prompt(token_ids=ids)
 
-        return await self._run(lambda: [encode(prompt) for prompt in prompts], size, "prompt")
+        # Ids are packed with the interpreter held: a thread would save the event loop nothing.
+        has_text = any(isinstance(prompt, str) for prompt in prompts)
+        work_size = size if has_text else 0
+        return await self._run(lambda: [encode(prompt) for prompt in prompts], work_size, "prompt")
 
     async def encode_chat(self, request: ChatRequest | TokenizeRequest, *, size: int) -> Prompt:
         """The prompt that the checkpoint's template makes of messages.
