@@ -120,8 +120,10 @@ def main() -> None:
     parser.add_argument("--client-cores")
     parser.add_argument("--commit", help="where there is no clone to ask")
     parser.add_argument("--record")
-    parser.add_argument("flags", nargs="*")
-    args = parser.parse_args()
+    # argparse gives a trailing `*` what stands before the first option: nothing.
+    ours = sys.argv[1:]
+    cut = ours.index("--") if "--" in ours else len(ours)
+    args = parser.parse_args(ours[:cut])
     client = Client(args.client, args.client_cores)
     result: dict[str, Any] = {
         "commit": args.commit or commit(),
@@ -130,7 +132,7 @@ def main() -> None:
         "floors": floors(),
         "rows": [],
     }
-    server = Server(args.model, args.flags, client)
+    server = Server(args.model, ours[cut + 1 :], client)
     try:
         result["start_to_first_token_s"] = server.first_token_s()
         result["memory_idle"] = server.memory_mb()
