@@ -72,6 +72,8 @@ class World(CacheWorld):
             row = ProgramRow(tokens, keys, a & 8)
             self.chains.append(keys)
         peeked = self.cache.peek(row.keys)
+        near = self.size * (a % (peeked // self.size + 3))
+        assert self.cache.peek(row.keys, near=near) == peeked
         hit = self.cache.match(row.keys)
         assert hit.num_tokens == peeked
         assert hit.num_tokens < len(row.tokens), "one token is recomputed"

@@ -14,7 +14,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from time import thread_time
 
@@ -91,7 +91,7 @@ def result_of(rng: np.random.Generator, plan: StepPlan | None) -> StepResult:
 
 
 def steady_slices(
-    policy: Policy, num_waiting: int, *, has_free_slot: bool = False
+    policy: Policy, num_waiting: int, *, has_free_slot: bool = False, has_churn: bool = False
 ) -> Iterator[tuple[float, float]]:
     """Mean seconds of plan and of apply over one slice after another, two plans deep.
 
@@ -102,6 +102,8 @@ def steady_slices(
         num_waiting: requests in the queue, beside 256 that decode.
         has_free_slot: whether the queue is ranked and its first refused in every plan, because the
             pool must not be filled any further; else no slot is free, and nobody looks at it.
+        has_churn: whether before every plan one comes and one of those that wait is aborted, so
+            that the queue is ranked anew.
     """
     rng = np.random.default_rng(0)
     scheduler = make(policy, num_seqs=NUM_ROWS + has_free_slot)
@@ -113,6 +115,8 @@ def steady_slices(
         scheduler._room._watermark = 200_000
     for number in range(num_waiting):
         scheduler.add(request(rng, NUM_ROWS + number, int(rng.integers(20, 276))), 0.0)
+    numbers = count(NUM_ROWS + num_waiting)
+    waiting = [str(NUM_ROWS + number) for number in range(num_waiting)]
     in_flight = scheduler.plan(0.0)
     gc.collect()
     gc.disable()
@@ -121,6 +125,11 @@ def steady_slices(
             plan_s = apply_s = 0.0
             for _ in range(STEPS_A_SLICE):
                 result = result_of(rng, in_flight)
+                if has_churn:
+                    arrival = request(rng, next(numbers), int(rng.integers(20, 276)))
+                    scheduler.add(arrival, 0.0)
+                    scheduler.abort([waiting.pop(int(rng.integers(num_waiting)))], 0.0)
+                    waiting.append(arrival.request_id)
                 begin = thread_time()
                 in_flight = scheduler.plan(0.0)
                 middle = thread_time()
@@ -130,6 +139,43 @@ def steady_slices(
             assert in_flight is not None
             assert len(in_flight.rows) == NUM_ROWS
             assert scheduler.load().num_waiting == num_waiting
+            yield plan_s / STEPS_A_SLICE, apply_s / STEPS_A_SLICE
+    finally:
+        gc.enable()
+
+
+def turnover_slices(policy: Policy, num_waiting: int) -> Iterator[tuple[float, float]]:
+    """The same, where before every plan one that decodes is aborted and another one comes.
+
+    So in every plan the queue is ranked and its first starts, with its prompt, and no two slices
+    do the same work.
+    """
+    rng = np.random.default_rng(0)
+    scheduler = make(policy, num_seqs=NUM_ROWS)
+    for number in range(NUM_ROWS + num_waiting):
+        scheduler.add(request(rng, number, int(rng.integers(20, 276))), 0.0)
+    for _ in range(40):
+        scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
+    numbers = count(NUM_ROWS + num_waiting)
+    in_flight = scheduler.plan(0.0)
+    gc.collect()
+    gc.disable()
+    try:
+        while True:
+            plan_s = apply_s = 0.0
+            for _ in range(STEPS_A_SLICE):
+                result = result_of(rng, in_flight)
+                scheduler.add(request(rng, next(numbers), int(rng.integers(20, 276))), 0.0)
+                running = scheduler._state.running
+                scheduler.abort([running[int(rng.integers(len(running)))].request_id], 0.0)
+                begin = thread_time()
+                in_flight = scheduler.plan(0.0)
+                middle = thread_time()
+                scheduler.apply(result, 0.0)
+                apply_s += thread_time() - middle
+                plan_s += middle - begin
+            assert in_flight is not None
+            assert len(in_flight.starts) == 1
             yield plan_s / STEPS_A_SLICE, apply_s / STEPS_A_SLICE
     finally:
         gc.enable()
@@ -176,18 +222,25 @@ def measure() -> dict[str, object]:
     """Every figure, printed as it comes."""
     steady = {}
     for name, policy in POLICIES.items():
-        for what, num_waiting, has_free_slot in (
-            ("", 0, False),
-            (", 1024 waiting", NUM_WAITING, False),
-            (", 1024 waiting and ranked", NUM_WAITING, True),
+        for what, slices in (
+            ("", steady_slices(policy(), 0)),
+            (", 1024 waiting", steady_slices(policy(), NUM_WAITING)),
+            (
+                ", 1024 waiting and no room",
+                steady_slices(policy(), NUM_WAITING, has_free_slot=True),
+            ),
+            (
+                ", 1024 waiting, one comes and one goes",
+                steady_slices(policy(), NUM_WAITING, has_free_slot=True, has_churn=True),
+            ),
+            (", 1024 waiting, one starts and one ends", turnover_slices(policy(), NUM_WAITING)),
         ):
-            slices = steady_slices(policy(), num_waiting, has_free_slot=has_free_slot)
             plan_us, apply_us = (round(1e6 * s, 1) for s in steady_best(slices))
             slices.close()
             both_us = round(plan_us + apply_us, 1)
             label = f"{name}{what}"
             steady[label] = {"plan_us": plan_us, "apply_us": apply_us, "both_us": both_us}
-            print(f"{label:50} plan {plan_us:6.1f} + apply {apply_us:6.1f} = {both_us:6.1f} us")
+            print(f"{label:62} plan {plan_us:6.1f} + apply {apply_us:6.1f} = {both_us:6.1f} us")
     hits = full_hit_rounds()
     # The best of each by itself: the least difference would reward a disturbed hashing.
     admitted_s, hashed_s = map(min, zip(*islice(hits, NUM_HITS), strict=True))

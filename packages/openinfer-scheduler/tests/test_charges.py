@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 
 from openinfer_scheduler import FCFS
+from openinfer_scheduler._charges import REPORTED_EVERY
 
 
 class Booked(FCFS):
     """Holds, whenever it is asked for an order, what was charged to what was planned."""
 
     def __init__(self):
-        self.planned, self.charged = Counter(), Counter()
+        self.planned, self.charged, self.prompts = Counter(), Counter(), Counter()
         self.num_orders = self.num_charges = 0
 
     def charge(self, sequence, num_tokens, /):
@@ -21,27 +22,34 @@ class Booked(FCFS):
 
     def order(self, sequences, now, /):
         self.num_orders += 1
-        assert self.charged == self.planned
+        for name, num_planned in self.planned.items():
+            num_charged = self.charged[name]
+            # It may know of the plan that is being made.
+            assert num_planned - REPORTED_EVERY <= num_charged <= num_planned + 1
+            assert num_charged >= self.prompts[name], "of prompts it hears at once"
         return sequences
 
-    def note(self, subject, plan, sign=1):
+    def note(self, subject, plan):
         for row in plan.rows:
-            self.planned[subject.executor.slots[row.slot]] += sign * row.num_tokens
+            name = subject.executor.slots[row.slot]
+            self.planned[name] += row.num_tokens
+            if row.token_ids is not None:
+                self.prompts[name] += row.num_tokens
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("num_reverted", [0, 1])
-def test_everything_is_charged_before_the_policy_is_asked(loop, depth, num_reverted):
-    policy = Booked()
+def served(loop, policy, depth, num_reverted):
+    """A loop that has served a few requests under the policy."""
     subject = loop(
         policy=policy, num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, depth=depth
     )
     for number in range(3):
-        subject.add([number] * 5, max_tokens=30, ignore_eos=True)
+        subject.add([number] * 5, max_tokens=50, ignore_eos=True)
     num_plans = 0
     while subject.scheduler.has_work:
-        if num_plans in (8, 15):
+        if num_plans in (8, 15, 38):
             subject.add([9, num_plans], max_tokens=3, ignore_eos=True)
+        if num_plans == 30:
+            subject.abort("r0")
         if num_plans % 5 == 3:
             for _ in range(num_reverted):
                 subject.plan(launch=False)
@@ -50,5 +58,36 @@ def test_everything_is_charged_before_the_policy_is_asked(loop, depth, num_rever
             num_plans += 1
         subject.complete()
     subject.run()
+    return subject
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_reverted", [0, 1])
+def test_everything_is_charged_in_time(loop, depth, num_reverted):
+    policy = Booked()
+    served(loop, policy, depth, num_reverted)
     assert policy.num_orders > 3
+    assert policy.charged == policy.planned, "of whom it is over, all is told"
     assert num_reverted or policy.num_charges < sum(policy.planned.values()) / 2
+
+
+def test_a_charge_that_raises_where_a_request_ends_is_told_by_the_next_plan(loop):
+    class Raising(FCFS):
+        is_broken = False
+
+        def charge(self, sequence, num_tokens, /):
+            if self.is_broken:
+                raise ZeroDivisionError
+
+    policy = Raising()
+    subject = loop(policy=policy)
+    for number in range(2):
+        subject.add([number], max_tokens=20, ignore_eos=True)
+    for _ in range(4):
+        subject.step()
+    policy.is_broken = True
+    assert [name for name, _ in subject.abort("r0")] == ["r0"]
+    with pytest.raises(ZeroDivisionError):
+        subject.plan()
+    policy.is_broken = False
+    subject.run()

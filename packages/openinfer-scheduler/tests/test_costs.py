@@ -31,25 +31,33 @@ def least(measure, bound_s):
     return best_s
 
 
-@pytest.mark.parametrize(
-    ("policy", "goal", "num_waiting", "has_free_slot"),
-    [
-        ("fcfs", "steady", 0, False),
-        ("fcfs", "waiting", 1024, False),
-        ("fcfs", "waiting", 1024, True),
-        ("priority", "waiting", 1024, True),
-        ("longest-prefix-match", "waiting", 1024, True),
-        ("shortest-prefill-first", "waiting", 1024, True),
-        ("fair", "waiting", 1024, True),
-    ],
-)
-def test_a_steady_step(benchmark, policy, goal, num_waiting, has_free_slot):
+POLICIES = ("fcfs", "priority", "longest-prefix-match", "shortest-prefill-first", "fair")
+
+
+def check_steps(benchmark, goal, slices):
     bound_s = 2 * benchmark.GOALS_S[goal]
-    slices = benchmark.steady_slices(
-        benchmark.POLICIES[policy](), num_waiting, has_free_slot=has_free_slot
-    )
     assert least(lambda: sum(benchmark.steady_best(slices)), bound_s) <= bound_s
     slices.close()
+
+
+@pytest.mark.parametrize(("goal", "num_waiting"), [("steady", 0), ("waiting", 1024)])
+def test_a_steady_step(benchmark, goal, num_waiting):
+    check_steps(benchmark, goal, benchmark.steady_slices(benchmark.POLICIES["fcfs"](), num_waiting))
+
+
+@pytest.mark.parametrize("has_churn", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_whose_queue_finds_no_room(benchmark, policy, has_churn):
+    """With churn the queue is ranked anew every time."""
+    slices = benchmark.steady_slices(
+        benchmark.POLICIES[policy](), 1024, has_free_slot=True, has_churn=has_churn
+    )
+    check_steps(benchmark, "waiting", slices)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_in_which_one_starts_and_another_has_ended(benchmark, policy):
+    check_steps(benchmark, "waiting", benchmark.turnover_slices(benchmark.POLICIES[policy](), 1024))
 
 
 def test_admission_of_a_long_cached_prompt(benchmark):

@@ -3,6 +3,7 @@
 import pytest
 
 from openinfer_scheduler import Fair, LongestPrefixMatch, ShortestPrefillFirst, load_policy
+from openinfer_scheduler._charges import REPORTED_EVERY
 
 PREFIX = list(range(16))
 
@@ -183,7 +184,8 @@ def test_fair_owes_nothing_for_a_rest(loop):
 
 def served(policy, subject):
     """By tenant, the tokens that count as served."""
-    subject.scheduler._charges.report()
+    state = subject.scheduler._state
+    state.charges.report(state.running, state.next_step + REPORTED_EVERY)
     policy._book()
     return policy._tenants._served
 

@@ -77,7 +77,7 @@ class ArenaSpace:
             needs.append(max(0, min(need, self._max_held(group))))
         return self._arena.slabs_for(needs)
 
-    def find(self, keys: BlockKeys, limit: int) -> int:
+    def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
         """The longest position at which every group can resume."""
         return self._match.find(keys, limit)
 

@@ -175,7 +175,7 @@ class KVCache:
         """
         return self._hit(keys, self._max_hit(keys, max_tokens))
 
-    def peek(self, keys: BlockKeys, *, max_tokens: int | None = None) -> int:
+    def peek(self, keys: BlockKeys, *, max_tokens: int | None = None, near: int = 0) -> int:
         """Positions that `match` would hit; pins nothing and leaves the order of eviction alone.
 
         Costs a few lookups however long the prefix is, so a policy may ask for many requests.
@@ -183,8 +183,9 @@ class KVCache:
         Args:
             keys: the request's keys.
             max_tokens: as for `match`.
+            near: what was found for these keys before; saves look-ups where that still holds.
         """
-        return self._space.find(keys, self._max_hit(keys, max_tokens))
+        return self._space.find(keys, self._max_hit(keys, max_tokens), near)
 
     def has_leader(self, keys: BlockKeys, num_hit_tokens: int) -> bool:
         """Whether a request should wait: an open sequence is about to compute what it lacks.

@@ -116,6 +116,12 @@ class BlockKeys:
             self._hash_tail()
         return self._keys[start:stop]
 
+    def at(self, block: int) -> bytes:
+        """Key of a block, less than `num_blocks`."""
+        if block >= len(self._keys):
+            self._hash_tail()
+        return self._keys[block]
+
     def token_column(self, start: int, stop: int) -> bytes:
         """Token ids of blocks `[start, stop)` as a column of little-endian u32.
 

@@ -20,6 +20,7 @@ from openinfer_kv_cache._events import GroupEvents
 from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
 from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
 from openinfer_kv_cache._eviction_queue import PolicyQueue
+from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._runs import ChainRuns
 
 
@@ -147,6 +148,16 @@ class BlockPool:
         if self.has_gaps:
             return next((i for i, key in enumerate(keys) if key not in index), len(keys))
         return bisect_left(keys, True, key=lambda key: key not in index)
+
+    def is_end(self, keys: BlockKeys, num: int, most: int) -> bool:
+        """Whether the longest indexed prefix of the first `most` blocks is known to have `num`.
+
+        Two look-ups tell, because the parent of an indexed block is indexed; False where it may
+        not be.
+        """
+        if self.has_gaps or (num and keys.at(num - 1) not in self._index):
+            return False
+        return num == most or keys.at(num) not in self._index
 
     def has(self, key: bytes) -> bool:
         """Whether a block is indexed under the key; touches nothing."""

@@ -47,8 +47,11 @@ class BlockSpace(Protocol):
         """Blocks or slabs that positions below `end` need at most, besides a hit of `start`."""
         ...
 
-    def find(self, keys: BlockKeys, limit: int) -> int:
-        """The longest position, at most `limit`, at which a request can begin; pins nothing."""
+    def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
+        """The longest position, at most `limit`, at which a request can begin; pins nothing.
+
+        `near` is what was found before, if anything was: it costs least where that still holds.
+        """
         ...
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
@@ -100,10 +103,12 @@ class PoolSpace:
         size = self.tokens_per_key
         return max(0, -(-end // size) - -(-start // size))
 
-    def find(self, keys: BlockKeys, limit: int) -> int:
+    def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
         """Positions in leading blocks that are indexed."""
-        chain = keys.slice(0, max(0, limit) // self.tokens_per_key)
-        return self._pool.count_indexed(chain) * self.tokens_per_key
+        num, num_near = max(0, limit) // self.tokens_per_key, near // self.tokens_per_key
+        if num_near <= num and self._pool.is_end(keys, num_near, num):
+            return num_near * self.tokens_per_key
+        return self._pool.count_indexed(keys.slice(0, num)) * self.tokens_per_key
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
         """The same, pinned."""

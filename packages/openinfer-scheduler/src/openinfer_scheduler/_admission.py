@@ -3,7 +3,6 @@
 from typing import Literal
 
 from openinfer_kv_cache import CacheUse
-from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
 from openinfer_scheduler._order import ranked_waiting
 from openinfer_scheduler._plan import RowStart
@@ -36,12 +35,10 @@ class Admission:
         policy: Policy,
         sizes: ChunkSizes,
         room: Room,
-        charges: Charges,
     ) -> None:
         self._state = state
         self._room = room
         self._policy = policy
-        self._charges = charges
         self._sizes = sizes
         self._decode_rows = DecodeRows(state)
         self._refusal = (0, 0)
@@ -62,7 +59,7 @@ class Admission:
             return
         num_followers = 0
         needs_adapter_slot = False
-        self._charges.report()
+        state.charges.report(state.running, draft.step_id)
         for rank, sequence in enumerate(ranked_waiting(self._policy, state, draft.now)):
             if sequence.is_loading:
                 continue

@@ -1,15 +1,20 @@
 """Who was served, told to policies that ask for it."""
 
+from collections.abc import Iterable
+
 from openinfer_scheduler._policy import Policy, charge_of
-from openinfer_scheduler._state import StepInFlight
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler._sequence import SequenceState, Stay
+
+REPORTED_EVERY = 16
+"""Steps after which decode rows are reported, where the policy is asked for an order."""
 
 
 class Charges:
     """Reports what plans forward to a policy that has `charge`.
 
-    Steady rows are reported together for all plans that had them, when the policy is asked for an
-    order next: until then nobody can tell.
+    A stay knows how many of its positions were reported, so nothing is kept here, and what a
+    sequence has decoded is told for many plans together: of prompts the policy hears at once,
+    of decode rows every `REPORTED_EVERY` steps, and of all when the sequence leaves its slot.
 
     Args:
         policy: who hears of it.
@@ -17,37 +22,49 @@ class Charges:
 
     def __init__(self, policy: Policy) -> None:
         self._charge = charge_of(policy)
-        self._steady: SteadyRows | None = None
-        self._num_plans = 0
-        """Plans of these rows that were not reported yet."""
+        self._reported_at = 0
+        self._error: BaseException | None = None
 
-    def add(self, step: StepInFlight, *, num_plans: int = 1) -> None:
-        """A plan is complete, or several that are the same."""
+    def report(self, running: Iterable[SequenceState], step_id: int) -> None:
+        """Tells what running sequences were given, if that was not done lately.
+
+        To be called before the policy is asked for an order.
+
+        Raises:
+            Exception: what the policy raised, here or when a sequence left its slot.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self._charge is None or 0 <= step_id - self._reported_at < REPORTED_EVERY:
+            return
+        self._reported_at = step_id
+        for sequence in running:
+            if sequence.stay is not None:
+                self._settle(sequence.stay)
+
+    def add(self, prefills: Iterable[Stay]) -> None:
+        """These stays have chunks of their prompt in the plan that was made."""
+        if self._charge is not None:
+            for stay in prefills:
+                self._settle(stay)
+
+    def close(self, stays: Iterable[Stay]) -> None:
+        """These stays leave their slots, or rows of theirs were taken back.
+
+        What the policy raises is raised by the next `report`: whoever lets go of a sequence has
+        more to do.
+        """
         if self._charge is None:
             return
-        first = 0
-        if step.steady is not None:
-            if step.steady is not self._steady:
-                self.report()
-                self._steady = step.steady
-            self._num_plans += num_plans
-            first = step.num_decode
-        self._charge_rows(step, first, num_plans)
+        for stay in stays:
+            try:
+                self._settle(stay)
+            except Exception as error:
+                self._error = error
 
-    def take_back(self, step: StepInFlight) -> None:
-        """A plan is reverted."""
-        self._charge_rows(step, 0, -1)
-
-    def report(self) -> None:
-        """Tells what was not told yet; to be called before the policy is asked for an order."""
-        charge, steady = self._charge, self._steady
-        if charge is not None and steady is not None:
-            for stay in steady.stays:
-                charge(stay.sequence, self._num_plans)
-            self._steady, self._num_plans = None, 0
-
-    def _charge_rows(self, step: StepInFlight, first: int, sign: int) -> None:
-        charge = self._charge
-        if charge is not None:
-            for row, stay in zip(step.plan.rows[first:], step.stays[first:], strict=True):
-                charge(stay.sequence, sign * row.num_tokens)
+    def _settle(self, stay: Stay) -> None:
+        num_tokens = stay.num_planned - stay.num_charged
+        if num_tokens and self._charge is not None:
+            self._charge(stay.sequence, num_tokens)
+            stay.num_charged = stay.num_planned

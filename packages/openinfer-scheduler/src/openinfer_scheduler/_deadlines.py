@@ -1,35 +1,37 @@
 """When live requests are given up."""
 
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, insort
 
 from openinfer_scheduler._sequence import SequenceState
 
-_MAX_ENDED = 64
-
 
 class Deadlines:
-    """A heap of deadlines; requests that end before theirs stay in it for a while."""
+    """The live requests that have one, the nearest first. Moving one costs microseconds."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, SequenceState]] = []
+        self._entries: list[tuple[float, int, SequenceState]] = []
+        """With their numbers in order of arrival, so that no comparison goes beyond these."""
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entries)
 
-    def add(self, sequence: SequenceState, deadline: float, num_live: int) -> None:
-        """Notes a deadline, and forgets ended requests where they are many beside the live ones.
+    def add(self, sequence: SequenceState) -> None:
+        """A request is live from now on."""
+        deadline = sequence.request.deadline
+        if deadline is not None:
+            insort(self._entries, (deadline, sequence.arrival_index, sequence))
 
-        Constant time on average.
-        """
-        heappush(self._heap, (deadline, sequence.arrival_index, sequence))
-        if len(self._heap) > 2 * num_live + _MAX_ENDED:
-            self._heap = [entry for entry in self._heap if not entry[2].is_ended]
-            heapify(self._heap)
+    def remove(self, sequence: SequenceState) -> None:
+        """A request is live no more."""
+        deadline = sequence.request.deadline
+        if deadline is not None:
+            place = bisect_left(self._entries, (deadline, sequence.arrival_index))
+            assert self._entries[place][2] is sequence, "its deadline is known"
+            del self._entries[place]
 
-    def take_passed(self, now: float) -> Iterator[SequenceState]:
+    def passed(self, now: float) -> list[SequenceState]:
         """Live requests whose deadline has passed. Constant time where none has."""
-        while self._heap and self._heap[0][0] <= now:
-            _, _, sequence = heappop(self._heap)
-            if not sequence.is_ended:
-                yield sequence
+        entries = self._entries
+        if not entries or entries[0][0] > now:
+            return []
+        return [sequence for deadline, _, sequence in entries if deadline <= now]

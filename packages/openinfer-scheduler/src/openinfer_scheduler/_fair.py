@@ -1,62 +1,20 @@
 """Equal service for tenants, and for the sessions of each."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
 
-from openinfer_contract import GenerateRequest
+from openinfer_scheduler._flows import MAX_IDLE_FLOWS, Flows, Turns
 from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler._queue import Waiting, moment_of
 from openinfer_scheduler._sequence import SequenceState
-
-_MAX_IDLE_FLOWS = 4096
-"""Tenants, and sessions of each, that are remembered though nothing of them waits."""
-
-_Queues = Mapping[str, Mapping[str, Sequence[SequenceState]]]
-"""Sequences by tenant and session, each oldest first, and so are the tenants by their oldest."""
-
-_Heap = list[tuple[float, int, int, Sequence[SequenceState]]]
-"""Sessions by what they count as served, then by arrival of their next sequence: where in the
-queue it is, and the queue."""
 
 
 @dataclass(slots=True)
 class _Served:
-    request: GenerateRequest
+    tenant: str
+    session: str
     num_tokens: int
-
-
-class _Shares:
-    """What each flow was served, on a common scale.
-
-    A flow that comes back after a rest starts level with the least served of those that wait: it
-    is owed nothing for the time it asked for nothing (start-time fair queueing; for tokens of
-    language models Sheng et al., "Fairness in Serving Large Language Models", 2023).
-    """
-
-    def __init__(self) -> None:
-        self._served: dict[Hashable, float] = {}
-        self._level = 0.0
-
-    def charge(self, flow: Hashable, num_tokens: int) -> None:
-        self._served[flow] = self._served.get(flow, self._level) + num_tokens
-
-    def of_waiting(self, flows: Iterable[Hashable]) -> dict[Hashable, float]:
-        """What each of the flows that wait counts as served; they set the level."""
-        served, level = self._served, self._level
-        shares = {flow: max(served.get(flow, level), level) for flow in flows}
-        self._level = max(level, min(shares.values()))
-        served.update(shares)
-        if len(served) > _MAX_IDLE_FLOWS + len(shares):
-            self._forget_idle(shares)
-        return shares
-
-    def _forget_idle(self, waiting: Mapping[Hashable, float]) -> None:
-        """Keeps half of those that do not wait: who had most would gain most if forgotten."""
-        idle = [flow for flow in self._served if flow not in waiting]
-        idle.sort(key=self._served.__getitem__)
-        for flow in idle[: len(idle) - _MAX_IDLE_FLOWS // 2]:
-            del self._served[flow]
 
 
 class Fair:
@@ -72,14 +30,16 @@ class Fair:
     """
 
     def __init__(self) -> None:
-        self._tenants = _Shares()
-        self._sessions: dict[str, _Shares] = {}
+        self._tenants = Flows()
+        self._sessions: dict[str, Flows] = {}
         self._unbooked: dict[int, _Served] = {}
         """By arrival, for ids come again, what was forwarded since the shares were looked at."""
-        self._waiting: list[SequenceState] = []
-        """What was ordered last."""
-        self._queues: _Queues = {}
-        """The same by tenant and session."""
+        self._queues: dict[tuple[str, str], list[int]] = {}
+        """By tenant and session, the arrival indices of those that wait, sorted."""
+        self._flows: dict[int, tuple[str, str]] = {}
+        """By arrival index, of those that wait: tenant and session."""
+        self._number = 0
+        """Of the moment of the queue whose sequences these are; 0: of none."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
@@ -87,8 +47,11 @@ class Fair:
         if served is not None:
             served.num_tokens += num_tokens
             return
-        self._unbooked[sequence.arrival_index] = _Served(sequence.request, num_tokens)
-        if len(self._unbooked) > _MAX_IDLE_FLOWS:
+        request = sequence.request
+        self._unbooked[sequence.arrival_index] = _Served(
+            request.tenant, request.session_id, num_tokens
+        )
+        if len(self._unbooked) > MAX_IDLE_FLOWS:
             self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
@@ -96,12 +59,22 @@ class Fair:
         if not sequences or sequences[0].is_running:
             return sequences
         self._book()
-        if sequences != self._waiting:
-            self._waiting = list(sequences)
-            self._queues = _by_flow(sequences)
-        if len(self._sessions) > _MAX_IDLE_FLOWS + len(self._queues):
-            self._sessions = {t: s for t, s in self._sessions.items() if t in self._queues}
-        return self._turns(self._queues)
+        moment = moment_of(sequences)
+        if moment.follows(self._number):
+            for index in moment.left:
+                self._leave(index)
+            joined: Iterable[SequenceState] = moment.joined
+        else:
+            for index in list(self._flows):
+                self._leave(index)
+            joined = moment
+        for sequence in joined:
+            self._join(sequence)
+        self._number = moment.number
+        if len(self._sessions) > MAX_IDLE_FLOWS + len(self._queues):
+            waiting = {tenant for tenant, _ in self._queues}
+            self._sessions = {t: flows for t, flows in self._sessions.items() if t in waiting}
+        return self._turns(moment)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""
@@ -111,59 +84,58 @@ class Fair:
         """The least urgent."""
         return least_urgent(candidates)
 
-    def _turns(self, waiting: _Queues) -> Iterator[SequenceState]:
+    def _turns(self, moment: Waiting) -> Iterator[SequenceState]:
         """Sequences as their turns come; each costs its flow what it has left to forward."""
-        shares = self._tenants.of_waiting(waiting)
-        # Arrival indices are unique, so that no comparison goes beyond them.
-        tenants = [
-            (shares[tenant], next(iter(sessions.values()))[0].arrival_index, tenant)
-            for tenant, sessions in waiting.items()
-        ]
-        heapify(tenants)
-        queues: dict[str, _Heap] = {}
-        while tenants:
-            tenant_share, _, tenant = tenants[0]
-            heap = queues.get(tenant)
-            if heap is None:
-                heap = queues[tenant] = self._heap_of(tenant, waiting[tenant])
-            session_share, _, place, queue = heap[0]
-            sequence = queue[place]
+        tenants = Turns(self._tenants)
+        sessions: dict[str, Turns] = {}
+        places: dict[tuple[str, str], int] = {}
+        while tenants.peek() is not None:
+            tenant_share, _, tenant = tenants.pop()
+            turns = sessions.get(tenant)
+            if turns is None:
+                turns = sessions[tenant] = Turns(self._sessions_of(tenant))
+            session_share, index, session = turns.pop()
+            sequence = moment.at(index)
             cost = sequence.num_uncached_tokens
             yield sequence
-            place += 1
+            queue = self._queues[tenant, session]
+            place = places[tenant, session] = places.get((tenant, session), 0) + 1
             if place < len(queue):
-                head = queue[place].arrival_index
-                heapreplace(heap, (session_share + cost, head, place, queue))
-            else:
-                heappop(heap)
-            if heap:
-                heapreplace(tenants, (tenant_share + cost, heap[0][1], tenant))
-            else:
-                heappop(tenants)
+                turns.push((session_share + cost, queue[place], session))
+            following = turns.peek()
+            if following is not None:
+                tenants.push((tenant_share + cost, following[1], tenant))
+
+    def _join(self, sequence: SequenceState) -> None:
+        request, index = sequence.request, sequence.arrival_index
+        tenant, session = flow = request.tenant, request.session_id
+        self._flows[index] = flow
+        queue = self._queues.setdefault(flow, [])
+        insort(queue, index)
+        if queue[0] == index:
+            self._sessions_of(tenant).set_head(session, index)
+            head = self._tenants.head(tenant)
+            if head is None or index < head:
+                self._tenants.set_head(tenant, index)
+
+    def _leave(self, index: int) -> None:
+        tenant, session = flow = self._flows.pop(index)
+        queue = self._queues[flow]
+        del queue[bisect_left(queue, index)]
+        if not queue:
+            del self._queues[flow]
+        sessions = self._sessions_of(tenant)
+        if sessions.head(session) == index:
+            sessions.set_head(session, queue[0] if queue else None)
+            if self._tenants.head(tenant) == index:
+                self._tenants.set_head(tenant, sessions.first_head)
 
     def _book(self) -> None:
         """Adds what was forwarded to the shares."""
         unbooked, self._unbooked = self._unbooked, {}
         for served in unbooked.values():
-            request, num_tokens = served.request, served.num_tokens
-            self._tenants.charge(request.tenant, num_tokens)
-            self._sessions_of(request.tenant).charge(request.session_id, num_tokens)
+            self._tenants.charge(served.tenant, served.num_tokens)
+            self._sessions_of(served.tenant).charge(served.session, served.num_tokens)
 
-    def _sessions_of(self, tenant: str) -> _Shares:
-        return self._sessions.setdefault(tenant, _Shares())
-
-    def _heap_of(self, tenant: str, sessions: Mapping[str, Sequence[SequenceState]]) -> _Heap:
-        shares = self._sessions_of(tenant).of_waiting(sessions)
-        heap = [
-            (shares[name], queue[0].arrival_index, 0, queue) for name, queue in sessions.items()
-        ]
-        heapify(heap)
-        return heap
-
-
-def _by_flow(sequences: Iterable[SequenceState]) -> _Queues:
-    queues: dict[str, dict[str, list[SequenceState]]] = defaultdict(lambda: defaultdict(list))
-    for sequence in sequences:
-        request = sequence.request
-        queues[request.tenant][request.session_id].append(sequence)
-    return queues
+    def _sessions_of(self, tenant: str) -> Flows:
+        return self._sessions.setdefault(tenant, Flows())

@@ -1,9 +1,10 @@
 """Longest cached prefix first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from openinfer_scheduler._overdue import overdue_first
 from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler._ranking import Ranking
 from openinfer_scheduler._sequence import SequenceState
 
 
@@ -20,13 +21,14 @@ class LongestPrefixMatch:
 
     def __init__(self, max_wait_s: float = 30.0) -> None:
         self._max_wait_s = max_wait_s
+        self._ranking = Ranking(lambda sequence: -sequence.num_hit_tokens)
 
-    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
         """By hit, then arrival; the running ones as they came."""
         if not sequences or sequences[0].is_running:
             return sequences
-        oldest, rest = overdue_first(sequences, now - self._max_wait_s)
-        return oldest + sorted(rest, key=lambda s: -s.num_hit_tokens)
+        ranked = self._ranking.order(sequences)
+        return overdue_first(sequences, now - self._max_wait_s, ranked)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""

@@ -34,7 +34,7 @@ def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterato
     Raises:
         PolicyError: one is not waiting, is there twice, or is missing at the end.
     """
-    sequences = list(state.waiting.sequences)
+    sequences = state.waiting.now()
     num_waiting = len(sequences)
     live, seen = state.live, set[str]()
     for sequence in policy.order(sequences, now):

@@ -1,17 +1,26 @@
 """The part of an order that makes a policy starvation-free by age."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from openinfer_scheduler._sequence import SequenceState
 
 
 def overdue_first(
-    sequences: Sequence[SequenceState], arrived_by: float
-) -> tuple[list[SequenceState], list[SequenceState]]:
-    """Splits sequences, oldest first, into those at the front that arrived by then and the rest."""
-    num = 0
+    sequences: Sequence[SequenceState], arrived_by: float, ranked: Iterable[SequenceState]
+) -> Iterator[SequenceState]:
+    """Those at the front of sequences, oldest first, that arrived by then; the others as ranked.
+
+    Args:
+        sequences: oldest first.
+        arrived_by: monotonic seconds.
+        ranked: the same in another order, looked at once those overdue have had their turn.
+    """
+    last = -1
     for sequence in sequences:
         if sequence.arrival > arrived_by:
             break
-        num += 1
-    return list(sequences[:num]), list(sequences[num:])
+        yield sequence
+        last = sequence.arrival_index
+    for sequence in ranked:
+        if sequence.arrival_index > last:
+            yield sequence

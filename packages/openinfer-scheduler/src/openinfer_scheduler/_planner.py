@@ -2,7 +2,6 @@
 
 from openinfer_kv_cache import Reservation
 from openinfer_scheduler._admission import Admission
-from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._draft import ChunkSizes, Draft
 from openinfer_scheduler._lookahead import num_lookahead_tokens
 from openinfer_scheduler._order import ranked_running
@@ -31,19 +30,16 @@ class Planner:
         policy: Policy,
         pace: PrefillPace | None,
         room: Room,
-        charges: Charges,
     ) -> None:
         self._state = state
         self._policy = policy
-        self._charges = charges
         self._pace = pace
         self._sizes = ChunkSizes(state, policy)
         self._room = room
-        self._admission = Admission(state, policy, self._sizes, room, charges)
-        self._steady: SteadyRows | None = None
-        """What the last plan without a new block had for rows."""
-        self._starved: Stay | None = None
-        """A prefill that found no blocks in the last plan."""
+        self._admission = Admission(state, policy, self._sizes, room)
+        self._stable_since = (0, 0)
+        """Changes and running sequences when rows were last looked at one by one: they are noted
+        as steady when nothing has changed since, because that costs as much as a plan."""
         self._lookahead = num_lookahead_tokens(state.cache.groups)
         num_ahead = state.cache.num_blocks_for(self._lookahead)
         self._roomy = 2 * num_ahead * state.config.max_num_seqs
@@ -74,7 +70,7 @@ class Planner:
 
     def _plan_running(self, draft: Draft) -> None:
         """Rows of the running sequences, those that need a block first."""
-        state, steady = self._state, self._steady
+        state, steady = self._state, self._state.steady
         if steady is not None:
             is_whole = len(state.running) == len(steady.stays) and not steady.is_over
             if (
@@ -83,8 +79,10 @@ class Planner:
                 and self._add_steady(draft, steady)
             ):
                 return
-            self._steady = None
-        self._charges.report()
+            state.steady = None
+        state.charges.report(state.running, draft.step_id)
+        if self._max_stride == 1 and self._add_decoding(draft):
+            return
         draft.order = ranked_running(self._policy, state, draft.now)
         stays = [sequence.stay for sequence in draft.order]
         plain = [stay for stay in stays if stay is not None and stay.num_planned < stay.plain_until]
@@ -94,10 +92,6 @@ class Planner:
             prefills = self._plan_growing(draft, stays)
             if draft.is_full:
                 plain = [stay for stay in plain if stay.is_open]
-        elif plain and self._max_stride == 1:
-            self._steady = SteadyRows(plain, state.num_changes)
-            self._add_steady(draft, self._steady)
-            return
         self._add_plain(draft, plain)
         self._keep_pace(draft)
         for rank, stay in prefills:
@@ -105,32 +99,69 @@ class Planner:
                 self._plan_chunk(draft, rank, stay, spare=0)
                 draft.num_partial += stay.is_prefill
 
+    def _add_decoding(self, draft: Draft) -> bool:
+        """Rows of running sequences that all decode; False, and none, where some find no blocks.
+
+        Everybody is served, so nobody need be asked who goes first.
+        """
+        state = self._state
+        since, self._stable_since = self._stable_since, (state.num_changes, len(state.running))
+        all_stays = [sequence.stay for sequence in state.running]
+        stays = [s for s in all_stays if s is not None and s.num_planned < s.max_planned]
+        growing = [row for row, s in enumerate(stays) if s.num_planned >= s.plain_until]
+        if any(stays[row].is_prefill for row in growing) or not stays:
+            return False
+        if since == self._stable_since and len(stays) == len(all_stays) and not growing:
+            state.steady = SteadyRows(stays, state.num_changes)
+            return self._add_steady(draft, state.steady)
+        rows = self._try_grow_all(draft, stays, [stay.decode_row for stay in stays], growing)
+        if rows is None:
+            return False
+        for stay in stays:
+            stay.num_planned += 1
+            stay.last_step = draft.step_id
+        self._take_decoding(draft, stays, rows)
+        return True
+
     def _add_steady(self, draft: Draft, steady: SteadyRows) -> bool:
         """Rows of sequences that all decode; False, and none, where some find no blocks."""
-        rows = steady.rows
         growing = steady.take_growing()
-        if growing:
-            reservations: list[tuple[Stay, Reservation]] = []
-            for row in growing:
-                stay = steady.stays[row]
-                reservation = self._try_grow(stay, stay.num_planned + 1)
-                if reservation is None:
-                    for other, taken in reversed(reservations):
-                        other.cache.revert(taken)
-                    return False
-                reservations.append((stay, reservation))
-            rows = rows.copy()
-            for row, (stay, reservation) in zip(growing, reservations, strict=True):
-                rows[row] = _grown_row(stay, 1, reservation)
-                draft.add_copies(reservation)
-                stay.update_plain_until()
-                steady.note_growth(row)
+        rows = self._try_grow_all(draft, steady.stays, steady.rows, growing)
+        if rows is None:
+            return False
+        for row in growing:
+            steady.note_growth(row)
         steady.advance(draft.step_id)
-        draft.decode_rows, draft.decode_stays = rows, steady.stays
         draft.steady = steady
+        self._take_decoding(draft, steady.stays, rows)
+        return True
+
+    def _take_decoding(self, draft: Draft, stays: list[Stay], rows: list[PlannedRow]) -> None:
+        draft.decode_rows, draft.decode_stays = rows, stays
         draft.budget -= len(rows)
         self._keep_pace(draft)
-        return True
+
+    def _try_grow_all(
+        self, draft: Draft, stays: list[Stay], rows: list[PlannedRow], growing: list[int]
+    ) -> list[PlannedRow] | None:
+        """The rows, with blocks for those that need some; None, and no block, for lack of room."""
+        if not growing:
+            return rows
+        reservations: list[tuple[Stay, Reservation]] = []
+        for row in growing:
+            stay = stays[row]
+            reservation = self._try_grow(stay, stay.num_planned + 1)
+            if reservation is None:
+                for other, taken in reversed(reservations):
+                    other.cache.revert(taken)
+                return None
+            reservations.append((stay, reservation))
+        rows = rows.copy()
+        for row, (stay, reservation) in zip(growing, reservations, strict=True):
+            rows[row] = _grown_row(stay, 1, reservation)
+            draft.add_copies(reservation)
+            stay.update_plain_until()
+        return rows
 
     def _keep_pace(self, draft: Draft) -> None:
         """Leaves so much of the budget to prefills as decode rows beside them can bear."""
@@ -141,7 +172,7 @@ class Planner:
     def _plan_growing(self, draft: Draft, stays: list[Stay | None]) -> list[tuple[int, Stay]]:
         """Decode rows that need blocks, in order; returns the prefills, which come later."""
         prefills: list[tuple[int, Stay]] = []
-        starved, self._starved = self._starved, None
+        starved, self._state.starved = self._state.starved, None
         for rank, stay in enumerate(stays):
             # A stay is closed where one of these rows preempted it, which may be a plain one.
             if stay is None or stay.num_planned < stay.plain_until or not stay.is_open:
@@ -247,8 +278,8 @@ class Planner:
                 return None
             else:
                 break
-        if stay.is_prefill and self._starved is None:
-            self._starved = stay
+        if stay.is_prefill and state.starved is None:
+            state.starved = stay
         return None
 
     def _preempt_one_of(self, candidates: list[SequenceState]) -> None:

@@ -61,8 +61,9 @@ class ChargedPolicy(Policy, Protocol):
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Plans forward `num_tokens` of `sequence`; negative where a plan is reverted.
 
-        Called when a plan is complete, or before `order` is called next: sequences that decode for
-        many plans in a row are charged for all of these together.
+        Of a prompt it is called when the plan is complete. What a sequence decodes is told for
+        many plans together: when it leaves its slot, and at the latest 16 steps later, before
+        `order` is called. An exception where a sequence leaves its slot is raised by the next plan.
         """
 
 

@@ -55,7 +55,8 @@ class PrefixProbe:
     def hit_now(self, sequence: "SequenceState") -> int:
         """Tokens that a match would hit now."""
         max_tokens = sequence.max_hit_tokens
-        num_hit = self._cache.peek(self.keys_of(sequence), max_tokens=max_tokens)
+        keys = self.keys_of(sequence)
+        num_hit = self._cache.peek(keys, max_tokens=max_tokens, near=sequence.hit_estimate)
         sequence.hit_estimate = num_hit
         sequence.hit_stands_until = self.step_id + MAX_AGE
         return num_hit

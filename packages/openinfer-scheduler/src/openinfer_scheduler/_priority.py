@@ -1,9 +1,10 @@
 """Lowest `GenerateRequest.priority` first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler._ranking import Ranking
 from openinfer_scheduler._sequence import SequenceState
 
 _rank = attrgetter("request.priority")
@@ -16,9 +17,12 @@ class Priority:
     long as more urgent ones keep coming; among equals it is first come, first served.
     """
 
-    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
-        """By priority, then arrival: the argument is in order of arrival, and sorting is stable."""
-        return sorted(sequences, key=_rank)
+    def __init__(self) -> None:
+        self._ranking = Ranking(_rank, is_fixed=True)
+
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
+        """By priority, then arrival."""
+        return self._ranking.order(sequences)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""

@@ -9,7 +9,6 @@ from openinfer_kv_cache import KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
 from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
-from openinfer_scheduler._deadlines import Deadlines
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._force import force
 from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
@@ -64,23 +63,22 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._cache = cache
+        policy = policy if policy is not None else FCFS()
         self._state = SchedulerState(
             config=config,
             cache=cache,
             slots=Slots(config.max_num_seqs),
             adapters=AdapterSlots(config.max_adapters),
             probe=PrefixProbe(cache),
+            charges=Charges(policy),
             closing=closing,
         )
         self._intake = Intake(self._state)
         target_s = config.target_itl_s
         self._pace = None if target_s is None else PrefillPace(target_s)
-        policy = policy if policy is not None else FCFS()
-        self._charges = Charges(policy)
         self._room = Room(self._state)
-        self._planner = Planner(self._state, policy, self._pace, self._room, self._charges)
+        self._planner = Planner(self._state, policy, self._pace, self._room)
         self._last_completed_at = -math.inf
-        self._deadlines = Deadlines()
         self._num_added = 0
         self._num_seeds = 0
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
@@ -127,8 +125,7 @@ class Scheduler:
         self._num_added += 1
         state.live[request.request_id] = sequence
         state.enqueue(sequence)
-        if request.deadline is not None:
-            self._deadlines.add(sequence, request.deadline, len(state.live))
+        state.deadlines.add(sequence)
         return None
 
     def loaded(self, request_ids: Iterable[str], now: float) -> Effects:
@@ -173,7 +170,7 @@ class Scheduler:
         """Fails every request whose deadline has passed. Constant time where none has."""
         state = self._state
         effects: Effects = []
-        for sequence in self._deadlines.take_passed(now):
+        for sequence in state.deadlines.passed(now):
             message = f"the deadline passed after {sequence.num_output_tokens} output tokens"
             failed = state.fail(sequence, message, is_retryable=False)
             effects.append(state.event(sequence, failed))
@@ -243,7 +240,7 @@ class Scheduler:
         if step is None:
             return None
         try:
-            self._charges.add(step)
+            self._state.charges.add(step.stays[step.num_decode :])
         except BaseException:
             self._state.revert_newest()
             raise
@@ -276,7 +273,7 @@ class Scheduler:
         tokens can end a request.
         """
         is_bound = self._config.depth != 2 or self._room.is_recounted or self._pace is not None
-        return 0 if is_bound or self._deadlines else num_repeats(self._state)
+        return 0 if is_bound or self._state.deadlines else num_repeats(self._state)
 
     def repeat(self, columns: Sequence[bytes], num_steps: int, now: float) -> Effects:
         """Plans so many more steps and applies as many, at once: what simulations gain most from.
@@ -300,7 +297,6 @@ class Scheduler:
             raise StepOrderError(f"{num_steps} steps are not among the {most} that may repeat")
         effects = repeat(self._state, columns, num_steps)
         self._last_completed_at = now
-        self._charges.add(self._state.in_flight[0], num_plans=num_steps)
         return effects
 
     def revert(self, step_id: int) -> None:
@@ -315,9 +311,7 @@ class Scheduler:
         in_flight = self._state.in_flight
         if not in_flight or in_flight[-1].plan.step_id != step_id:
             raise StepOrderError(f"step {step_id} is not the newest in flight")
-        step = in_flight[-1]
         self._state.revert_newest()
-        self._charges.take_back(step)
 
     def fail(self, step_id: int, message: str, now: float) -> Effects:
         """The oldest step in flight ran and failed: every request with a row in it ends Failed.

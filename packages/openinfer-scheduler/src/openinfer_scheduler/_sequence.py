@@ -39,7 +39,6 @@ class SequenceState:
         "hit_stands_until",
         "is_announced",
         "is_by_itself",
-        "is_ended",
         "is_loading",
         "keys",
         "max_total",
@@ -88,7 +87,6 @@ class SequenceState:
         self.hit_stands_until = -1
         self.is_loading = False
         self.stay: Stay | None = None
-        self.is_ended = False
         self.is_by_itself = False
         """Whether it shares nothing any more, because it ran short of blocks all alone."""
         self.num_cached_tokens = 0
@@ -217,6 +215,7 @@ class Stay:
         "decode_row",
         "max_planned",
         "next_check",
+        "num_charged",
         "num_given",
         "num_keyed",
         "num_planned",
@@ -256,6 +255,8 @@ class Stay:
         self.num_planned = cache.num_cached_tokens
         """Positions forwarded by steps done or planned, and those found cached. Drafts in flight
         count as accepted, until `apply` knows."""
+        self.num_charged = self.num_planned
+        """Positions that the policy was told of, or need not be."""
         self.max_planned = sequence.max_total - 1
         """The last token is sampled but never forwarded."""
         self.plain_until = 0

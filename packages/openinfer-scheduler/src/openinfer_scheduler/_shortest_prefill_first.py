@@ -1,10 +1,11 @@
 """Fewest tokens to prefill first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from openinfer_scheduler._overdue import overdue_first
 from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler._ranking import Ranking
 from openinfer_scheduler._sequence import SequenceState
 
 _num_uncached = attrgetter("num_uncached_tokens")
@@ -24,11 +25,12 @@ class ShortestPrefillFirst:
 
     def __init__(self, max_wait_s: float = 10.0) -> None:
         self._max_wait_s = max_wait_s
+        self._ranking = Ranking(_num_uncached)
 
-    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
+    def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
         """By what is left, then arrival; the overdue before all."""
-        oldest, rest = overdue_first(sequences, now - self._max_wait_s)
-        return oldest + sorted(rest, key=_num_uncached)
+        ranked = self._ranking.order(sequences)
+        return overdue_first(sequences, now - self._max_wait_s, ranked)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """As much as allowed."""

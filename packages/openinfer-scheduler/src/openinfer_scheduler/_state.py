@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
 from openinfer_kv_cache import KVCache, SequenceCache
 from openinfer_scheduler._adapter_slots import AdapterSlots
+from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
+from openinfer_scheduler._deadlines import Deadlines
 from openinfer_scheduler._plan import StepPlan
 from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._queue import WaitingQueue
@@ -62,10 +64,16 @@ class SchedulerState:
     slots: Slots
     adapters: AdapterSlots
     probe: PrefixProbe
+    charges: Charges
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: list[SequenceState] = field(default_factory=list)
     """In order of arrival; their stays are open."""
     live: dict[str, SequenceState] = field(default_factory=dict)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    steady: SteadyRows | None = None
+    """What the last plan had for rows, where all of them only decode."""
+    starved: Stay | None = None
+    """A prefill that found no blocks in the last plan."""
     in_flight: deque[StepInFlight] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
     next_step: int = 1
@@ -110,6 +118,10 @@ class SchedulerState:
         stay.settle_blocks()
         if self.closing is not None:
             self.closing(stay.cache)
+        self.charges.close((stay,))
+        self.steady = None
+        if self.starved is stay:
+            self.starved = None
         stay.is_open = False
         stay.plain_until = stay.next_check = 0
         self.running.remove(stay.sequence)
@@ -196,8 +208,8 @@ class SchedulerState:
             else:
                 self.settling.remove(stay)
         sequence.stay = None
-        sequence.is_ended = True
         del self.live[sequence.request_id]
+        self.deadlines.remove(sequence)
 
     def revert_newest(self) -> None:
         """Takes back the newest plan: rows, blocks, slots and admissions."""
@@ -215,6 +227,7 @@ class SchedulerState:
             stay.chunk_step = min(stay.chunk_step, step_id - 1)
             if stay.is_open:
                 stay.update_plain_until()
+        self.charges.close(step.stays)
         self.slots.revert_announce(step.plan.ends)
 
     def _revert_start(self, stay: Stay, step_id: int) -> None:
