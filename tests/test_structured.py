@@ -129,6 +129,43 @@ def test_several_calls_may_be_demanded(tiny_server: Any) -> None:
                 check_weather(call.function.arguments)
 
 
+@pytest.fixture(scope="module", params=["qwen3_coder", "kimi_k2", "deepseek_v3", "deepseek_v31"])
+def foreign_server(request: Any, start_shared_server: Any) -> Any:
+    """The built-in model, made to write calls in the way of others."""
+    return start_shared_server("--tool-call-parser", request.param)
+
+
+def test_calls_are_demanded_in_the_way_of_every_parser(foreign_server: Any) -> None:
+    chat = foreign_server.client.chat.completions
+    strict = [json.loads(json.dumps(tool)) for tool in TOOLS]
+    strict[0]["function"]["strict"] = True
+    called = set()
+    for seed in range(6):
+        options: dict[str, Any] = HOT | {"messages": ASK, "tools": strict, "seed": seed}
+        options |= {"tool_choice": "required", "parallel_tool_calls": seed % 2 == 0}
+        choice = chat.create(**options).choices[0]
+        calls = choice.message.tool_calls or ()
+        assert not choice.message.content or choice.finish_reason == "length"
+        assert len(calls) == 1 or seed % 2 == 0
+        if choice.finish_reason == "length":
+            continue
+        for call in calls:
+            called.add(call.function.name)
+            if call.function.name == "get_weather":
+                check_weather(call.function.arguments)
+            else:
+                assert json.loads(call.function.arguments) == {}
+        with chat.stream(**options) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        assert [c.function.arguments for c in streamed.tool_calls or ()] == [
+            c.function.arguments for c in choice.message.tool_calls or ()
+        ]
+    assert "get_weather" in called <= {"get_weather", "get_time"}
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    (call,) = chat.create(**options | {"tool_choice": named}).choices[0].message.tool_calls
+    check_weather(call.function.arguments)
+
+
 def test_strict_tools_are_held_wherever_they_are_called(tiny_server: Any) -> None:
     strict = json.loads(json.dumps(TOOLS[:1]))
     strict[0]["function"]["strict"] = True

@@ -179,35 +179,38 @@ def test_what_makes_no_sense_is_refused_by_name(tool_client, engine, fields, par
 
 
 @pytest.mark.parametrize(
-    ("reason", "fields", "param"),
+    ("faulty", "reason", "fields", "param"),
     [
-        ("format.tags.1.content.json_schema.a.b: no", {}, "tools[1].function.parameters.a.b"),
+        ("second", "a.b: no", {}, "tools[1].function.parameters.a.b"),
         (
-            "format.tags.0.content.json_schema: no",
+            "second",
+            "no",
             {"tool_choice": {"type": "function", "function": {"name": "second"}}},
             "tools[1].function.parameters",
         ),
+        ("first", "a: no", {"response_format": FORMAT}, "tools[0].function.parameters.a"),
         (
-            "format.elements.1.tags.0.content.json_schema.a: no",
-            {"response_format": FORMAT},
-            "tools[0].function.parameters.a",
-        ),
-        (
-            "format.elements.0.json_schema.a: no",
+            "integer",
+            "a: no",
             {"response_format": FORMAT},
             "response_format.json_schema.schema.a",
         ),
-        ("too long", {}, "tools"),
+        ("none", "too long", {}, "tools"),
     ],
 )
 def test_the_tool_whose_schema_is_at_fault_is_named(
-    make_app, engine, client_of, tool_text, reason, fields, param
+    make_app, engine, client_of, tool_text, faulty, reason, fields, param
 ):
-    client = client_of(
-        make_app(engine, text=tool_text, check_grammar=lambda _: reason),
-    )
+    def check(grammar):
+        is_whole = grammar.kind == "structural_tag"
+        return reason if is_whole or faulty in grammar.text else None
+
+    client = client_of(make_app(engine, text=tool_text, check_grammar=check))
     tools = [
-        {"type": "function", "function": {"name": name, "parameters": {}, "strict": True}}
+        {
+            "type": "function",
+            "function": {"name": name, "parameters": {"title": name}, "strict": True},
+        }
         for name in ("first", "second")
     ]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools} | fields

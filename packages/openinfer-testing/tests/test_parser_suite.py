@@ -1,16 +1,22 @@
 """The suite is worth something only if a broken parser fails it: one per rule."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from openinfer_testing.parsers import (
+    BROKEN_CALLS,
     BROKEN_PARSERS,
+    CALL_RULES,
     PARSER_RULES,
+    BrokenCalls,
     BrokenParser,
+    CallCase,
     GoldenStream,
     ParserConformance,
     Parsers,
+    broken_case,
 )
 from openinfer_text import choose_parser
 
@@ -47,3 +53,25 @@ class TestUnbroken(ParserConformance):
     @pytest.fixture
     def golden_streams(self) -> dict[str, GoldenStream]:
         return STREAMS
+
+
+HELD = CallCase(
+    form=choose_parser("tool", "hermes", None),
+    written=['<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'],
+)
+BROKEN = [(broken, rule) for broken, rules in BROKEN_CALLS.items() for rule in rules]
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"), BROKEN, ids=[f"{broken.__name__}-{rule}" for broken, rule in BROKEN]
+)
+def test_calls_that_are_held_wrongly_are_caught(broken: type[BrokenCalls], rule: str) -> None:
+    case = HELD
+    if broken.__name__ == "RefusesNoName":
+        case = replace(HELD, form=choose_parser("tool", "kimi_k2", None))
+    with pytest.raises(AssertionError, match=rule):
+        CALL_RULES[rule].check(broken_case(broken, case))
+
+
+def test_every_rule_of_calls_catches_something() -> None:
+    assert {rule for rules in BROKEN_CALLS.values() for rule in rules} == {*CALL_RULES}

@@ -36,7 +36,12 @@ TOOLS = [
         choice={"enum": ["a", 1]},
     ),
     tool("odd", shape=3),
+    tool("refers", place={"$ref": "#/$defs/place"}, size={"allOf": [{"$ref": "#/$defs/size"}]}),
 ]
+TOOLS[-1]["function"]["parameters"]["$defs"] = {
+    "place": {"type": "object"},
+    "size": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/size"}]},
+}
 CITY = '{"city": "Köln 😀"}'
 LONG = 'for line in ["a", "b"]:\n    print(f"{line}\\n")\n' * 4
 CODE = json.dumps({"code": LONG}, ensure_ascii=False)
@@ -224,6 +229,20 @@ XML = {
     "tags in a value that is held": stream(
         xml("mix", names='["</parameter>", "</function>"]'),
         ("mix", '{"names": ["</parameter>", "</function>"]}'),
+    ),
+    "tags in a value that is JSON, as if they ended it": stream(
+        xml("mix", place='{"a": "</parameter></function></tool_call>"}', names="[1"),
+        ("mix", '{"place": {"a": "</parameter></function></tool_call>"}, "names": "[1"}'),
+    ),
+    "JSON that breaks": stream(
+        xml("mix", place='{"a": "x\ny"}'), ("mix", '{"place": "{\\"a\\": \\"x\\ny\\"}"}'),
+    ),
+    "JSON that is cut": stream(
+        xml("mix", place='{"a": "</parameter>').partition("\n</parameter>")[0],
+        ("mix", '{"place": {"a": "</parameter>'), whole=0,
+    ),
+    "references in the schema": stream(
+        xml("refers", place='{"x": 1}', size="7"), ("refers", '{"place": {"x": 1}, "size": 7}'),
     ),
     "line breaks of its own": stream(
         xml("run", code="\n\na\n\n"), ("run", '{"code": "\\n\\na\\n\\n"}'),

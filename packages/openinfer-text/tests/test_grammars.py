@@ -7,7 +7,6 @@ import pytest
 from openinfer_contract import Grammar, unpack_ids
 from openinfer_text import (
     CallForm,
-    ParseContext,
     ReasoningMarks,
     StructureError,
     TextModel,
@@ -66,17 +65,6 @@ def test_a_response_format_may_ask_for_nothing():
         with pytest.raises(StructureError) as caught:
             grammar_of_response_format(broken)
         assert caught.value.field == field
-
-
-def test_the_frame_of_a_call_is_what_the_parser_reads():
-    form = HermesParser()
-    assert isinstance(form, CallForm)
-    begin, end = form.call_frame('get "it"\n')
-    stream = form.start(ParseContext())
-    pieces = [*stream.push(begin), *stream.push('{"a": 1}'), *stream.push(end), *stream.finish()]
-    assert pieces[0].name == 'get "it"\n'
-    assert "".join(p.text for p in pieces if hasattr(p, "text")) == '{"a": 1}'
-    assert begin.startswith(form.call_trigger)
 
 
 def test_calls_of_no_tool_parser_are_nobodys():

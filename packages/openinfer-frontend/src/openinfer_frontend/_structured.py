@@ -1,5 +1,7 @@
 """What a body asks of its answer's form: `response_format`, `structured_outputs`, forced calls."""
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ _SCHEMA_FIELDS = {
     "structured_outputs": "structured_outputs.json",
 }
 """Where a form that can be combined with calls has its schema."""
+_KEYWORD = re.compile(r"(\S+): (.*)", re.DOTALL)
+"""A reason that begins with a JSON schema keyword and its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class WantedForm:
 
     grammar: Grammar
     param: str
-    places: Sequence[tuple[str, str]] = ()
-    """Places in the grammar, and the fields that stand there."""
+    parts: Sequence[tuple[str, Grammar]] = ()
+    """Fields whose schemas are part of the grammar, and these alone."""
 
 
 def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
@@ -100,27 +104,32 @@ def _with_calls(
             "calls cannot be forced nor held to a schema: this model's tool parser does not say "
             "how they are written",
         )
-    numbered = list(enumerate(tools))
-    if is_named:
-        numbered = [(i, tool) for i, tool in numbered if tool["function"]["name"] == named]
-        if not numbered:
-            raise _wrong("tool_choice.function.name", "names none of the tools")
-    grammar = grammar_of_calls(
-        tool_parser,
-        [tool for _, tool in numbered],
-        is_required=is_required,
-        is_single=is_single,
-        otherwise=None if form is None else form.grammar,
-    )
-    calls = "format" if form is None else "format.elements.1"
-    places = [
-        (f"{calls}.tags.{place}.content.json_schema", f"tools[{number}].function.parameters")
-        for place, (number, _) in enumerate(numbered)
+    names = [tool["function"]["name"] for tool in tools]
+    if is_named and named not in names:
+        raise _wrong("tool_choice.function.name", "names none of the tools")
+    try:
+        grammar = grammar_of_calls(
+            tool_parser,
+            tools,
+            is_required=is_required,
+            is_single=is_single,
+            named=named,
+            otherwise=None if form is None else form.grammar,
+        )
+    except StructureError as error:
+        raise ApiError(400, str(error), param=error.field) from error
+    parts = [
+        (f"tools[{index}].function.parameters", _schema(tool["function"]["parameters"]))
+        for index, tool in enumerate(tools)
+        if tool["function"].get("parameters")
     ]
     if form is None:
-        return WantedForm(grammar, "tools", places)
-    places.append(("format.elements.0.json_schema", _SCHEMA_FIELDS[form.param]))
-    return WantedForm(grammar, form.param, places)
+        return WantedForm(grammar, "tools", parts)
+    return WantedForm(grammar, form.param, [*parts, (_SCHEMA_FIELDS[form.param], form.grammar)])
+
+
+def _schema(schema: Mapping[str, Any]) -> Grammar:
+    return Grammar(kind="json_schema", text=json.dumps(schema))
 
 
 def check_form(form: WantedForm, check: GrammarCheck) -> None:
@@ -132,11 +141,11 @@ def check_form(form: WantedForm, check: GrammarCheck) -> None:
     reason = check(form.grammar)
     if reason is None:
         return
-    for place, field in form.places:
-        rest = reason.removeprefix(place)
-        if rest != reason and rest.startswith((".", ":")):
-            keywords, _, reason = rest.partition(": ")
-            raise _wrong(field + keywords, reason)
+    for field, part in form.parts:
+        if (own := check(part)) is None:
+            continue
+        found = _KEYWORD.fullmatch(own)
+        raise _wrong(f"{field}.{found[1]}", found[2]) if found else _wrong(field, own)
     raise _wrong(form.param, reason)
 
 

@@ -73,7 +73,7 @@ class _Writer:
         return name
 
     def const_string(self, form: Mapping[str, Any], where: str) -> str:
-        return _literal(_string(form, "value", where))
+        return _literal(_string(form, "value", where)) or '""'
 
     def json_schema(self, form: Mapping[str, Any], where: str) -> str:
         schema = form.get("json_schema", True)
@@ -81,11 +81,24 @@ class _Writer:
             raise _refused("json_schema", where, "must be an object or a boolean")
         return self.rule("%json " + json.dumps(self._with_form(schema)))
 
-    def regex(self, form: Mapping[str, Any], where: str) -> str:
-        return f"/{_escaped(_string(form, 'pattern', where))}/"
-
-    def any_text(self, form: Mapping[str, Any], where: str) -> str:
-        return _TEXT
+    def text(self, form: Mapping[str, Any], where: str, end: str = "") -> str:
+        """A regex or any text without its `excludes`, and an end, of which it may hold a part."""
+        text = _TEXT
+        if form["type"] == "regex":
+            text = f"/{_escaped(_string(form, 'pattern', where))}/"
+        excludes = _list(form, "excludes", where) if form.get("excludes") else ()
+        if not excludes:
+            return f"{text} {_literal(end)}".rstrip()
+        parts = [text]
+        for part in excludes:
+            if not isinstance(part, str) or not part:
+                raise _refused("excludes", where, "must be texts that are not empty")
+            literal = "".join(re.escape(char) if char != "\n" else r"\n" for char in part)
+            parts.append(f"~/(.|\\n)*{_escaped(literal)}(.|\\n)*/")
+        # One terminal with its end: on their own, neither could tell where the text is over.
+        name = f"T{len(self.rules)}"
+        self.rules.append(f"{name}: ({' & '.join(parts)}) {_literal(end)}")
+        return name
 
     def sequence(self, form: Mapping[str, Any], where: str) -> str:
         return self.rule(" ".join(self._elements(form, where)))
@@ -102,11 +115,16 @@ class _Writer:
         begin, end = _string(form, "begin", where), _string(form, "end", where)
         content = form.get("content")
         begin = begin[len(trigger) :]
-        if isinstance(content, dict) and content.get("type") == "any_text":
-            body = self.rule(f"{_TEXT} {_literal(end)}", is_lazy=True) if end else _TEXT
-            return self.rule(f"{_literal(begin)} {body}")
-        body = self.write(content, f"{where}.content")
-        return self.rule(f"{_literal(begin)} {body} {_literal(end)}")
+        body = self._tag_body(content, f"{where}.content", end)
+        return self.rule(f"{_literal(begin)} {body}")
+
+    def _tag_body(self, content: Any, where: str, end: str) -> str:
+        kind = content.get("type") if isinstance(content, dict) else None
+        if kind in ("any_text", "regex") and content.get("excludes"):
+            return self.text(content, where, end)
+        if kind == "any_text" and end:
+            return self.rule(f"{_TEXT} {_literal(end)}", is_lazy=True)
+        return f"{self.write(content, where)} {_literal(end)}"
 
     def triggered_tags(self, form: Mapping[str, Any], where: str) -> str:
         triggers = _list(form, "triggers", where)
@@ -140,8 +158,8 @@ class _Writer:
 _FORMATS: dict[str, Callable[[_Writer, Mapping[str, Any], str], str]] = {
     "const_string": _Writer.const_string,
     "json_schema": _Writer.json_schema,
-    "regex": _Writer.regex,
-    "any_text": _Writer.any_text,
+    "regex": _Writer.text,
+    "any_text": _Writer.text,
     "sequence": _Writer.sequence,
     "or": _Writer.either,
     "tag": _Writer.tag,

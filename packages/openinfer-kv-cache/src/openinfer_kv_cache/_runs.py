@@ -6,6 +6,7 @@ Who leaves the index forgets its place, so what is left of a run is told by comp
 """
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ _MIN_BLOCKS = 8
 _MAX_SPARE = 4096
 """Entries beyond twice the indexed blocks, before those of blocks that are gone are dropped."""
 
+_LOOKED_AT_PER_ADDED = 4
+_LOOKED_AT_LEAST = 512
+_COST_OF_A_RUN = 32
+"""What may be looked at to drop such entries for each that was added, at the least in one call,
+and what a run costs besides its entries."""
 
 _MAX_BLOCKS = 1 << 24
 """Of a run; places of one run are numbered from a multiple of it."""
@@ -36,15 +42,16 @@ class ChainRuns:
 
     Attributes:
         min_blocks: a run begins with at least so many.
-        max_spare: so many entries beyond twice the indexed blocks may be of blocks that are gone.
+        max_spare: so many entries beyond twice the indexed blocks may be of blocks that are gone,
+            and for a while a few more: they are dropped little by little.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.min_blocks, self.max_spare = _MIN_BLOCKS, _MAX_SPARE
         self._places = np.zeros(num_blocks, np.int64)
         """By block, its place; 0: none."""
-        self._runs: dict[int, _Run] = {}
-        """By first place."""
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+        """By first place; those looked at longest ago for blocks that are gone come first."""
         self._starts: dict[bytes, _Run] = {}
         self._newest_place = 0
         self._num_entries = 0
@@ -72,8 +79,7 @@ class ChainRuns:
             return
         self._places[ids] = np.arange(place, place + len(ids))
         self._num_entries += len(ids)
-        if self._num_entries > 2 * num_indexed + self.max_spare:
-            self._prune()
+        self._prune(2 * num_indexed + self.max_spare, len(ids))
 
     def forget(self, ids: BlockIds) -> None:
         """Blocks are indexed no more."""
@@ -135,16 +141,26 @@ class ChainRuns:
         run.ids = run.ids[:length]
         del run.keys[length:]
 
-    def _prune(self) -> None:
-        """Drops what is not indexed any more."""
-        for place, run in list(self._runs.items()):
-            is_dead = self._places[run.ids] != np.arange(place, place + len(run.ids))
-            if is_dead[0]:
+    def _prune(self, most: int, num_added: int) -> None:
+        """Where there are more entries than `most`, drops some of blocks that are gone.
+
+        Looks at a few times what was added: by far the most are gone then, so they do not heap up,
+        and nobody waits until all have been looked at.
+        """
+        budget = max(_LOOKED_AT_LEAST, _LOOKED_AT_PER_ADDED * num_added)
+        while self._num_entries > most and budget > 0:
+            place, run = next(iter(self._runs.items()))
+            budget -= _COST_OF_A_RUN
+            if self._places[run.ids[0]] != place:
                 self._num_entries -= len(run.ids)
                 del self._runs[place]
                 if self._starts[run.keys[0]] is run:
                     del self._starts[run.keys[0]]
-            elif is_dead.any():
+                continue
+            self._runs.move_to_end(place)
+            budget -= len(run.ids)
+            is_dead = self._places[run.ids] != np.arange(place, place + len(run.ids))
+            if is_dead.any():
                 self._cut(run, int(is_dead.argmax()))
 
 

@@ -19,8 +19,10 @@ What is looked at again with every push is bounded, so that time is linear in th
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from openinfer_text._call_grammar import Tag, json_call
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext
 from openinfer_text._pieces import BLANK, Piece, beginning_of, end_of
@@ -44,7 +46,8 @@ class HermesParser:
 
     name = "hermes"
     markers = (_OPEN, _CLOSE)
-    call_trigger = _OPEN
+    call_triggers = (_OPEN,)
+    call_section = ("", "")
     call_separator = "\n"
 
     def claims(self, template: str, /) -> bool:
@@ -55,10 +58,11 @@ class HermesParser:
             and not any(mark in template for mark in _OTHER_DIALECTS)
         )
 
-    def call_frame(self, name: str, /) -> tuple[str, str]:
-        """What stands before and behind the arguments, as chat templates write it."""
-        called = json.dumps(name, ensure_ascii=False)
-        return f'{_OPEN}\n{{"name": {called}, "arguments": ', f"}}\n{_CLOSE}"
+    def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
+        """See `CallForm.call_tags`; spelled as chat templates do."""
+        called = json.dumps(function["name"], ensure_ascii=False)
+        begin = f'{_OPEN}\n{{"name": {called}, "arguments": '
+        return [json_call(begin, parameters, f"}}\n{_CLOSE}")]
 
     def start(self, context: ParseContext, /) -> "_HermesStream":
         """A parser for one answer."""

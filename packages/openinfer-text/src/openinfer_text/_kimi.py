@@ -11,31 +11,44 @@ anew) make it write such ids itself, out of which no name can be read. Therefore
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from openinfer_text._call_grammar import Tag, json_call
 from openinfer_text._parser import ParseContext
-from openinfer_text._sections import LABEL, Callee, SectionForm, SectionStream
+from openinfer_text._sections import (
+    LABEL,
+    Callee,
+    SectionForm,
+    SectionParser,
+    SectionStream,
+    callable_name,
+)
 from openinfer_text._tool_schemas import ToolSchemas
 
 SECTION_BEGIN = "<|tool_calls_section_begin|>"
+_ARGUMENT_BEGIN = "<|tool_call_argument_begin|>"
 _FORM = SectionForm(
     section_begin=SECTION_BEGIN,
     section_end="<|tool_calls_section_end|>",
     call_begin="<|tool_call_begin|>",
     call_end="<|tool_call_end|>",
-    head=(LABEL, "<|tool_call_argument_begin|>"),
+    head=(LABEL, _ARGUMENT_BEGIN),
 )
 _CALL_ID = re.compile(r"functions\.(.+):(\d+)")
 _WRITTEN = re.compile(r"(?:functions\.)?(.+):(\d+)")
 _WITHOUT_MARKS = re.compile(r"functions\.?(.+?):?(\d+)")
+_COUNT = "0|[1-9][0-9]{0,3}"
 _COUNT_ONLY = re.compile(r"(?:call_?)?(\d+)")
 
 
-class KimiParser:
+class KimiParser(SectionParser):
     """Tool calls as Kimi-K2 writes them."""
 
     name = "kimi_k2"
-    markers = _FORM.markers
+
+    def __init__(self) -> None:
+        super().__init__(_FORM)
 
     def claims(self, template: str, /) -> bool:
         """A template with the section's first token."""
@@ -44,6 +57,15 @@ class KimiParser:
     def rename_call(self, call_id: str, name: str, index: int) -> str:
         """The id that the model shall read of the conversation's call number `index`, from 0."""
         return call_id if _CALL_ID.fullmatch(call_id) else f"functions.{name}:{index}"
+
+    def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
+        """See `CallForm.call_tags`; the count in the label is the model's to choose."""
+        begin = f"{_FORM.call_begin}functions.{callable_name(function)}:"
+        call = json_call(begin, parameters, _FORM.call_end)
+        count = {"type": "regex", "pattern": _COUNT}
+        mark = {"type": "const_string", "value": _ARGUMENT_BEGIN}
+        call["content"] = {"type": "sequence", "elements": [count, mark, call["content"]]}
+        return [call]
 
     def start(self, context: ParseContext, /) -> SectionStream:
         """A parser for one answer."""

@@ -11,14 +11,15 @@ its tool is read as a whole, and announced if its arguments do.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext
 from openinfer_text._pieces import BLANK, Piece, beginning_of, end_of
-from openinfer_text._tool_stream import MAX_HEAD, JsonToolStream
+from openinfer_text._tool_stream import MAX_HEAD, MAX_NAME, JsonToolStream
+from openinfer_text.errors import StructureError
 
 LABEL = None
 """The part of a head that says which call it is: anything without space, `<` and braces."""
@@ -36,6 +37,8 @@ class SectionForm:
     call_end: str
     head: tuple[str | None, ...]
     """What follows `call_begin`, up to the arguments; white space may stand between the parts."""
+    separator: str = ""
+    """What the model writes between two calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -60,6 +63,30 @@ class SectionForm:
             else:
                 return "" if part.startswith(text[at:]) else None
         return label, at
+
+
+class SectionParser:
+    """The part of a `ParserFactory` and a `CallForm` that all have who write in sections."""
+
+    def __init__(self, form: SectionForm) -> None:
+        self._form = form
+        self.markers = form.markers
+        self.call_triggers = (form.section_begin, form.call_begin)
+        self.call_section = (form.section_begin, form.section_end)
+        self.call_separator = form.separator
+
+
+def callable_name(function: Mapping[str, Any]) -> str:
+    """The name of a function, if it can be a label.
+
+    Raises:
+        StructureError: it cannot.
+    """
+    name: str = function["name"]
+    if len(name) > MAX_NAME or not _LABEL.fullmatch(name):
+        reason = f"calls of it can be held only without space, < > {{ }}, up to {MAX_NAME} long"
+        raise StructureError("name", reason)
+    return name
 
 
 @dataclass(frozen=True, slots=True)

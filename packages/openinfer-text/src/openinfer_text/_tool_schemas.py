@@ -13,6 +13,13 @@ _KINDS = {
     type(None): "null",
 }
 
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}
+)
+"""Keywords that hold a value to nothing."""
+_MAX_BRANCHES = 256
+"""So many schemas are looked at for one parameter: they may refer to each other."""
+
 
 class ToolSchemas:
     """Parameters by tool; a schema of any other shape than usual says nothing."""
@@ -38,24 +45,86 @@ class ToolSchemas:
 
     def kinds(self, name: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have; none where nothing is known."""
-        properties = _mapping(_mapping(self._parameters.get(name)).get("properties"))
-        return frozenset(_kinds(properties.get(parameter)))
+        parameters = _mapping(self._parameters.get(name))
+        return kinds_of(_mapping(parameters.get("properties")).get(parameter), parameters)
+
+
+def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that the schema of a parameter allows; none where it says nothing.
+
+    Args:
+        schema: of the parameter.
+        root: of all parameters: where its references lead.
+    """
+    return frozenset(kind for branch in branches_of(schema, root) for kind in _kinds(branch))
+
+
+def branches_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of which a value has to follow one: what `anyOf` and references stand for.
+
+    None where they are too many. No branch has a list of types, `anyOf`, `oneOf` or a reference
+    that leads anywhere; what stands beside one of these is part of the branch.
+    """
+    branches: list[Mapping[str, Any]] = []
+    waiting, followed = [_mapping(schema)], set()
+    for _ in range(_MAX_BRANCHES):
+        if not waiting:
+            return branches
+        schema = waiting.pop()
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference in followed:
+                continue
+            followed.add(reference)
+        key, choices = _choices(schema, root)
+        rest = {name: value for name, value in schema.items() if name != key}
+        if key is None:
+            branches.append(schema)
+        waiting += [_both(rest, choice) for choice in reversed(choices)]
+    return []
+
+
+def _choices(
+    schema: Mapping[str, Any], root: Mapping[str, Any]
+) -> tuple[str | None, list[Mapping[str, Any]]]:
+    """The keyword that stands for other schemas, and these."""
+    if (target := _referred(schema.get("$ref"), root)) is not None:
+        return "$ref", [target]
+    if isinstance(every := schema.get("allOf"), list) and len(every) == 1:
+        return "allOf", [_mapping(every[0])]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list):
+            return key, [_mapping(choice) for choice in choices]
+    if isinstance(kinds := schema.get("type"), list):
+        return "type", [{"type": kind} for kind in kinds if isinstance(kind, str)]
+    return None, []
+
+
+def _both(schema: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice with what stands beside it; both, as `allOf`, where they say different things."""
+    shared = (schema.keys() & choice.keys()) - ANNOTATIONS
+    both = {**schema, **choice}
+    if any(schema[key] != choice[key] for key in shared):
+        both["allOf"] = [dict(schema), dict(choice)]
+    return both
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for part in reference[2:].split("/"):
+        found = _mapping(found).get(part.replace("~1", "/").replace("~0", "~"))
+    return found if isinstance(found, Mapping) else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _kinds(schema: Any) -> Iterator[str]:
-    schema = _mapping(schema)
-    declared = schema.get("type")
-    if isinstance(declared, str):
+def _kinds(branch: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(declared := branch.get("type"), str):
         yield declared
-    elif isinstance(declared, list):
-        yield from (kind for kind in declared if isinstance(kind, str))
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        for choice in choices if isinstance(choices, list) else ():
-            yield from _kinds(choice)
-    if declared is None and isinstance(values := schema.get("enum"), list):
+        return
+    values = [branch["const"]] if "const" in branch else branch.get("enum")
+    if isinstance(values, list):
         yield from (_KINDS[type(value)] for value in values if type(value) in _KINDS)

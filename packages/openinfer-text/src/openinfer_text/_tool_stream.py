@@ -21,6 +21,8 @@ from openinfer_text._pieces import (
 
 MAX_HEAD = 1024
 """So much may stand between a marker and the arguments; beyond it is no call."""
+MAX_NAME = 256
+"""So long may a name be that calls are held to: it has to fit between marker and arguments."""
 
 
 class ToolStream(StatefulStream, ABC):

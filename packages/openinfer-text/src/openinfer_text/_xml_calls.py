@@ -22,26 +22,36 @@ mention the tags.
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from openinfer_text._call_grammar import Tag
+from openinfer_text._json_scan import JsonScanner
 from openinfer_text._parser import ParseContext
 from openinfer_text._pieces import BLANK, Piece, end_of
 from openinfer_text._tool_schemas import ToolSchemas
 from openinfer_text._tool_stream import MAX_HEAD, ToolStream
 from openinfer_text._tool_values import is_string, json_of_text, json_of_value, may_be_null
+from openinfer_text._xml_form import (
+    FUNCTION_END,
+    PARAMETER_END,
+    checked_name,
+    free_parameters,
+    held_parameters,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_FUNCTION, _PARAMETER = "<function=", "<parameter="
 _TAG_NAME = re.compile(r"[ \t]*([^<>\s](?:[^<>\n]*[^<>\s])?)[ \t]*>")
 _POSSIBLE_TAG_NAME = re.compile(r"[^<>\n]*\Z")
 _FOLLOWERS = {
-    _PARAMETER_END: (_PARAMETER, _FUNCTION_END, _CLOSE, _OPEN),
-    _FUNCTION_END: (_CLOSE, _OPEN),
+    PARAMETER_END: (_PARAMETER, FUNCTION_END, _CLOSE, _OPEN),
+    FUNCTION_END: (_CLOSE, _OPEN),
 }
 """What may stand behind a closing tag that ends a value; others are part of it."""
 _CLOSER = re.compile("|".join(_FOLLOWERS))
 _POSSIBLE_CLOSER = re.compile(r"\n?(?:<(?:/[a-z]*)?)?\Z")
-_LONGEST_CLOSER = 1 + len(_PARAMETER_END)
+_LONGEST_CLOSER = 1 + len(PARAMETER_END)
 
 
 class XmlCallParser:
@@ -49,10 +59,23 @@ class XmlCallParser:
 
     name = "qwen3_coder"
     markers = (_OPEN, _CLOSE)
+    call_triggers = (_OPEN, _FUNCTION)
+    call_section = ("", "")
+    call_separator = "\n"
 
     def claims(self, template: str, /) -> bool:
         """A template with `<tool_call>` and both of the tags inside."""
         return all(mark in template for mark in (_OPEN, _FUNCTION, _PARAMETER))
+
+    def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
+        """See `CallForm.call_tags`; the second is a function outside of `<tool_call>`."""
+        begin = f"{_FUNCTION}{checked_name(function['name'], 'name')}>\n"
+        if parameters is None:
+            content = free_parameters(function.get("parameters"))
+        else:
+            content = held_parameters(parameters)
+        bare = {"type": "tag", "begin": begin, "content": content, "end": FUNCTION_END}
+        return [bare | {"begin": f"{_OPEN}\n{begin}", "end": f"{FUNCTION_END}\n{_CLOSE}"}, bare]
 
     def start(self, context: ParseContext, /) -> "_XmlStream":
         """A parser for one answer."""
@@ -68,12 +91,15 @@ class _XmlStream(ToolStream):
         """Whether the function stands outside of `<tool_call>`."""
         self._num_parameters = 0
         self._kinds: frozenset[str] = frozenset()
+        self._scanner = JsonScanner()
 
     def _is_announced(self) -> bool:
         return self._read not in (self._read_head, self._read_name)
 
     def _finish_call(self, pieces: list[Piece]) -> None:
         rest = self._take(len(self._text))
+        if self._read in (self._read_first, self._read_json):
+            self._add_arguments(rest, pieces)
         if self._read not in (self._read_value, self._read_text, self._read_held):
             return
         # A closing tag may have waited for what follows it.
@@ -135,13 +161,13 @@ class _XmlStream(ToolStream):
         if self._text.startswith(_PARAMETER, at):
             self._take(at + len(_PARAMETER))
             self._lead, self._read = _PARAMETER, self._read_parameter
-        elif self._text.startswith((_FUNCTION_END, _CLOSE, _OPEN), at):
-            if self._text.startswith(_FUNCTION_END, at):
-                self._take(at + len(_FUNCTION_END))
+        elif self._text.startswith((FUNCTION_END, _CLOSE, _OPEN), at):
+            if self._text.startswith(FUNCTION_END, at):
+                self._take(at + len(FUNCTION_END))
             self._add_arguments("}" if self._num_parameters else "{}", pieces)
             self._add_end(pieces)
             self._read = self._read_tail
-        elif self._may_come(at, _PARAMETER, _FUNCTION_END, _CLOSE, _OPEN):
+        elif self._may_come(at, _PARAMETER, FUNCTION_END, _CLOSE, _OPEN):
             return False
         else:
             # Neither a parameter nor an end: the call stays open, and this is content.
@@ -174,7 +200,7 @@ class _XmlStream(ToolStream):
         self._take(at)
         if is_text:
             self._add_arguments('"', pieces)
-        self._read = self._read_text if is_text else self._read_held
+        self._read = self._read_text if is_text else self._read_first
         return True
 
     def _read_text(self, pieces: list[Piece]) -> bool:
@@ -186,6 +212,28 @@ class _XmlStream(ToolStream):
             end -= 1
         self._add_arguments(json_of_text(self._take(end)), pieces)
         return False
+
+    def _read_first(self, pieces: list[Piece]) -> bool:
+        """The first character of a value that is held."""
+        may_nest = not self._kinds.isdisjoint(("object", "array"))
+        if may_nest and self._text[self._at] in "{[":
+            self._scanner, self._read = JsonScanner(), self._read_json
+        else:
+            self._read = self._read_held
+        return True
+
+    def _read_json(self, pieces: list[Piece]) -> bool:
+        """A value up to its last bracket: a tag within its strings is none."""
+        end = self._scanner.find_end(self._text, self._seen)
+        if self._scanner.broken_at is not None:
+            self._go_back()
+            self._read = self._read_held
+        elif end is None:
+            self._seen = len(self._text)
+            return False
+        else:
+            self._seen, self._read = end, self._read_held
+        return True
 
     def _read_held(self, pieces: list[Piece]) -> bool:
         self._seen, is_over = self._find_end()
@@ -212,8 +260,8 @@ class _XmlStream(ToolStream):
 
     def _close_value(self, rest: str, pieces: list[Piece]) -> bool:
         self._add_arguments(rest, pieces)
-        if self._text.startswith(_PARAMETER_END, self._at):
-            self._take(self._at + len(_PARAMETER_END))
+        if self._text.startswith(PARAMETER_END, self._at):
+            self._take(self._at + len(PARAMETER_END))
         self._read = self._read_parameters
         return True
 

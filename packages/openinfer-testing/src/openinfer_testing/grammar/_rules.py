@@ -167,8 +167,13 @@ def rows_of_drafts_are_those_behind_them(backend: GrammarBackend) -> None:
 
 def json_follows_its_schema(backend: GrammarBackend) -> None:
     """Whatever is drawn from the masks."""
-    for seed in range(8):
-        text = _draw(backend.compile(_grammar("json_schema", _SCHEMA)), seed)
+    within = _TAG | {"content": {"type": "json_schema", "json_schema": _SCHEMA}}
+    for seed in range(16):
+        if seed % 2:
+            text = _draw(backend.compile(_grammar("structural_tag", {"format": within})), seed)
+            text = text.removeprefix("<call>").removesuffix("</call>")
+        else:
+            text = _draw(backend.compile(_grammar("json_schema", _SCHEMA)), seed)
         value = json.loads(text)
         assert set(value) == {"name", "tags", "is_true"}, text
         assert len(value["name"]) <= 4, text
@@ -191,6 +196,10 @@ def every_kind_is_there(backend: GrammarBackend) -> None:
     triggered = {"type": "triggered_tags", "tags": [_TAG], "triggers": ["<call"]}
     matcher = backend.compile(_grammar("structural_tag", {"format": triggered}))
     assert matcher.accept(encode("say <call>true</call> so <call>no")).num_tokens == 31
+    free = _TAG | {"content": {"type": "any_text", "excludes": ["ab", "cd"]}, "end": "\nab\n"}
+    for text, num_allowed in (("<call>a\na\nab\n", 13), ("<call>c\nab", 10), ("<call>xcdx", 8)):
+        matcher = backend.compile(_grammar("structural_tag", {"format": free}))
+        assert matcher.accept(encode(text)).num_tokens == num_allowed, text
 
 
 def what_cannot_be_honoured_is_refused_by_keyword(backend: GrammarBackend) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from openinfer_testing.parsers._call_rules import CALL_RULES, CallCase, CallRule
 from openinfer_testing.parsers._golden import GoldenStream, Parsers
 from openinfer_testing.parsers._rules import PARSER_RULES, ParserRule
 
@@ -37,3 +38,23 @@ class ParserConformance:
     ) -> None:
         """One rule."""
         rule.check(parsers, golden_streams)
+
+
+class CallConformance:
+    """The same for a parser that is a `CallForm`.
+
+    class TestMyCalls(CallConformance):
+        @pytest.fixture
+        def case(self):
+            return CallCase(form=MyParser(), written=['CALL ping {}'])
+    """
+
+    @pytest.fixture
+    def case(self) -> CallCase:
+        """The parser under test, and what its models write to call `CALL_TOOLS`."""
+        raise NotImplementedError("provide the fixture case")
+
+    @pytest.mark.parametrize("rule", CALL_RULES.values(), ids=CALL_RULES.keys())
+    def test_rule(self, rule: CallRule, case: CallCase) -> None:
+        """One rule."""
+        rule.check(case)

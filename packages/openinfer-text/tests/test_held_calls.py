@@ -1,0 +1,136 @@
+"""Calls that are demanded or strict: what the grammar lets through, every built-in parser reads."""
+
+import json
+
+import pytest
+
+from openinfer_testing.parsers import CallCase, CallConformance, allows
+from openinfer_text import StructureError, choose_parser, grammar_of_calls
+
+STRING = {"type": "string"}
+PLACE = {"lat": 5, "names": ["a", {"b": "</parameter></function></tool_call>"}]}
+CALLS = (
+    ("weather", {"city": "Köln", "days": 3, "unit": "null"}),
+    ("note", {"text": 'a\n"b" </p> <tool>', "place": PLACE, "size": None, "is_new": True}),
+    ("ping", {}),
+)
+
+
+def _dumps(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _hermes(calls):
+    called = [f'{{"name": "{name}", "arguments": {_dumps(value)}}}' for name, value in calls]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in called)
+
+
+def _xml(calls):
+    texts = []
+    for name, value in calls:
+        parameters = "".join(
+            f"<parameter={key}>\n{item if isinstance(item, str) else _dumps(item)}\n</parameter>\n"
+            for key, item in value.items()
+        )
+        function = f"<function={name}>\n{parameters}</function>"
+        texts.append(f"<tool_call>\n{function}\n</tool_call>")
+    return "\n".join(texts)
+
+
+def _kimi(calls):
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{name}:{count}<|tool_call_argument_begin|>{_dumps(value)}"
+        "<|tool_call_end|>"
+        for count, (name, value) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
+def _deepseek_v3(calls):
+    inner = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_dumps(value)}\n```"
+        "<｜tool▁call▁end｜>"
+        for name, value in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls):
+    inner = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_dumps(value)}<｜tool▁call▁end｜>"
+        for name, value in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+WRITERS = {
+    "hermes": _hermes,
+    "qwen3_coder": _xml,
+    "kimi_k2": _kimi,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
+}
+
+
+def case_of(name, backend="llguidance"):
+    write = WRITERS[name]
+    written = [write([call]) for call in CALLS] + [write(CALLS), write(CALLS[::-1])]
+    return CallCase(form=choose_parser("tool", name, None), written=written, backend=backend)
+
+
+class TestHeldCalls(CallConformance):
+    @pytest.fixture(params=WRITERS)
+    def case(self, request):
+        return case_of(request.param)
+
+
+def _held(schema, **root):
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"], **root}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    form = choose_parser("tool", "qwen3_coder", None)
+    return grammar_of_calls(form, tools, is_required=True, is_single=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "pattern": "^[a-c]+$"}, "abc", "abd"),
+        ({"type": "string", "pattern": "b$"}, "a\nb", "ba"),
+        ({"type": "string", "pattern": "a|b"}, "xbx", "xyz"),
+        ({"type": "string", "format": "date"}, "2026-01-31", "2026-04-31"),
+        ({"enum": ["1", 1, "yes", None]}, "yes", "no"),
+        ({"const": "a b"}, "a b", "a"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]}, "1234", "abcd"),
+        ({"type": ["integer", "null"], "minimum": 3}, "null", "2"),
+        ({"description": "anything"}, "any thing", "a</function>"),
+        ({"$ref": "#/$defs/x"}, "[2]", "[true]"),
+    ],
+)
+def test_a_tag_is_held_to_its_schema(schema, good, bad):
+    items = {"x": {"type": "array", "items": {"type": "integer"}}}
+    grammar = _held(schema, **{"$defs": items})
+    for value, is_allowed in ((good, True), (bad, False)):
+        tags = f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>"
+        assert allows(grammar, f"<tool_call>\n{tags}\n</tool_call>") == is_allowed, value
+
+
+@pytest.mark.parametrize(
+    ("schema", "root", "field"),
+    [
+        ({}, {"minProperties": 1}, "minProperties"),
+        ({}, {"required": ["y"]}, "required"),
+        ({"type": "string", "not": {}}, {}, "properties.x.not"),
+        ({"type": "string", "format": "ipv6"}, {}, "properties.x.format"),
+        ({"type": "string", "pattern": "^a|b$"}, {}, "properties.x.pattern"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, {}, "properties.x.maxLength"),
+        ({"type": ["string", "integer"], "minimum": 3}, {}, "properties.x.minimum"),
+        ({"anyOf": [STRING, {"type": "integer", "minimum": 3}]}, {}, "properties.x"),
+        ({"type": ["string", "integer"], "anyOf": [STRING]}, {}, "properties.x.allOf"),
+        ({"enum": ["</parameter>"]}, {}, "properties.x.enum"),
+        ({"$ref": "#/$defs/x"}, {"$defs": {"x": {"$ref": "#/$defs/x"}}}, "properties.x"),
+    ],
+)  # fmt: skip
+def test_what_a_tag_cannot_be_held_to_is_refused_by_name(schema, root, field):
+    with pytest.raises(StructureError) as caught:
+        _held(schema, **root)
+    assert caught.value.field == f"tools[0].function.parameters.{field}"
