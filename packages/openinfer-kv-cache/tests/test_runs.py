@@ -86,3 +86,20 @@ def test_what_is_gone_is_dropped_in_time():
     assert len(made._runs) < 8
     assert len(made._starts) < 8
     assert found(made, "abc") == [5, 3, 9]
+
+
+def test_nobody_waits_until_all_that_is_gone_is_dropped():
+    made, num_runs = ChainRuns(16 * 10_800 + 8), 10_800
+    for number in range(num_runs):
+        blocks = np.arange(16 * number, 16 * number + 16, dtype=np.int32)
+        made.add(blocks, [b"%d-%d" % (number, at) for at in range(16)], None, 16 * num_runs)
+        if number % 4:
+            made.forget(blocks)
+    num_indexed, made.max_spare, dropped = 4 * num_runs + 8, 0, []
+    more = np.arange(16 * num_runs, 16 * num_runs + 8, dtype=np.int32)
+    while made._num_entries > 2 * num_indexed:
+        before = made._num_entries
+        made.add(more, [b"%d %d" % (len(dropped), at) for at in range(8)], None, num_indexed)
+        dropped.append(before + 8 - made._num_entries)
+    assert max(dropped) <= 16 * 16, "a call drops a little"
+    assert min(dropped) > 8, "and more than it adds"
