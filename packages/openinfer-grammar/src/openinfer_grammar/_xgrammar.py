@@ -215,19 +215,33 @@ def _is_kept(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 def _spelled(tag: dict[str, Any]) -> str:
     """A structural tag in the one form that this version reads."""
-    if "format" in tag:
-        return json.dumps({"type": "structural_tag", "format": tag["format"]})
-    tags = [
-        {
-            "type": "tag",
-            "begin": item["begin"],
-            "content": {"type": "json_schema", "json_schema": item.get("schema", True)},
-            "end": item["end"],
-        }
-        for item in tag["structures"]
-    ]
-    form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
-    return json.dumps({"type": "structural_tag", "format": form})
+    form = tag.get("format")
+    if form is None:
+        tags = [
+            {
+                "type": "tag",
+                "begin": item["begin"],
+                "content": {"type": "json_schema", "json_schema": item.get("schema", True)},
+                "end": item["end"],
+            }
+            for item in tag["structures"]
+        ]
+        form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    return json.dumps({"type": "structural_tag", "format": _with_checked(form)})
+
+
+def _with_checked(form: Any) -> Any:
+    """A format with its schemas as they are compiled on their own."""
+    if isinstance(form, list):
+        return [_with_checked(item) for item in form]
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") == "json_schema":
+        return form | {"json_schema": _checked(form.get("json_schema", True))}
+    if form.get("type") == "regex" and form.get("excludes"):
+        reason = "xgrammar does not hold a regex to it"
+        raise GrammarRefused(reason, keyword="excludes", where="excludes")
+    return {key: _with_checked(value) for key, value in form.items()}
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> list[str]:
