@@ -1,7 +1,10 @@
 """Logprobs that JSON or OpenAI's shapes cannot say as they are."""
 
+import threading
+
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_floats, pack_ids
-from openinfer_frontend._logprobs import TokenNames
+from openinfer_frontend import _formats, _generate_routes
+from openinfer_frontend._logprobs import TokenNames, echoed_logprobs
 
 
 def test_minus_infinity_and_equal_spellings(client, engine):
@@ -51,6 +54,33 @@ def test_an_echo_has_logprobs_too(client, engine):
         "top_logprobs": [None, {"a": -0.5}, {"y": -0.5}],
     }
     assert rest[0]["choices"][0]["logprobs"]["text_offset"][0] == 3
+
+
+def test_long_prompts_are_spelled_in_a_thread(client, monkeypatch):
+    threads = set()
+
+    def spelled(*arguments):
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return echoed_logprobs(*arguments)
+
+    fields = {"prompt": ["Say", "Hi"], "echo": True, "logprobs": 1, "n": 2}
+
+    def answers():
+        """The whole one, and the texts and scores of each streamed choice in order."""
+        whole = client.complete(**fields)["choices"]
+        columns = [[] for _ in whole]
+        for event in client.stream("/v1/completions", fields):
+            (choice,) = event["choices"]
+            columns[choice["index"]].append((choice["text"], choice["logprobs"]))
+        return whole, columns
+
+    monkeypatch.setattr(_formats, "echoed_logprobs", spelled)
+    inline = answers()
+    assert "openinfer-text" not in threads
+    threads.clear()
+    monkeypatch.setattr(_generate_routes, "_MAX_INLINE_SCORES", 2)
+    assert answers() == inline
+    assert threads == {"openinfer-text"}
 
 
 def test_no_tokens_score_the_prompt_alone(client, engine):

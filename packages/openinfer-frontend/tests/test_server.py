@@ -247,3 +247,34 @@ def test_a_body_that_does_not_arrive_ends_the_connection(start, make_app, engine
             answer += part
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"RequestTimeoutError" in answer
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_http_1_0_gets_no_chunks(start, make_app, fakes, is_streamed):
+    """What nginx speaks to servers behind it, unless told otherwise: the body ends at the close."""
+    engine = fakes.FakeEngine()
+    server = start(make_app(engine))
+    body = json.dumps({"prompt": "Hi", "stream": is_streamed}).encode()
+    with socket.create_connection(server.socket.getsockname(), timeout=5) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body))
+        sock.sendall(body)
+        eventually(lambda: engine.live)
+        for entry in ("H", "ell", "o", Finished(reason="length")):
+            server.call(engine.emit, entry)
+            time.sleep(0.05)
+        answer = b""
+        while part := sock.recv(4096):
+            answer += part
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0]
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    if not is_streamed:
+        assert f"content-length: {len(rest)}".encode() in head.lower()
+        assert json.loads(rest)["choices"][0]["text"] == "Hello"
+        return
+    assert b"content-length" not in head.lower()
+    events = [event.removeprefix(b"data: ") for event in rest.split(b"\n\n")]
+    assert events[-2:] == [b"[DONE]", b""]
+    texts = [json.loads(event)["choices"][0]["text"] for event in events[:-2]]
+    assert texts == ["H", "ell", "o", ""]

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -17,6 +18,8 @@ MAX_HEAD_BYTES = 1 << 16
 class Connection(HttpToolsProtocol):
     """One client's connection; the application can end it without waiting for the peer to read."""
 
+    _is_close_delimited = False
+    """Whether the answer under way has neither a length nor chunks: it ends with the connection."""
     _is_in_head = False
     _num_head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -54,6 +57,24 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self._send_without_chunks()
+
+    def _send_without_chunks(self) -> None:
+        """Has a body of unknown length end with the connection: HTTP/1.0 knows no chunks."""
+        cycle, send = self.cycle, self.cycle.send
+
+        async def send_plain(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                if b"content-length" not in names:
+                    self._is_close_delimited = True
+                    cycle.chunked_encoding = cycle.keep_alive = False
+            elif self._is_close_delimited:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        cycle.send = send_plain  # type: ignore[method-assign]
 
     def _await_head(self) -> None:
         self._is_in_head = True
@@ -72,10 +93,14 @@ class Connection(HttpToolsProtocol):
     def _send_now(self, body: bytes) -> bool:
         # The cycle may be that of a next request, sent early: then it has not begun to answer.
         cycle = self.cycle
-        if self.flow.write_paused or not cycle.chunked_encoding or cycle.disconnected:
+        if self.flow.write_paused or cycle.disconnected:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
+        if cycle.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
+        if self._is_close_delimited:
+            self.transport.write(body)
+        return self._is_close_delimited
 
     def _abort(self) -> None:
         # Without it the kernel keeps its own buffer until the peer reads, long after the close.

@@ -1,14 +1,15 @@
 """The routes that generate: completions, chat completions, Responses, Messages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from openinfer_contract import EngineHandle, GenerateRequest, unpack_ids
+from openinfer_contract import EngineHandle, GenerateRequest, num_ids, unpack_ids
 from openinfer_frontend._answer import AnswerFormat, FormatOptions
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
+from openinfer_frontend._dialect import to_json
 from openinfer_frontend._exchange import Exchange, translated
 from openinfer_frontend._formats import ChatFormat, CompletionFormat
 from openinfer_frontend._generation import Delta, Generation
@@ -28,6 +29,11 @@ from openinfer_text import OutputParser, OutputText
 MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFormat]
 """Makes the wire format of one response, for these choices, so many of each prompt."""
 
+RunLong = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Runs what may take long where it delays no stream."""
+
+_MAX_INLINE_SCORES = 1024
+"""Scores of so many prompt tokens are spelled on the event loop: about a millisecond."""
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
 
@@ -210,10 +216,11 @@ class GenerateRoutes:
             self._backend.listed(context.response_id, generation),
         ):
             exchange.spans.mark("submit")
+            run_long = self._text.run_long if _is_long(options, prompts) else None
             if request.stream:
-                await _stream(exchange, generation, form)
+                await _stream(exchange, generation, form, run_long)
             else:
-                await _whole(exchange, generation, form)
+                await _whole(exchange, generation, form, run_long)
 
     def _sequences(
         self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]
@@ -276,20 +283,33 @@ def _context(
     )
 
 
-async def _stream(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:
+def _is_long(options: FormatOptions, prompts: Sequence[Prompt]) -> bool:
+    """Whether the scores of all prompts take long to be spelled."""
+    is_scored = options.num_top_echoed is not None or options.num_top_prompt is not None
+    return is_scored and sum(num_ids(p.token_ids) for p in prompts) > _MAX_INLINE_SCORES
+
+
+async def _stream(
+    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
+) -> None:
     try:
         with exchange.interruptible():
-            await exchange.end_stream(await _send_chunks(exchange, generation, form))
+            await exchange.end_stream(await _send_chunks(exchange, generation, form, run_long))
     except ApiError as error:
         if not exchange.is_stream:
             raise
         await exchange.end_stream(form.failure(error))
 
 
-async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerFormat) -> bytes:
+async def _send_chunks(
+    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
+) -> bytes:
     """Sends all events but the last ones; returns these."""
     is_open: set[int] = set()
     is_counted = form.options.continuous_usage
+
+    def opening(index: int) -> bytes:
+        return form.opening(index, generation.usage(index), generation.prompt_logprobs(index))
 
     def render(deltas: list[Delta]) -> bytes:
         parts = []
@@ -297,9 +317,18 @@ async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerF
             index = delta.index
             if index not in is_open:
                 is_open.add(index)
-                scores = generation.prompt_logprobs(index)
-                parts.append(form.opening(index, generation.usage(index), scores))
+                parts.append(opening(index))
             parts.append(form.chunk(delta, generation.usage(index) if is_counted else None))
+        return b"".join(parts)
+
+    async def open_long(deltas: list[Delta]) -> bytes:
+        """The openings of choices with long prompts, made where they delay no stream."""
+        if run_long is None:
+            return b""
+        parts = []
+        for index in sorted({delta.index for delta in deltas} - is_open):
+            is_open.add(index)
+            parts.append(await run_long(partial(opening, index)))
         return b"".join(parts)
 
     unsent = b""
@@ -325,17 +354,25 @@ async def _send_chunks(exchange: Exchange, generation: Generation, form: AnswerF
         # Until now a refusal could still have a status of its own.
         if deltas and not exchange.has_begun:
             await exchange.begin_stream()
+        unsent += await open_long(deltas)
         unsent += render(deltas)
         if unsent and not generation.is_done:
             events, unsent = unsent, b""
             await exchange.send_events(events)
-            generation.listen(pass_on)
+            if run_long is None or len(is_open) == generation.num_choices:
+                generation.listen(pass_on)
     return unsent + form.ending(generation.usage())
 
 
-async def _whole(exchange: Exchange, generation: Generation, form: AnswerFormat) -> None:
+async def _whole(
+    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
+) -> None:
     while not generation.is_done:
         for delta in await generation.next():
             form.add(delta)
-    scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
-    await exchange.respond_json(form.body(generation.usage(), scores))
+
+    def body() -> bytes:
+        scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
+        return to_json(form.body(generation.usage(), scores))
+
+    await exchange.respond(200, await run_long(body) if run_long else body())
