@@ -343,18 +343,28 @@ def test_idle_notices(new_cache, leftover):
         cache.assert_idle()
 
 
-def test_a_look_up_does_not_jump_over_what_a_reverted_step_took(new_cache):
-    cache = new_cache(num_blocks=8)
-    tokens = np.arange(1, 8, dtype=np.uint32)
+def check_chains(cache):
+    """Of what can be found, the block before can be found, too: else bisection lies."""
+    pool = cache.pool
+    assert all(
+        above in (None, *pool._index)
+        for above in map(pool._above.__getitem__, pool._index.values())
+    )
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_others_wrote_behind_a_reverted_step_is_not_found_either(new_cache, goes_on):
+    cache = new_cache(num_blocks=20)
+    tokens = np.arange(1, 16, dtype=np.uint32)
     cache.begin_step(1)
     writer = cache.open(cache.keys(tokens[:1]))
-    writer.try_schedule(7)
+    writer.try_schedule(15)
     cache.begin_step(2)
     other = cache.open(cache.keys(tokens))
     other.try_schedule(2)
     cache.begin_step(3)  # now the first block is the other's
     cache.complete_step(1)
-    writer.apply(6, tokens[1:])  # and those behind it are the writer's
+    writer.apply(6, tokens[1:7])  # and those behind it are the writer's
     keys = cache.keys(tokens)
     assert cache.peek(keys) == 6
     cache.revert_step(3)
@@ -363,6 +373,36 @@ def test_a_look_up_does_not_jump_over_what_a_reverted_step_took(new_cache):
     hit = cache.match(keys)
     assert hit.num_tokens == cache.peek(keys) == 0
     hit.close()
+    assert cache.stats().groups[0].num_cached == 0
+    if goes_on:
+        writer.apply(14, tokens[7:])
+        assert cache.stats().groups[0].num_cached == 0, "nobody could find what it writes"
     writer.close(in_flight_until=None)
-    cache.reset()
+    assert run(cache, 4, tokens) == 0
+    assert run(cache, 5, tokens) == 14
+    check_chains(cache)
+    cache.assert_idle()
+
+
+def test_what_nobody_holds_behind_a_reverted_step_is_free(new_cache):
+    """A block that was computed again took the place of its twin, and a step of it is reverted."""
+    cache = new_cache(num_blocks=20)
+    tokens = np.arange(1, 8, dtype=np.uint32)
+    cache.begin_step(1)
+    writer = cache.open(cache.keys(tokens[:1]))
+    writer.try_schedule(7)
+    cache.begin_step(2)
+    other = cache.open(cache.keys(tokens))
+    other.try_schedule(2)
+    cache.complete_step(1)
+    writer.apply(6, tokens[1:])
+    writer.close(in_flight_until=None)
+    cache.begin_step(3)  # the writer's first block gives way to the other's
+    assert cache.stats().groups[0].num_cached == 3
+    cache.revert_step(3)
+    other.close(in_flight_until=2)
+    cache.revert_step(2)
+    assert cache.stats().groups[0].num_cached == 0
+    assert cache.stats().num_free == 20
+    check_chains(cache)
     cache.assert_idle()

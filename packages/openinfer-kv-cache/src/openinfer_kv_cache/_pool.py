@@ -40,7 +40,6 @@ class BlockPool:
         num_open_leases: leases that were neither consumed nor closed.
         now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
-        has_gaps: whether an indexed block may lack its parent, see `retract`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -52,7 +51,6 @@ class BlockPool:
         self.residency_s = self.reuse_gap_s = self.now = 0.0
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
-        self.has_gaps = False
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
@@ -60,6 +58,10 @@ class BlockPool:
         self._stored_at = np.zeros(num_blocks)
         self._used_at = np.zeros(num_blocks)
         self._keys: list[bytes | None] = [None] * num_blocks
+        self._above: list[bytes | None] = [None] * num_blocks
+        """By indexed block, the key of the block that it continues; None: of none, or not known."""
+        self._is_heir = np.zeros(num_blocks, np.bool_)
+        """Blocks that took the place of another one in the index: some may continue that one."""
         self._index: dict[bytes, int] = {}
         self._runs: ChainRuns | None = ChainRuns(num_blocks)
         """None where prefixes are not looked for."""
@@ -142,20 +144,17 @@ class BlockPool:
     def count_indexed(self, keys: Sequence[bytes]) -> int:
         """Length of the longest indexed prefix of a chain of keys; touches nothing.
 
-        Logarithmic, because the parent of an indexed block is indexed, unless steps were reverted.
+        Logarithmic, because the parent of an indexed block is indexed.
         """
         index = self._index
-        if self.has_gaps:
-            return next((i for i, key in enumerate(keys) if key not in index), len(keys))
         return bisect_left(keys, True, key=lambda key: key not in index)
 
     def is_end(self, keys: BlockKeys, num: int, most: int) -> bool:
         """Whether the longest indexed prefix of the first `most` blocks is known to have `num`.
 
-        Two look-ups tell, because the parent of an indexed block is indexed; False where it may
-        not be.
+        Two look-ups tell, because the parent of an indexed block is indexed.
         """
-        if self.has_gaps or (num and keys.at(num - 1) not in self._index):
+        if num and keys.at(num - 1) not in self._index:
             return False
         return num == most or keys.at(num) not in self._index
 
@@ -209,9 +208,10 @@ class BlockPool:
 
         Returns:
             Per block the one that is indexed under its key, ours or the other. All of ours where
-            `namespace` is over: nothing is indexed then.
+            `namespace` is over, or `above` has left the index: nothing is indexed then.
         """
-        if namespace != self.namespace:
+        is_lost = self._runs is not None and above is not None and not self._is_indexed[above]
+        if namespace != self.namespace or is_lost:
             return ids
         own = ids.tolist()
         setdefault = self._index.setdefault
@@ -219,11 +219,14 @@ class BlockPool:
         if indexed != own:
             self._free_idle(keys)
             indexed = list(map(setdefault, keys, own))
+            self._is_heir[ids] = True
+        parent = last = None if above is None else self._keys[above]
         for block, anchor, key in zip(own, indexed, keys, strict=True):
             if block == anchor:
                 self._keys[block] = key
+                self._above[block] = last
+            last = key
         if self._policed is not None:
-            parent = None if above is None else self._keys[above]
             self._policed.add(own, indexed, keys, parent)
         if indexed == own:
             self._mark_indexed(ids)
@@ -260,10 +263,34 @@ class BlockPool:
     def retract(self, ids: BlockIds) -> None:
         """Withdraw held blocks that will not be written after all: their step is reverted.
 
-        What another sequence indexed behind one of them stays, though it is not found any more.
+        So is what others indexed behind them, which nobody could find any more.
         """
+        shared = ids[(self._refcounts[ids] > 1) | self._is_heir[ids]]
+        lost = {key for block in shared.tolist() if (key := self._keys[block]) is not None}
         self.withdraw(ids)
-        self.has_gaps = bool(self._index)
+        if lost and self._runs is not None:
+            behind = self._behind(lost)
+            idle = behind[self._refcounts[behind] == 0]
+            self._evictable.remove(idle)
+            self.withdraw(behind)
+            self._put_free(idle)
+
+    def _behind(self, lost: set[bytes]) -> BlockIds:
+        """Every indexed block that continues these keys; looks at all that is indexed."""
+        children: dict[bytes, list[int]] = {}
+        for block in self._index.values():
+            above = self._above[block]
+            if above is not None:
+                children.setdefault(above, []).append(block)
+        found: list[int] = []
+        waiting = list(lost)
+        while waiting:
+            for block in children.get(waiting.pop(), ()):
+                found.append(block)
+                key = self._keys[block]
+                assert key is not None, "an indexed block has a key"
+                waiting.append(key)
+        return np.array(found, np.int32)
 
     def _unindex(self, ids: BlockIds) -> list[bytes]:
         forgotten: list[bytes] = []
@@ -275,7 +302,7 @@ class BlockPool:
             forgotten.append(key)
         if self._policed is not None:
             self._policed.discard(ids[self._is_indexed[ids]])
-        self._is_indexed[ids] = False
+        self._is_indexed[ids] = self._is_heir[ids] = False
         if self._runs is not None:
             self._runs.forget(ids)
         return forgotten
@@ -283,10 +310,9 @@ class BlockPool:
     def reset(self) -> None:
         """Forget everything cached: evictable blocks are free, held ones private from now on."""
         self.namespace += 1
-        self.has_gaps = False
         self._put_free(self._evictable.clear())
         self._index.clear()
-        self._is_indexed[:] = False
+        self._is_indexed[:] = self._is_heir[:] = False
         self._keys = [None] * len(self._keys)
         if self._runs is not None:
             self._runs.clear()

@@ -57,7 +57,12 @@ class TierSaves:
             room = stop - start
         end = min(stop, start + room)
         keys = sequence.keys
-        lease = CachedLease.hold(self._pool, keys.slice(start, end))
+        # Fewer where the reverted step of another sequence took blocks out of the index.
+        lease = CachedLease.match(self._pool, keys.slice(start, end))
+        end = start + len(lease)
+        if end == start:
+            lease.close()
+            return stop
         span = BlockSpan(
             keys=tuple(keys.slice(start, end)), token_ids=keys.token_column(start, end)
         )
