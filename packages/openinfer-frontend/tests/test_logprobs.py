@@ -4,6 +4,7 @@ import threading
 
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_floats, pack_ids
 from openinfer_frontend import _formats, _generate_routes
+from openinfer_frontend._dialect import to_json, to_json_in_slices
 from openinfer_frontend._logprobs import TokenNames, echoed_logprobs
 
 
@@ -81,6 +82,12 @@ def test_long_prompts_are_spelled_in_a_thread(client, monkeypatch):
     monkeypatch.setattr(_generate_routes, "_MAX_INLINE_SCORES", 2)
     assert answers() == inline
     assert threads == {"openinfer-text"}
+
+
+def test_json_in_slices_is_the_same_json():
+    deep = {"a": [1.5, None] * 600, "b": [{"é": i} for i in range(700)], "c": {}, "d": [[], {}, 1]}
+    for value in (deep, [deep, deep], [], {}, [1], "x", {"1": ["é"] * 513}):
+        assert to_json_in_slices(value) == to_json(value)
 
 
 def test_no_tokens_score_the_prompt_alone(client, engine):

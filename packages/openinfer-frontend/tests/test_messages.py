@@ -1,12 +1,14 @@
 """Anthropic's Messages, by the official client and by hand."""
 
 import json
+import re
 from collections import Counter
 
 import anthropic
 import pytest
 
 from openinfer_contract import Failed, Finished, unpack_ids
+from openinfer_text import TextModel
 
 TOOL = {
     "name": "f",
@@ -181,12 +183,11 @@ def test_an_assistants_last_message_is_continued(client, engine, tool_text):
 def test_thinking_is_off_unless_asked_for(
     client_of, make_app, engine, checkpoint, fields, is_thinking
 ):
-    from openinfer_text import TextModel
-
     template = "{{ messages[0].content }} {{ enable_thinking }}"
     text = TextModel.from_folder(checkpoint, chat_template=template)
     client = client_of(make_app(engine, text=text))
-    assert client.post("/v1/messages", body(**fields)).status_code == 200
+    response = client.post("/v1/messages", body(**fields))
+    assert response.status_code == 200, response.text
     assert rendered(engine, text) == f"Hi {is_thinking}"
 
 
@@ -272,3 +273,39 @@ def test_an_aborted_message_says_so(client, engine, fakes):
     ]
     response = client.post("/v1/messages", body())
     assert (response.status_code, "aborted" in response.text) == (400, True)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_system_messages_in_the_middle(checkpoint, make_app, engine, client_of, is_refused):
+    """Claude Code sends them; the templates of many models raise, and the user says them then."""
+    refusal = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('the system comes first') }}{% endif %}{% endfor %}"
+    )
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = refusal * is_refused + turns
+    text = TextModel.from_folder(checkpoint, chat_template=template)
+    client = client_of(make_app(engine, text=text))
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "system", "content": "Note"},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "system", "content": "Again"},
+        {"role": "user", "content": "So"},
+    ]
+    fields = body(system="First", messages=said)
+    response = client.post("/v1/messages", fields)
+    assert response.status_code == 200, response.text
+    given = [{"role": m["role"], "content": m["content"]} for m in said]
+    response = client.post("/v1/responses", {"instructions": "First", "input": given[1:]})
+    assert response.status_code == 200
+    assert client.post("/v1/messages/count_tokens", fields).status_code == 200
+    prompt = bytes(unpack_ids(engine.requests[0].prompt_token_ids)).decode()
+    roles = re.findall(r"\[(\w+)\]", prompt)
+    if is_refused:
+        assert roles == ["system", "user", "assistant", "user", "user"], prompt
+        assert "Hi\nNote" in prompt
+    else:
+        assert roles == ["system", "user", "system", "assistant", "system", "user"], prompt
+    chat = client.post("/v1/chat/completions", {"messages": given})
+    assert chat.status_code == (400 if is_refused else 200), "a chat says what it means"

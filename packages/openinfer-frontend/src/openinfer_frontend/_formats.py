@@ -12,7 +12,7 @@ from typing import Any
 
 from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
 from openinfer_frontend._answer import AnswerFormat, FormatOptions
-from openinfer_frontend._dialect import OPENAI, to_json
+from openinfer_frontend._dialect import OPENAI, to_json, to_json_in_slices
 from openinfer_frontend._generation import Delta, Timing, Usage
 from openinfer_frontend._logprobs import (
     Columns,
@@ -194,7 +194,8 @@ class CompletionFormat(ChoicesFormat):
         text = encode_basestring(echo).encode()
         end, scores = self._plain_end, self._echoed_logprobs(index, prompt_logprobs)
         if scores is not None:
-            end = b',"logprobs":%b,"finish_reason":null' % to_json(scores) + self._stop_reason(None)
+            end = b',"logprobs":%b,"finish_reason":null' % to_json_in_slices(scores)
+            end += self._stop_reason(None)
         return self._prefixes[index] + text + end + ids + b"}]}\n\n"
 
     def _echoed_logprobs(self, index: int, prompt_logprobs: TokenLogprobs | None) -> Columns | None:

@@ -9,7 +9,7 @@ from openinfer_frontend._answer import AnswerFormat, FormatOptions
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
-from openinfer_frontend._dialect import to_json
+from openinfer_frontend._dialect import to_json, to_json_in_slices
 from openinfer_frontend._exchange import Exchange, translated
 from openinfer_frontend._formats import ChatFormat, CompletionFormat
 from openinfer_frontend._generation import Delta, Generation
@@ -87,7 +87,7 @@ class GenerateRoutes:
         body = await exchange.read_model(ResponsesRequest)
         body.refuse_unsupported()
         with translated(ResponsesRequest.PARAMS):
-            chat = body.conversation()
+            chat = self._text.placed(body.conversation())
             make_format = partial(ResponsesFormat, request=body)
             await self._converse(exchange, chat, "resp_", make_format)
 
@@ -96,7 +96,8 @@ class GenerateRoutes:
         body = await exchange.read_model(MessagesRequest)
         body.refuse_unsupported()
         with translated(MessagesRequest.PARAMS):
-            await self._converse(exchange, body.conversation(), "msg_", MessagesFormat)
+            chat = self._text.placed(body.conversation())
+            await self._converse(exchange, chat, "msg_", MessagesFormat)
 
     async def _converse(
         self, exchange: Exchange, request: ChatRequest, id_prefix: str, make_format: MakeFormat
@@ -373,6 +374,7 @@ async def _whole(
 
     def body() -> bytes:
         scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
-        return to_json(form.body(generation.usage(), scores))
+        whole = form.body(generation.usage(), scores)
+        return to_json_in_slices(whole) if run_long else to_json(whole)
 
     await exchange.respond(200, await run_long(body) if run_long else body())

@@ -1,10 +1,10 @@
 """Rendering and encoding, off the event loop when they take long."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from openinfer_contract import pack_ids
 from openinfer_frontend._chat_request import ChatRequest
@@ -19,6 +19,8 @@ from openinfer_text import (
 )
 
 T = TypeVar("T")
+
+_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,16 @@ class TextWork:
 
         return await self._run(encode, size, "messages")
 
+    def placed(self, chat: ChatRequest) -> ChatRequest:
+        """A conversation of a protocol that has system messages in the middle.
+
+        Many templates refuse those. There they become a part of the user's turn.
+        """
+        template = self.model.chat_template
+        if template is None or template.takes_late_system:
+            return chat
+        return chat.model_copy(update={"messages": _without_late_system(chat.messages)})
+
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens shown."""
         return await self._run(
@@ -157,3 +169,22 @@ class TextWork:
             raise ApiError(400, str(error), param=error.field) from error
         except (NoChatTemplate, TemplateError, ValueError) as error:
             raise ApiError(400, f"{param}: {error}", param=param) from error
+
+
+def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    placed: list[dict[str, Any]] = []
+    for message in messages:
+        is_late = bool(placed) and message["role"] in _SYSTEM_ROLES
+        if not is_late or all(earlier["role"] in _SYSTEM_ROLES for earlier in placed):
+            placed.append(message)
+        elif placed[-1]["role"] == "user":
+            content = [*_parts(placed[-1]), *_parts(message)]
+            placed[-1] = placed[-1] | {"content": content}
+        else:
+            placed.append(message | {"role": "user"})
+    return placed
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

@@ -48,7 +48,7 @@ class TokenRoutes:
         self._backend.check_model(body.model)
         body.refuse_unsupported()
         with translated(CountTokensRequest.PARAMS):
-            request = body.conversation()
+            request = self._text.placed(body.conversation())
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
         await exchange.respond_json({"input_tokens": num_ids(prompt.token_ids)})
 

@@ -18,7 +18,7 @@ from openinfer_testing._counting import CountingShape
 from openinfer_testing._modelled import ModelledExecutor, ModelledOptions
 
 _ARCHITECTURE = "ScriptedForCausalLM"
-_MAX_MODEL_LEN = 4096
+_BLOCK_TOKENS = 16
 _NUM_BYTES = 256
 _TEMPLATE = """\
 {# It reasons, too: <think> </think> #}{% if tools %}{% for tool in tools %}{{ tool | tojson }}
@@ -35,12 +35,15 @@ _TEMPLATE = """\
 """  # noqa: E501 - a line of a template is a line of the prompt
 
 
-def write_scripted_checkpoint(folder: Path, answers: Sequence[str]) -> Path:
+def write_scripted_checkpoint(
+    folder: Path, answers: Sequence[str], *, max_model_len: int = 4096
+) -> Path:
     """A checkpoint that gives `answers` in turn, for `ScriptedLine`; greedy unless asked otherwise.
 
     Args:
         folder: is made.
         answers: longer than three characters each; with markers of calls and reasoning, if wanted.
+        max_model_len: tokens of a prompt, which are its bytes, and its answer.
 
     Returns:
         The folder.
@@ -61,7 +64,7 @@ def write_scripted_checkpoint(folder: Path, answers: Sequence[str]) -> Path:
         "config.json": {
             "architectures": [_ARCHITECTURE],
             "vocab_size": tokens.size + 1,
-            "max_position_embeddings": _MAX_MODEL_LEN,
+            "max_position_embeddings": max_model_len,
             "eos_token_id": tokens.size,
         },
         "generation_config.json": {"temperature": 0.0, "eos_token_id": ends},
@@ -193,11 +196,12 @@ class ScriptedLine:
 
 def _shape(spec: LaunchSpec) -> CountingShape:
     config = json.loads((Path(spec.model_path) / "config.json").read_text(encoding="utf-8"))
+    max_model_len = config["max_position_embeddings"]
     return CountingShape(
         vocab_size=config["vocab_size"],
-        max_model_len=_MAX_MODEL_LEN,
-        max_num_batched_tokens=512,
-        num_blocks=1024,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_model_len // 8,
+        num_blocks=4 * max_model_len // _BLOCK_TOKENS,
     )
 
 

@@ -4,6 +4,7 @@ What goes wrong inside a template is one `TemplateError`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
@@ -81,6 +82,15 @@ class ChatTemplate:
         self.tools_source = named.get("tool_use", named["default"])
         parsed = environment.parse(self.tools_source)
         self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the default template shows a system message that is not the first message."""
+        chat = [{"role": role, "content": f"{role}'s"} for role in ("user", "system", "user")]
+        try:
+            return "system's" in self.render(chat, add_generation_prompt=True)
+        except TemplateError:
+            return False
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the default template is given them.
