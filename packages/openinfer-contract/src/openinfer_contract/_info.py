@@ -116,6 +116,8 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     """Of those, the ones that at least one subscriber was too slow for."""
     is_tracing: bool = False
     """Whether a trace is being written: clients add what they did, with `AddSpans`."""
+    num_compilations: int = 0
+    """Kernels that were compiled since the engine was ready: requests may have waited for them."""
 
     @property
     def is_idle(self) -> bool:

@@ -6,7 +6,13 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 
 from openinfer_engine._assembly import assemble, build_engine_info, check_options
 from openinfer_engine._child import EngineChild
-from openinfer_engine._executor import Executor, ExecutorInfo, GrammarMasks, TracedExecutor
+from openinfer_engine._executor import (
+    CompilingExecutor,
+    Executor,
+    ExecutorInfo,
+    GrammarMasks,
+    TracedExecutor,
+)
 from openinfer_engine._heavy_imports import heavy_imports
 from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
@@ -44,6 +50,7 @@ __all__ = [
     "ExecutorInfo",
     "GrammarMasks",
     "ExecutorFactory",
+    "CompilingExecutor",
     "TracedExecutor",
     "Tracer",
     # model lines

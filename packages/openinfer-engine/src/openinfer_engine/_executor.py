@@ -86,6 +86,15 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class CompilingExecutor(Protocol):
+    """An executor that knows whether its steps had to wait for a compiler."""
+
+    @property
+    def num_compilations(self) -> int:
+        """Kernels compiled since it was ready to step; only grows. From the step thread."""
+
+
+@runtime_checkable
 class TracedExecutor(Protocol):
     """An executor that can say when its steps ran on the device. Called from the step thread."""
 

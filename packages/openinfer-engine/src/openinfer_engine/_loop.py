@@ -39,7 +39,7 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_engine._command_desk import CommandDesk, Reply
-from openinfer_engine._executor import Executor
+from openinfer_engine._executor import CompilingExecutor, Executor
 from openinfer_engine._grammars import GrammarDesk
 from openinfer_engine._held import HeldRequests
 from openinfer_engine._intake import check_intake
@@ -183,7 +183,7 @@ class EngineLoop:
 
     def load(self) -> Load:
         """What is held right now."""
-        load, events = self._scheduler.load(), self._kv_events
+        load, events, executor = self._scheduler.load(), self._kv_events, self._executor
         return replace(
             load,
             num_waiting=load.num_waiting + len(self._held),
@@ -194,6 +194,9 @@ class EngineLoop:
             num_kv_event_batches=0 if events is None else events.num_batches,
             num_dropped_kv_event_batches=0 if events is None else events.num_dropped,
             is_tracing=self.is_tracing,
+            num_compilations=(
+                executor.num_compilations if isinstance(executor, CompilingExecutor) else 0
+            ),
         )
 
     def step(self) -> bool:

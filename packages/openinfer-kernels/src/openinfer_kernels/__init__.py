@@ -5,6 +5,8 @@ model is built and returns a callable that does no checking and no choosing. `_r
 what is right; the others are held to it by one parametrised test.
 """
 
+from openinfer_kernels._compile_ahead import CompileAhead, KernelReport
+from openinfer_kernels._compile_count import num_compiled_kernels
 from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels._report import OpReport, describe
@@ -102,6 +104,10 @@ __all__ = [
     # Host memory that is read fast
     "empty_weight",
     "zeros_in_huge_pages",
+    # Triton's kernels, compiled before they are needed
+    "CompileAhead",
+    "KernelReport",
+    "num_compiled_kernels",
     # Backends
     "BACKEND_ORDER",
     "OpReport",

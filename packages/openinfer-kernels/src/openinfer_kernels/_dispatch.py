@@ -94,7 +94,9 @@ def choose(op: str, spec: Any, device: torch.device) -> Choice:
     Raises:
         BackendUnavailable: No backend of the op can.
     """
-    order = BACKEND_ORDER[op].get(device.type, ("torch", "reference"))
+    # What runs on the meta device stands for what would run on a GPU.
+    kind = "cuda" if device.type == "meta" else device.type
+    order = BACKEND_ORDER[op].get(kind, ("torch", "reference"))
     passed_over: dict[str, str] = {}
     for backend in order:
         reason = why_not(op, spec, device, backend)

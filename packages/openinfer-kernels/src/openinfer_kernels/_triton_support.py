@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import triton
 
+from openinfer_kernels._kernel_builds import noted_arch
+
 TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -37,10 +39,11 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     """Returns None if Triton kernels over `dtype` run on `device`, else the reason.
 
     The interpreter (`TRITON_INTERPRET=1` before the first import of a kernel) runs them on the CPU.
+    The meta device runs nothing, but its launches may be noted (`noted_launches`).
     """
     if dtype not in TRITON_DTYPES:
         return f"no Triton kernel for {dtype}"
-    if device.type == "cuda":
+    if device.type == "cuda" or (device.type == "meta" and noted_arch()):
         return None
     if device.type == "cpu" and triton.knobs.runtime.interpret:
         return None
@@ -49,6 +52,8 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
 
 def launches_dependents(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it ends (sm_90 and later)."""
+    if device.type == "meta":
+        return (noted_arch() or 0) >= 90
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

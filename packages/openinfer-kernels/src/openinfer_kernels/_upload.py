@@ -9,7 +9,7 @@ import torch
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """`array` on `device`; the copy is ordered with the current stream, the host goes on."""
     tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
     # Pinned blocks come from torch's caching allocator, which keeps them until the copy is done.
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -5,11 +5,10 @@ and exits 1 if one does not compile or needs more shared memory than that GPU gi
 The interpreter of the unit tests hides just these errors.
 """
 
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 import triton
@@ -17,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from openinfer_kernels._dispatch import BACKEND_ORDER
+from openinfer_kernels._forked import ForkedJobs, num_cores
 from openinfer_kernels._triton_support import CompileCase
 
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
@@ -78,19 +78,10 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
 
 
 def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult]:
-    # Kernels cannot be sent to a process: those of a fork know them by their place in the list.
-    _work[:] = work
-    num_processes = min(len(os.sched_getaffinity(0)), len(work))
-    if num_processes:
-        with multiprocessing.get_context("fork").Pool(num_processes) as pool:
-            yield from pool.imap(_compile_at, range(len(work)))
-
-
-_work: list[tuple[CompileCase, int]] = []
-
-
-def _compile_at(index: int) -> CompileResult:
-    return _compile(*_work[index])
+    jobs: ForkedJobs[CompileResult] = ForkedJobs(num_cores())
+    for case, arch in work:
+        jobs.add(partial(_compile, case, arch))
+    yield from jobs.results()
 
 
 def _compile(case: CompileCase, arch: int) -> CompileResult:

@@ -5,6 +5,7 @@ No torch before `launch`: a front process asks `probe` and `plan`.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,9 +96,10 @@ class Qwen3Line:
             from openinfer_runtime import launch_torch
 
         def build(options: "BuildOptions") -> "Qwen3Model":
+            num_layers = min(config.num_layers, options.max_layers or config.num_layers)
             try:
                 return Qwen3Model(
-                    config,
+                    replace(config, num_layers=num_layers),
                     device=options.device,
                     dtype=options.dtype,
                     block_size=options.block_size,

@@ -4,9 +4,11 @@
 """
 
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._launch import BuildOptions, fingerprint, launch_torch
+from openinfer_runtime._executor_info import fingerprint
+from openinfer_runtime._kernels_ahead import compile_ahead
+from openinfer_runtime._launch import launch_torch
 from openinfer_runtime._memory import MemoryPlan, plan_memory
-from openinfer_runtime._model import TorchModel
+from openinfer_runtime._model import BuildOptions, TorchModel
 from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import (
     DeviceError,
@@ -18,6 +20,7 @@ from openinfer_runtime.errors import (
 __all__ = [
     # Launching
     "launch_torch",
+    "compile_ahead",
     "BuildOptions",
     "TorchModel",
     "fingerprint",

@@ -20,6 +20,7 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed, Tracer
+from openinfer_kernels import num_compiled_kernels
 from openinfer_nn import CacheView
 from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
@@ -98,6 +99,7 @@ class TorchExecutor:
         self._prompt_requests: dict[int, GenerateRequest] = {}
         self._death: ExecutorDead | None = None
         self._trace: DeviceTrace | None = None
+        self.begin_service()
 
     def _recorded(self, record: Recorder) -> StepGraphs:
         info = self._info
@@ -116,6 +118,15 @@ class TorchExecutor:
     def info(self) -> ExecutorInfo:
         """Constant while the executor lives."""
         return self._info
+
+    @property
+    def num_compilations(self) -> int:
+        """Kernels compiled since `begin_service`."""
+        return num_compiled_kernels() - self._num_compiled
+
+    def begin_service(self) -> None:
+        """From here on requests may wait for steps, and nothing is to be compiled any more."""
+        self._num_compiled = num_compiled_kernels()
 
     def prepare(self, *, is_urgent: bool = False) -> bool:
         """Records one more kind of step ahead of its first use, with no step in flight.

@@ -1,67 +1,39 @@
 """From a model line's decision to an executor: device, threads, weights, memory, arena."""
 
-import hashlib
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
-from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, physical_cores, read_config
-from openinfer_kernels import KernelError
-from openinfer_kv_cache import CacheGroup, Plane
+from openinfer_engine import LaunchSpec, ServePlan, physical_cores
+from openinfer_kernels import CompileAhead, KernelError
 from openinfer_nn import (
-    CacheSpec,
     CacheView,
     ModelError,
     load_weights,
     pack_weights,
-    read_checkpoint,
     weight_bytes,
 )
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._memory import MemoryPlan, allocate_arena, check_host_memory, plan_memory
-from openinfer_runtime._model import TorchModel
+from openinfer_runtime._executor_info import cache_group, executor_info, fingerprint
+from openinfer_runtime._kernels_ahead import compile_ahead
+from openinfer_runtime._memory import allocate_arena, check_host_memory, plan_memory
+from openinfer_runtime._model import Build, BuildOptions, TorchModel
 from openinfer_runtime._recorder import CudaGraphs
 from openinfer_runtime._rehearsal import rehearse
 from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
-from openinfer_sampler import HONOURED
 
-MAX_LOGPROBS = 20
 _DUMMY_STD = 0.02
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What a model is built for.
-
-    Attributes:
-        device: where its weights go.
-        dtype: of weights, activations and cache.
-        block_size: tokens a cache block holds.
-        max_model_len: longest sequence.
-        quantization: of the products' weights; None keeps the dtype.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    block_size: int
-    max_model_len: int
-    quantization: Literal["int8", "int4"] | None = None
-
-
-def launch_torch(
-    spec: LaunchSpec, plan: ServePlan, build: Callable[[BuildOptions], TorchModel]
-) -> TorchExecutor:
+def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecutor:
     """Builds and loads a model and returns its executor, ready to step.
 
     A sequence length that nobody asked for shrinks to what the cache holds; `info` says to what.
@@ -78,8 +50,6 @@ def launch_torch(
         StepFailed: the model does not run.
     """
     device = _resolve_device(plan.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     block_size = spec.engine.block_size
     build_options = BuildOptions(
         device=device,
@@ -88,9 +58,17 @@ def launch_torch(
         max_model_len=plan.max_model_len,
         quantization=spec.engine.quantization,
     )
-    with torch.inference_mode(), _memory_errors_explained():
+    with (
+        _compiling_ahead(spec, plan, build, build_options) as kernels,
+        torch.inference_mode(),
+        _memory_errors_explained(),
+    ):
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         with _timed("weights loaded"):
             model = _load(spec, build, build_options)
+        if kernels is not None:
+            kernels.wait()
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         _set_threads(spec.engine.num_threads, weights_bytes)
         shapes = _recorded_shapes(spec, plan, device)
@@ -103,6 +81,7 @@ def launch_torch(
                 max_model_len=plan.max_model_len,
                 max_num_seqs=plan.max_num_seqs,
                 max_num_batched_tokens=plan.max_num_batched_tokens,
+                eos_token_ids=plan.eos_token_ids,
                 shapes=shapes,
             )
         cache_spec = model.cache_spec()
@@ -116,13 +95,25 @@ def launch_torch(
             memory.max_model_len,
             plan.max_model_len,
         )
-    group = _cache_group(cache_spec, block_size)
-    info = _info(spec, plan, memory, group, device)
+    group = cache_group(cache_spec, block_size)
+    info = executor_info(spec, plan, memory, group, device, fingerprint(spec))
     record = None if shapes is None else CudaGraphs(device)
     with _timed("first steps run"):
         executor = TorchExecutor(model, cache, info, record)
         rehearse(executor)
     return executor
+
+
+def _compiling_ahead(
+    spec: LaunchSpec,
+    plan: ServePlan,
+    build: Build,
+    options: BuildOptions,
+) -> AbstractContextManager[CompileAhead | None]:
+    if options.device.type != "cuda":
+        return nullcontext()
+    major, minor = torch.cuda.get_device_capability(options.device)
+    return compile_ahead(spec, plan, build, options, 10 * major + minor)
 
 
 @contextmanager
@@ -141,50 +132,6 @@ def _recorded_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) ->
         _logger.info("no step is recorded: --enforce-eager")
         return None
     return StepShapes(max_num_seqs=plan.max_num_seqs, max_num_tokens=plan.max_num_batched_tokens)
-
-
-def fingerprint(spec: LaunchSpec) -> str:
-    """Digest over a checkpoint's config, its tensors' names, dtypes and shapes, and quantization.
-
-    Raises:
-        ModelRejected: the tensors' headers are unreadable.
-    """
-    tensors: list[tuple[str, str, tuple[int, ...]]] = []
-    if spec.engine.load_format != "dummy":
-        try:
-            entries = read_checkpoint(Path(spec.model_path))
-        except ModelError as error:
-            raise ModelRejected(str(error)) from error
-        tensors = sorted((entry.name, entry.dtype, entry.shape) for entry in entries.values())
-    identity: list[Any] = [read_config(spec.model_path), tensors]
-    if spec.engine.quantization is not None:
-        identity.append(spec.engine.quantization)
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _info(
-    spec: LaunchSpec,
-    plan: ServePlan,
-    memory: MemoryPlan,
-    group: CacheGroup,
-    device: torch.device,
-) -> ExecutorInfo:
-    return ExecutorInfo(
-        device=str(device),
-        dtype=plan.dtype,
-        vocab_size=plan.vocab_size,
-        eos_token_ids=plan.eos_token_ids,
-        max_model_len=memory.max_model_len,
-        max_num_seqs=plan.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        depth=2 if device.type == "cuda" else 1,
-        cache_groups=(group,),
-        num_blocks=memory.num_blocks,
-        model_fingerprint=fingerprint(spec),
-        max_logprobs=min(MAX_LOGPROBS, plan.vocab_size),
-        honoured=HONOURED | {"grammar", "prompt_logprobs"},
-        memory=memory.parts,
-    )
 
 
 def _resolve_device(name: str) -> torch.device:
@@ -212,9 +159,7 @@ def _set_threads(wanted: int | None, weights_bytes: int) -> None:
     torch.set_num_threads(wanted or useful_threads(weights_bytes))
 
 
-def _load(
-    spec: LaunchSpec, build: Callable[[BuildOptions], TorchModel], options: BuildOptions
-) -> TorchModel:
+def _load(spec: LaunchSpec, build: Build, options: BuildOptions) -> TorchModel:
     try:
         model = build(options)
         assert isinstance(model, torch.nn.Module)
@@ -255,17 +200,3 @@ def _fill_randomly(model: TorchModel) -> None:
             continue
         generator = torch.Generator(parameter.device).manual_seed(index)
         parameter.normal_(0.0, _DUMMY_STD, generator=generator)
-
-
-def _cache_group(spec: CacheSpec, block_size: int) -> CacheGroup:
-    planes = tuple(
-        Plane(
-            name=plane.name,
-            bytes_per_token=spec.num_layers
-            * plane.num_heads
-            * plane.head_dim
-            * spec.dtype.itemsize,
-        )
-        for plane in spec.planes
-    )
-    return CacheGroup(name=spec.group, kind=spec.kind, tokens_per_block=block_size, planes=planes)

@@ -47,6 +47,7 @@ def plan_memory(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    eos_token_ids: tuple[int, ...] = (),
     shapes: StepShapes | None = None,
 ) -> MemoryPlan:
     """Measures what the largest step needs and gives the rest to the cache.
@@ -59,6 +60,7 @@ def plan_memory(
         max_model_len: longest sequence; may come out shorter if `options` leaves it open.
         max_num_seqs: rows of the largest step.
         max_num_batched_tokens: its tokens.
+        eos_token_ids: stop ids of every request.
         shapes: of the steps that are recorded on a device; None: none are.
 
     Raises:
@@ -66,7 +68,9 @@ def plan_memory(
     """
     weights = sum(parameter.nbytes for parameter in model.parameters())
     spec = model.cache_spec()
-    step = _LargestStep(vocab_size, max_num_seqs, max_num_batched_tokens, options.block_size)
+    step = _LargestStep(
+        vocab_size, max_num_seqs, max_num_batched_tokens, options.block_size, eos_token_ids
+    )
     if device.type == "cuda":
         activations, sampling = step.measure(model, device)
         graphs = 0
@@ -127,6 +131,7 @@ class _LargestStep:
     num_logits: int
     num_tokens: int
     block_size: int
+    eos_token_ids: tuple[int, ...]
 
     def measure(self, model: TorchModel, device: torch.device) -> tuple[int, int]:
         """Peak bytes of the forward pass and of sampling, by running them on a device."""
@@ -171,7 +176,13 @@ class _LargestStep:
         )
 
     def _sample(self, logits: torch.Tensor, device: torch.device) -> None:
-        sampler = Sampler(num_slots=self.num_logits, vocab_size=self.vocab_size, device=device)
+        # Like the executor's, so that it launches the same kernels.
+        sampler = Sampler(
+            num_slots=self.num_logits,
+            vocab_size=self.vocab_size,
+            device=device,
+            eos_token_ids=self.eos_token_ids,
+        )
         sampler.rehearse(logits)
         torch.cuda.synchronize(device)
 

@@ -1,7 +1,8 @@
 """What the runtime asks of a model file."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
@@ -29,3 +30,28 @@ class TorchModel(Protocol):
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Every weight, shared ones once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What a model is built for.
+
+    Attributes:
+        device: where its weights go.
+        dtype: of weights, activations and cache.
+        block_size: tokens a cache block holds.
+        max_model_len: longest sequence.
+        quantization: of the products' weights; None keeps the dtype.
+        max_layers: layers that are built at most; None builds all.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+    quantization: Literal["int8", "int4"] | None = None
+    max_layers: int | None = None
+
+
+Build = Callable[[BuildOptions], TorchModel]
+"""Allocates a model; others fill its weights."""

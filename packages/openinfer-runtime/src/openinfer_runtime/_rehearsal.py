@@ -28,9 +28,13 @@ def rehearse(executor: TorchExecutor) -> None:
         ExecutorDead: the device is lost.
     """
     _record(executor)
+    if executor.info.max_model_len > len(_PROMPT):
+        _run_steps(executor)
+    executor.begin_service()
+
+
+def _run_steps(executor: TorchExecutor) -> None:
     info = executor.info
-    if info.max_model_len <= len(_PROMPT):
-        return
     request = GenerateRequest(
         request_id="rehearsal",
         prompt_token_ids=pack_ids(_PROMPT),

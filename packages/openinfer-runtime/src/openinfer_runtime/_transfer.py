@@ -24,7 +24,7 @@ class Download:
 
 def download(tensor: torch.Tensor) -> Download:
     """Starts copying an int32 tensor to the host."""
-    if tensor.device.type == "cpu":
+    if tensor.device.type != "cuda":
         return Download(tensor, None)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)

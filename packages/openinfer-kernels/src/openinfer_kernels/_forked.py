@@ -1,0 +1,102 @@
+"""Work done by forked processes, for what holds the interpreter while it computes."""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1
+_context = multiprocessing.get_context("fork")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Forked(Generic[T]):
+    """A piece of work in a process of its own, which ends with the thread that began it.
+
+    The process is a copy of this one without its other threads. It must use no device that this
+    one uses, and take no lock that another thread may hold.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        """Begins the work."""
+        self.result, sender = _context.Pipe(duplex=False)
+        self._process: BaseProcess = _context.Process(target=_run, args=(work, sender))
+        with warnings.catch_warnings():
+            # Of the locks that other threads may hold, which Python warns of, none is taken there.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        sender.close()
+
+    def take(self) -> T:
+        """What the work came to, once it is done.
+
+        Raises:
+            ChildProcessError: the process has ended without a result.
+        """
+        try:
+            done: T = pickle.loads(self.result.recv_bytes())
+        except EOFError as error:
+            raise ChildProcessError(f"{self._process.name} has ended early") from error
+        finally:
+            self.close()
+        return done
+
+    def close(self) -> None:
+        """Ends the process if it still runs."""
+        self._process.kill()
+        self._process.join()
+        self.result.close()
+
+
+class ForkedJobs(Generic[T]):
+    """Pieces of work, each in a process of its own, so many at a time."""
+
+    def __init__(self, num_processes: int) -> None:
+        """Nothing runs yet."""
+        self._limit = num_processes
+        self._waiting: deque[tuple[int, Callable[[], T]]] = deque()
+        self._running: dict[Connection, tuple[int, Forked[T]]] = {}
+        self._done: dict[int, T] = {}
+        self._num_added = 0
+
+    def add(self, work: Callable[[], T]) -> None:
+        """Begins the work, now or when there is room."""
+        self._waiting.append((self._num_added, work))
+        self._num_added += 1
+        self._go_on(timeout_s=0)
+
+    def results(self) -> Iterator[T]:
+        """What all work so far comes to, in the order of `add`. May raise as `Forked.take`."""
+        for index in range(self._num_added):
+            while index not in self._done:
+                self._go_on(timeout_s=None)
+            yield self._done[index]
+
+    def _go_on(self, timeout_s: float | None) -> None:
+        ready = wait(self._running, timeout_s) if len(self._running) else []
+        for result in ready:
+            assert isinstance(result, Connection)
+            index, job = self._running.pop(result)
+            self._done[index] = job.take()
+        while self._waiting and len(self._running) < self._limit:
+            index, work = self._waiting.popleft()
+            job = Forked(work)
+            self._running[job.result] = (index, job)
+
+
+def _run(work: Callable[[], Any], sender: Connection) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sender.send_bytes(pickle.dumps(work()))

@@ -1,0 +1,86 @@
+"""In a process of its own: the interpreter of the other tests compiles nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import json, logging, sys
+from dataclasses import asdict
+
+import torch
+
+from openinfer_kernels import (
+    CompileAhead, RMSNormSpec, SiluAndMulSpec, num_compiled_kernels, plan_rms_norm,
+    plan_silu_and_mul,
+)
+
+logging.basicConfig(level=logging.INFO)
+count = num_compiled_kernels()
+spec = SiluAndMulSpec(intermediate_size=256, dtype=torch.bfloat16)
+norm = RMSNormSpec(hidden_size=int(sys.argv[2]), eps=1e-6, dtype=torch.bfloat16)
+
+
+def run():
+    x = torch.empty(4, 512, dtype=torch.bfloat16, device="meta")
+    y = plan_silu_and_mul(spec, "meta")(x)
+    for rows in range(1, 4):
+        plan_rms_norm(norm, "meta")(y[:rows], torch.empty(256, dtype=y.dtype, device="meta"))
+    if sys.argv[3:]:
+        raise RuntimeError("no such step")
+
+
+with CompileAhead(run, sys.argv[1], 90) as ahead:
+    print(json.dumps(asdict(ahead.wait()) | {"here": num_compiled_kernels() - count}))
+assert plan_silu_and_mul(spec, "meta").__module__.endswith("_torch")
+"""
+
+
+@pytest.fixture
+def compile_ahead(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        return (report["num_kernels"], report["num_compiled"], report["here"]), done.stderr
+
+    return run
+
+
+@pytest.mark.long
+def test_what_steps_launch_is_compiled_once_and_then_found(compile_ahead, tmp_path):
+    counts, log = compile_ahead("a", "256")
+    assert counts == (2, 2, 0)
+    assert f"into {tmp_path}" in log
+    assert "2 of 2 kernels compiled in" in log
+    # The list of an earlier start: nothing is even looked for.
+    counts, log = compile_ahead("a", "256")
+    assert counts == (2, 0, 0)
+    assert "compil" not in log
+    # Other steps, some of which launch what is there.
+    counts, log = compile_ahead("b", "128")
+    assert counts == (2, 1, 0)
+    assert "1 of 2 kernels compiled in" in log
+    # A kernel that somebody has deleted.
+    for metadata in tmp_path.glob("*/__grp___silu_and_mul_kernel.json"):
+        metadata.unlink()
+    assert compile_ahead("a", "256")[0] == (2, 1, 0)
+
+
+@pytest.mark.long
+def test_steps_that_cannot_be_tried_cost_no_start(compile_ahead):
+    for _ in range(2):
+        counts, log = compile_ahead("a", "256", "fail")
+        assert counts[0] == 2
+        assert "not every step can be tried: RuntimeError: no such step" in log

@@ -1,0 +1,69 @@
+import os
+import time
+from functools import partial
+
+import pytest
+
+from openinfer_kernels._forked import Forked, ForkedJobs
+
+
+def _after(seconds, answer):
+    time.sleep(seconds)
+    return answer, os.getpid()
+
+
+def test_results_come_in_the_order_of_the_work_from_processes_of_their_own():
+    jobs = ForkedJobs(2)
+    for seconds, answer in ((0.1, "slow"), (0.0, "fast"), (0.0, "last")):
+        jobs.add(partial(_after, seconds, answer))
+    results = list(jobs.results())
+    assert [answer for answer, _ in results] == ["slow", "fast", "last"]
+    assert len({os.getpid(), *(pid for _, pid in results)}) == 4
+
+
+def test_so_many_run_at_a_time(tmp_path):
+    def count(name):
+        (tmp_path / name).touch()
+        time.sleep(0.1)
+        running = len(list(tmp_path.iterdir()))
+        (tmp_path / name).unlink()
+        return running
+
+    jobs = ForkedJobs(2)
+    for index in range(6):
+        jobs.add(partial(count, str(index)))
+    assert max(jobs.results()) == 2
+
+
+def test_work_without_a_result_says_so():
+    with pytest.raises(ChildProcessError, match="has ended early"):
+        Forked(partial(os._exit, 3)).take()
+
+
+def test_what_is_closed_ends():
+    begun = time.monotonic()
+    Forked(partial(time.sleep, 60)).close()
+    assert time.monotonic() - begun < 10
+
+
+def test_work_ends_with_whoever_began_it(tmp_path):
+    def outer():
+        inner = Forked(partial(_after, 60, None))
+        (tmp_path / "pid").write_text(str(inner._process.pid))
+        os.kill(os.getpid(), 9)
+
+    with pytest.raises(ChildProcessError):
+        Forked(outer).take()
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while _is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,126 @@
+"""Every kernel that an executor's steps may launch, found on a device that computes nothing.
+
+The executor itself runs over a model of one layer on torch's meta device: through every recorded
+kind of step, and through those that are launched operation by operation. Layers launch the same
+kernels, and which ones follows from shapes alone.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from openinfer_contract import GenerateRequest, LogprobOptions, Sampling, StopRules, pack_ids
+from openinfer_engine import ExecutorInfo, GrammarMasks
+from openinfer_nn import CacheView, StepInputs
+from openinfer_runtime._executor import TorchExecutor
+from openinfer_runtime._memory import allocate_arena
+from openinfer_runtime._model import TorchModel
+from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+
+T = TypeVar("T")
+
+META = torch.device("meta")
+
+
+def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
+    """Runs steps of every kind, under `openinfer_kernels.noted_launches`.
+
+    Args:
+        model: on the meta device; a layer of it is enough.
+        info: of the executor that it stands for, but for the device.
+    """
+    spec = model.cache_spec()
+    (group,) = info.cache_groups
+    block_size, num_blocks = group.tokens_per_block, info.num_blocks + 1
+    arena = allocate_arena(num_blocks * spec.bytes_per_block(block_size), META)
+    cache = CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
+    executor = TorchExecutor(model, cache, info, _run_once)
+    # The draws first: theirs is the kernel that takes longest to compile.
+    for step_id, (request, has_mask) in enumerate(_draws()):
+        _prefill(executor, step_id, request, has_mask)
+    while executor.prepare():
+        pass
+    for inputs in _unrecorded(info, block_size):
+        with torch.inference_mode():
+            model.forward(inputs, cache)
+
+
+def _run_once(work: Callable[[], T]) -> Callable[[], T]:
+    """A `Recorder` whose recordings need not be right."""
+    result = work()
+    return lambda: result
+
+
+def _unrecorded(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
+    """Prompts that are launched as they come: the long, and those whose logprobs are wanted."""
+    num_tokens = 2
+    while num_tokens <= (longest := min(info.max_num_batched_tokens, info.max_model_len)):
+        for max_seqlen_k in {num_tokens, info.max_model_len}:
+            yield _prompt(num_tokens, max_seqlen_k, block_size)
+        num_tokens = min(2 * num_tokens, longest) if num_tokens < longest else longest + 1
+
+
+def _prompt(num_tokens: int, max_seqlen_k: int, block_size: int) -> StepInputs:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    return StepInputs(
+        token_ids=empty(num_tokens, dtype=torch.int64),
+        positions=empty(num_tokens, dtype=torch.int64),
+        cu_seqlens_q=empty(2),
+        seq_lens=empty(1),
+        block_table=empty(1, -(-max_seqlen_k // block_size)),
+        slot_mapping=empty(num_tokens, dtype=torch.int64),
+        logits_indices=empty(1, dtype=torch.int64),
+        max_seqlen_q=num_tokens,
+        max_seqlen_k=max_seqlen_k,
+    )
+
+
+def _draws() -> Iterator[tuple[GenerateRequest, bool]]:
+    """A request for each draw that is not recorded, and whether a grammar's mask is with it."""
+    filtered = Sampling(top_k=2, top_p=0.5)
+    controlled = Sampling(repetition_penalty=2.0)
+    both = Sampling(top_k=2, top_p=0.5, repetition_penalty=2.0)
+    modes = (None, LogprobOptions(num_top=1), LogprobOptions(num_top=1, mode="processed"))
+    for sampling in (Sampling(temperature=0.0), filtered, controlled, both):
+        for logprobs in modes:
+            for has_mask in (False, True):
+                request = GenerateRequest(
+                    request_id="dry",
+                    prompt_token_ids=pack_ids([0, 0]),
+                    stop=StopRules(max_tokens=1),
+                    sampling=sampling,
+                    logprobs=logprobs,
+                )
+                yield request, has_mask
+
+
+def _prefill(
+    executor: TorchExecutor, step_id: int, request: GenerateRequest, has_mask: bool
+) -> None:
+    token_ids = np.zeros(2, np.uint32)
+    start = RowStart(
+        slot=0,
+        request=request,
+        token_ids=token_ids,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        block_ids=(np.zeros(1, np.int32),),
+        seed=0,
+    )
+    row = PlannedRow(
+        slot=0,
+        num_tokens=len(token_ids),
+        token_ids=token_ids,
+        new_block_ids=(np.zeros(0, np.int32),),
+        is_sampled=True,
+        needs_mask=has_mask,
+    )
+    plan = StepPlan(step_id=step_id, ends=(), starts=(start,), rows=(row,))
+    masks: GrammarMasks = {}
+    if has_mask:
+        masks = {0: np.zeros(-(-executor.info.vocab_size // 32), np.uint32)}
+    executor.sample(executor.launch(plan), masks)

@@ -1,0 +1,123 @@
+"""What a dry run notes is all that real steps launch: these in Triton's interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_DRY = """
+import json, sys
+import torch
+import openinfer_runtime
+from openinfer_engine import EngineOptions, LaunchSpec
+from openinfer_kernels._kernel_builds import noted_launches
+from openinfer_kernels._untraced import leave_out_compiler
+from openinfer_qwen3 import LINE
+from openinfer_runtime._kernels_ahead import launch_dry
+
+
+def launch(spec, plan, build):
+    options = openinfer_runtime.BuildOptions(
+        device=torch.device("cuda"), dtype=torch.float32, block_size=16, max_model_len=128
+    )
+    builds = []
+    leave_out_compiler()
+    with noted_launches(80, builds.append):
+        launch_dry(spec, plan, build, options)
+    lines = {json.dumps([build.name, dict(build.choices)], sort_keys=True) for build in builds}
+    print("\\n".join(lines))
+    assert "sympy.core" not in sys.modules
+
+
+openinfer_runtime.launch_torch = launch
+options = EngineOptions(device="cuda", **json.loads(sys.argv[2]))
+LINE.launch(LaunchSpec(model_path=sys.argv[1], model_line="qwen3", engine=options))
+"""
+
+_REAL = """
+import inspect, json, sys
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+import openinfer_kernels._dispatch as dispatch
+from openinfer_contract import (
+    Finished, GenerateRequest, LogprobOptions, PromptLogprobOptions, Sampling, StopRules, pack_ids,
+)
+from openinfer_engine import EngineOptions, LaunchSpec, assemble
+from openinfer_qwen3 import LINE
+from openinfer_runtime import TorchExecutor
+from openinfer_runtime._recorder import repeat_as_is
+
+for order in dispatch.BACKEND_ORDER.values():
+    order["cpu"] = order["cuda"]
+kernels, run = set(), InterpretedFunction.run
+
+
+def note(self, *arguments, grid, warmup, **options):
+    parameters = inspect.signature(self.fn).parameters
+    given = {name: value for name, value in options.items() if name in parameters}
+    bound = inspect.signature(self.fn).bind(*arguments, **given).arguments
+    choices = {
+        name: bound[name] for name, of in parameters.items() if of.annotation is tl.constexpr
+    }
+    kernels.add(json.dumps([self.fn.__name__, choices], sort_keys=True))
+    # What is computed need not be right, but tokens must be ids.
+    if self.fn.__name__ not in ("block_kernel", "row_kernel"):
+        return None
+    return run(self, *arguments, grid=grid, warmup=warmup, **options)
+
+
+InterpretedFunction.run = note
+options = EngineOptions(device="cpu", num_threads=1, **json.loads(sys.argv[2]))
+old = LINE.launch(LaunchSpec(model_path=sys.argv[1], model_line="qwen3", engine=options))
+top = LogprobOptions(num_top=1)
+processed = LogprobOptions(num_top=1, mode="processed")
+wishes = (
+    {"sampling": Sampling(top_k=3)},
+    {"sampling": Sampling(repetition_penalty=2.0), "logprobs": top},
+    {"sampling": Sampling(top_p=0.5), "logprobs": processed},
+    {"prompt_logprobs": PromptLogprobOptions()},
+)
+requests = [
+    GenerateRequest(
+        request_id=str(index),
+        prompt_token_ids=pack_ids(range(length)),
+        stop=StopRules(max_tokens=2 if length == 50 else 1, ignore_eos=True),
+        **wish,
+    )
+    for index, (length, wish) in enumerate([*((3, wish) for wish in wishes), (50, {})])
+]
+executor = TorchExecutor(old._model, old._cache, old.info, repeat_as_is)
+loop = assemble(executor, options, model_line="qwen3")
+ends = []
+for request in requests:
+    loop.submit(request, lambda e: isinstance(e.end, Finished) and ends.append(e))
+while loop.has_work:
+    loop.step()
+print("\\n".join(kernels))
+"""
+
+
+def _kernels(script, folder, options, **environment):
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        env=inherited | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines())
+
+
+@pytest.mark.long
+def test_a_dry_run_notes_every_kernel_that_steps_launch(checkpoint):
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 128}
+    folder = checkpoint()
+    noted = _kernels(_DRY, folder, options)
+    launched = _kernels(_REAL, folder, options, TRITON_INTERPRET="1")
+    assert len(launched) > 10
+    assert launched <= noted, "\n".join(sorted(launched - noted))
