@@ -182,16 +182,15 @@ class World(CacheWorld):
         assert stats.num_used >= len(held)
         for row in self.rows:
             assert row.sequence.block_ids[0].tolist() == row.tables[0]
-        if self.num_reverts == 0:
-            index = self.cache._space.pools[0]._index
-            for keys in self.chains:
-                present = [key in index for key in keys.slice(0, keys.num_blocks)]
-                assert present == sorted(present, reverse=True), "a parent left before its child"
-                ids = self.cache.pool._runs.find(keys.slice(0, len(present)), sum(present))
-                if ids is not None:
-                    known = [index[key] for key in keys.slice(0, sum(present))]
-                    assert ids.tolist() == known, "a run has blocks of another prefix"
-                    self.num_run_hits += 1
+        index = self.cache.pool._index
+        for keys in self.chains:
+            chain = keys.slice(0, keys.num_blocks)
+            present = [key in index for key in chain]
+            assert present == sorted(present, reverse=True), "a parent left before its child"
+            ids = self.cache.pool._runs.find(chain, sum(present)).tolist()
+            known = [index[key] for key in chain[: len(ids)]]
+            assert ids == known, "a run has blocks of another prefix"
+            self.num_run_hits += len(ids) > 0
 
     def wind_down(self):
         for row in list(self.rows):

@@ -78,7 +78,7 @@ def slabs_of(cache):
     data=st.data(),
 )
 def test_room_is_found_exactly_when_there_is_some(per_slab, num_slabs, data):
-    arena = Arena(num_slabs, per_slab)
+    arena = Arena(num_slabs, per_slab, [False] * len(per_slab))
     held = []
     for group, pool in enumerate(arena.pools):
         taken = pool.try_take(data.draw(st.integers(0, num_slabs * per_slab[group])))
@@ -115,7 +115,7 @@ def test_room_is_found_exactly_when_there_is_some(per_slab, num_slabs, data):
 
 
 def test_what_was_let_go_of_longest_ago_goes_first():
-    arena = Arena(3, (2, 1))
+    arena = Arena(3, (2, 1), (False, False))
     wide, narrow = arena.pools
     old, new = narrow.try_take(1), narrow.try_take(1)
     narrow.register(old, [b"old"], 0)

@@ -25,11 +25,13 @@ from openinfer_kv_cache import (
     Plane,
     Resume,
     Standing,
+    _runs,
     plan_slabs,
 )
 from openinfer_kv_cache._arena import Arena, SlabPool
 from openinfer_kv_cache._match import GroupedMatch
 from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache._runs import ChainRuns
 from openinfer_kv_cache._state import StateRow
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache._window import WindowBlocks
@@ -78,7 +80,12 @@ class GroupedWorld(CacheWorld):
         self.arena = self.cache._space._arena
         self.memory = [None] * (num_slabs * 4)
         self.copies = []
-        self.num_hits = self.num_restores = self.num_checkpoints = 0
+        self.num_hits = self.num_restores = self.num_checkpoints = self.num_branches = 0
+        self.said = []
+        """Tokens of every request, which grow as it is answered."""
+        for pool in self.arena.pools:
+            if pool._runs is not None:
+                pool._runs.min_blocks, pool._runs.max_spare = 1, 4
         self.operations = (
             self.begin,
             self.admit,
@@ -135,12 +142,23 @@ class GroupedWorld(CacheWorld):
             row = self.waiting.pop(0)
         else:
             tokens = [(a >> (i % 3)) & 1 for i in range(1 + b % 9 * (1 + b // 32))]
+            if self.said and a % 3:  # said again as far as somewhere, to be answered otherwise
+                known = self.said[b % len(self.said)]
+                tokens = [*known[: (5 * a + b) % len(known)], *tokens[:5]][:24]
             hints = np.array([a % 21, b % 7], np.uint32)
-            row = ProgramRow(tokens, self.cache.keys(np.array(tokens, np.uint32), boundaries=hints))
+            keys = self.cache.keys(np.array(tokens, np.uint32), boundaries=hints)
+            row = ProgramRow(tokens, keys, luck=b)
         expected = self.longest_resume(row.keys)
         assert self.cache.peek(row.keys) == expected
+        if not any(row.tokens is each for each in self.said):
+            self.said.append(row.tokens)
         hit = self.cache.match(row.keys)
         assert hit.num_tokens == expected < len(row.tokens)
+        self.num_branches += any(
+            each[: expected + 4] != row.tokens[: expected + 4]
+            for each in self.said
+            if expected and each[:expected] == row.tokens[:expected]
+        )
         row.tables = [ids.tolist() for ids in hit.block_ids]
         num_dropped = expected // 2 - len(row.tables[NEAR])
         row.tables[NEAR] = [None] * num_dropped + row.tables[NEAR]
@@ -294,10 +312,10 @@ class GroupedWorld(CacheWorld):
         if work.kind == "chunk":
             num_good = work.num_tokens
             if start + num_good == len(row.tokens):
-                sampled = [start % 2]
+                sampled = [row.answer(start)]
         else:
             num_good = 1 + work.num_accepted
-            sampled = [(start + i) % 2 for i in range(num_good)]
+            sampled = [row.answer(start + i) for i in range(num_good)]
         row.tokens += sampled
         for group in (FULL, QUARTER, NEAR):
             size = GROUPS[group].tokens_per_block
@@ -398,7 +416,7 @@ def random_programs(num, length=140):
 
 def run_all(num=60):
     """Runs programs in arenas of several sizes, and sees that they reach what they are for."""
-    counts = np.zeros(5, int)
+    counts = np.zeros(6, int)
     for seed, program in enumerate(random_programs(num)):
         eviction = frequency if seed % 5 == 4 else None
         world = GroupedWorld([40, 8, 16, 40][seed % 4], eviction=eviction)
@@ -409,8 +427,9 @@ def run_all(num=60):
             world.num_checkpoints,
             world.num_evictions,
             world.num_moves,
+            world.num_branches,
         )
-    assert (counts > num // 60 * np.array([20, 15, 200, 500, 100])).all(), counts
+    assert (counts > num // 60 * np.array([20, 15, 200, 500, 100, 10])).all(), counts
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -555,6 +574,8 @@ MUTANTS = {
     "lends a slab twice": (Arena, "_move_to", lend_twice),
     "takes what another needs": (Arena, "try_provide", spare_everything),
     "keeps no tail": (StateRow, "_drop_tail", lambda self: None),
+    "forgets no place of a block": (ChainRuns, "forget", lambda self, ids: None),
+    "takes runs to their end": (_runs, "_num_equal", lambda own, keys, at, most: most),
     "finds no resume points": (ResumePoints, "stop_after", lambda self, position: None),
 }
 

@@ -26,11 +26,21 @@ class SlabPool(BlockPool):
     slabs that the group has at the moment.
     """
 
-    def __init__(self, arena: "Arena", index: int, num_slabs: int, blocks_per_slab: int) -> None:
+    def __init__(
+        self,
+        arena: "Arena",
+        index: int,
+        num_slabs: int,
+        blocks_per_slab: int,
+        *,
+        is_chained: bool,
+    ) -> None:
         super().__init__(num_slabs * blocks_per_slab)
         self.num_blocks = 0
         self._num_free = 0
-        self._runs = None
+        self.has_no_gaps = False  # a slab that moves may take a parent and leave its children
+        if not is_chained:
+            self._runs = None
         self._arena = arena
         self._index_in_arena = index
         self.blocks_per_slab = blocks_per_slab
@@ -59,6 +69,14 @@ class SlabPool(BlockPool):
         if self._arena.num_available <= self._arena.num_promised:
             return None
         return self.try_take(1)
+
+    def count_leading(self, keys: Sequence[bytes]) -> int:
+        """Length of the longest indexed prefix of a chain of keys; touches nothing."""
+        num = 0 if self._runs is None else len(self._runs.find(keys, len(keys)))
+        index = self._index
+        while num < len(keys) and keys[num] in index:
+            num += 1
+        return num
 
     def take_local(self, num: int) -> BlockIds:
         """Hand out private blocks, at most `num_available`."""
@@ -128,7 +146,9 @@ class Arena:
         num_promised: slabs that `SlabPool.try_take_spare` leaves alone.
     """
 
-    def __init__(self, num_slabs: int, blocks_per_slab: Sequence[int]) -> None:
+    def __init__(
+        self, num_slabs: int, blocks_per_slab: Sequence[int], is_chained: Sequence[bool]
+    ) -> None:
         if num_slabs < 1:
             raise ValueError(f"num_slabs must be at least 1, got {num_slabs}")
         self.num_slabs = num_slabs
@@ -136,7 +156,8 @@ class Arena:
         self._free = list(range(num_slabs - 1, -1, -1))
         self._tick = 0
         self.pools = tuple(
-            SlabPool(self, index, num_slabs, num) for index, num in enumerate(blocks_per_slab)
+            SlabPool(self, index, num_slabs, num, is_chained=chained)
+            for index, (num, chained) in enumerate(zip(blocks_per_slab, is_chained, strict=True))
         )
 
     @property

@@ -37,7 +37,8 @@ class ArenaSpace:
     ) -> None:
         self.tokens_per_key = min(group.tokens_per_block for group in groups)
         self._groups = tuple(groups)
-        self._arena = Arena(num_slabs, blocks_per_slab)
+        is_chained = [group.kind == "full" for group in groups]
+        self._arena = Arena(num_slabs, blocks_per_slab, is_chained)
         self.pools = self._arena.pools
         self._match = GroupedMatch(groups, self._arena, base=self.tokens_per_key)
         self._max_unsettled = max_unsettled_tokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache._arena import Arena, SlabPool
 from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease
@@ -71,14 +71,8 @@ class GroupedMatch:
         per = group.tokens_per_block // self._base
         return chain[per - 1 :: per]
 
-    def _leading(self, group: CacheGroup, pool: BlockPool, chain: Sequence[bytes]) -> int:
-        # One by one: a slab that moved may have taken a parent and left its children.
-        num = 0
-        for key in self._block_keys(group, chain):
-            if not pool.has(key):
-                break
-            num += 1
-        return num * group.tokens_per_block
+    def _leading(self, group: CacheGroup, pool: SlabPool, chain: Sequence[bytes]) -> int:
+        return pool.count_leading(self._block_keys(group, chain)) * group.tokens_per_block
 
     def _seen_whole(
         self, group: CacheGroup, pool: BlockPool, chain: Sequence[bytes], position: int

@@ -23,6 +23,8 @@ from openinfer_kv_cache._eviction_queue import PolicyQueue
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._runs import ChainRuns
 
+_NO_BLOCKS = np.empty(0, np.int32)
+
 
 class BlockPool:
     """Bookkeeping over the block ids `[0, num_blocks)`; leases are its careful front.
@@ -40,6 +42,7 @@ class BlockPool:
         num_open_leases: leases that were neither consumed nor closed.
         now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
+        has_no_gaps: whether the parent of every indexed block is indexed.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -51,6 +54,7 @@ class BlockPool:
         self.residency_s = self.reuse_gap_s = self.now = 0.0
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
+        self.has_no_gaps = True
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
@@ -64,7 +68,7 @@ class BlockPool:
         """Blocks that took the place of another one in the index: some may continue that one."""
         self._index: dict[bytes, int] = {}
         self._runs: ChainRuns | None = ChainRuns(num_blocks)
-        """None where prefixes are not looked for."""
+        """None where blocks are not chained."""
         self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
         self._policed: PolicyQueue | None = None
 
@@ -133,13 +137,7 @@ class BlockPool:
 
     def find(self, keys: Sequence[bytes]) -> BlockIds:
         """Ids of the longest indexed prefix of a chain of keys, with a reference added to each."""
-        num = self.count_indexed(keys)
-        ids = None if self._runs is None else self._runs.find(keys, num)
-        if ids is None:
-            found = map(self._index.__getitem__, islice(keys, num))
-            ids = np.fromiter(found, np.int32, num)
-        self.retain(ids)
-        return ids
+        return self._retained(keys, self.count_indexed(keys))
 
     def count_indexed(self, keys: Sequence[bytes]) -> int:
         """Length of the longest indexed prefix of a chain of keys; touches nothing.
@@ -164,9 +162,17 @@ class BlockPool:
 
     def lookup(self, keys: Sequence[bytes]) -> BlockIds:
         """Ids of blocks that are all indexed under their keys, with a reference added to each."""
-        ids = np.fromiter(map(self._index.__getitem__, keys), np.int32, len(keys))
-        self.retain(ids)
-        return ids
+        return self._retained(keys, len(keys))
+
+    def _retained(self, keys: Sequence[bytes], num: int) -> BlockIds:
+        """Ids of the first `num` blocks, all indexed, with a reference added to each."""
+        told = _NO_BLOCKS if self._runs is None else self._runs.find(keys, num)
+        if len(told) < num:
+            others = map(self._index.__getitem__, islice(keys, len(told), num))
+            rest = np.fromiter(others, np.int32, num - len(told))
+            told = np.concatenate((told, rest))
+        self.retain(told)
+        return told
 
     def retain(self, ids: BlockIds) -> None:
         """Add a reference to held or evictable blocks."""
@@ -210,7 +216,7 @@ class BlockPool:
             Per block the one that is indexed under its key, ours or the other. All of ours where
             `namespace` is over, or `above` has left the index: nothing is indexed then.
         """
-        is_lost = self._runs is not None and above is not None and not self._is_indexed[above]
+        is_lost = self.has_no_gaps and above is not None and not self._is_indexed[above]
         if namespace != self.namespace or is_lost:
             return ids
         own = ids.tolist()
@@ -268,7 +274,7 @@ class BlockPool:
         shared = ids[(self._refcounts[ids] > 1) | self._is_heir[ids]]
         lost = {key for block in shared.tolist() if (key := self._keys[block]) is not None}
         self.withdraw(ids)
-        if lost and self._runs is not None:
+        if lost and self.has_no_gaps:
             behind = self._behind(lost)
             idle = behind[self._refcounts[behind] == 0]
             self._evictable.remove(idle)

@@ -26,6 +26,7 @@ _COST_OF_A_RUN = 32
 """What may be looked at to drop such entries for each that was added, at the least in one call,
 and what a run costs besides its entries."""
 
+_NO_BLOCKS = np.empty(0, np.int32)
 _MAX_BLOCKS = 1 << 24
 """Of a run; places of one run are numbered from a multiple of it."""
 
@@ -92,26 +93,25 @@ class ChainRuns:
         self._starts.clear()
         self._num_entries = 0
 
-    def find(self, keys: Sequence[bytes], num: int) -> BlockIds | None:
-        """The blocks of the first `num` keys, all indexed; None where runs do not tell."""
-        parts: list[BlockIds] = []
-        first_places: list[int] = []
+    def find(self, keys: Sequence[bytes], most: int) -> BlockIds:
+        """The blocks of the first keys, at most so many, as far as runs tell: all are indexed."""
+        parts: list[BlockIds] = [_NO_BLOCKS]
         at = 0
-        while at < num:
+        while at < most:
             run = self._starts.get(keys[at])
             if run is None:
-                return None
-            length = min(len(run.ids), num - at)
+                break
+            length = min(len(run.ids), most - at)
             if run.keys[length - 1] != keys[at + length - 1]:
                 length = _num_equal(run.keys, keys, at, length)
-            parts.append(run.ids[:length])
-            first_places.append(run.first_place - at)
+            ids = run.ids[:length]
+            is_there = self._places[ids] == np.arange(run.first_place, run.first_place + length)
+            if not is_there.all():
+                parts.append(ids[: int(is_there.argmin())])
+                break
+            parts.append(ids)
             at += length
-        if not parts:
-            return None
-        ids = np.concatenate(parts)
-        places = np.repeat(first_places, [len(part) for part in parts]) + np.arange(num)
-        return ids if np.array_equal(self._places[ids], places) else None
+        return np.concatenate(parts)
 
     def _ending_in(self, block: int) -> _Run | None:
         """The run whose last living block this is."""

@@ -19,6 +19,8 @@ class ProgramRow:
     tokens: list[int]
     keys: BlockKeys
     adapter: int = 0
+    luck: int = 0
+    """Beside its tokens, what its answer depends on."""
     sequence: SequenceCache | None = None
     version: int = 0
     """Resets of the cache before it was opened."""
@@ -38,6 +40,10 @@ class ProgramRow:
     def content(self, position: int) -> tuple[int, int, tuple[int, ...]]:
         """What the entry of a position stands for."""
         return (self.version, self.adapter, tuple(self.tokens[: position + 1]))
+
+    def answer(self, position: int) -> int:
+        """The id sampled behind a position, 0 or 1."""
+        return (self.luck >> position % 6) & 1
 
     def settle(self) -> None:
         """Tells the cache what was computed and sampled."""
@@ -146,7 +152,7 @@ class CacheWorld:
         old = self.rows[a % len(self.rows)]
         self.close(old)
         old.keys.extend(np.array(old.unsettled, np.uint32))
-        self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter))
+        self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter, old.luck))
 
     def revert_row(self, a: int, b: int) -> None:
         """Takes a row out of the step being planned."""
