@@ -90,6 +90,17 @@ def test_the_widest_shape_is_compiled_everywhere():
     ]
 
 
+@pytest.mark.long
+def test_a_kernel_for_some_architectures_is_compiled_for_these():
+    case = "replace(compile_gate.compile_cases(['silu_and_mul'])[0], archs=(80, 90))"
+    done = _run(
+        "-c",
+        "from dataclasses import replace; from openinfer_kernels import compile_gate; "
+        f"print([result.arch for result in compile_gate.compile_all([{case}])])",
+    )
+    assert done.stdout == "[90, 80]\n", done.stdout + done.stderr
+
+
 def test_an_op_without_kernels_is_the_callers_mistake():
     with pytest.raises(ValueError, match="no Triton backend for linear"):
         compile_cases(["linear"])

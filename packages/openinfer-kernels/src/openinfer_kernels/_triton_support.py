@@ -18,12 +18,14 @@ class CompileCase:
 
     Attributes:
         name: Unique among the kernels, for example "rms_norm-bf16-4096".
-        kernel: The `triton.jit` function.
+        kernel: The `triton.jit` or `gluon.jit` function.
         signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32").
         constexprs: Compile-time argument name to value.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline.
         has_pdl: Whether the kernel has a compile-time choice PDL, which is true from sm_90 on.
+        archs: Compute capabilities that it is for, `compile_gate.EVERY_SHAPE` among them; None
+            for all.
     """
 
     name: str
@@ -33,6 +35,7 @@ class CompileCase:
     num_warps: int = 4
     num_stages: int = 3
     has_pdl: bool = False
+    archs: tuple[int, ...] | None = None
 
 
 def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -14,6 +14,7 @@ from importlib import import_module
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._forked import ForkedJobs, num_cores
@@ -74,7 +75,14 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
         if kind not in widest or shared >= widest[kind][0]:
             widest[kind] = (shared, case)
     others = [arch for arch in SHARED_MEMORY_KIB if arch != EVERY_SHAPE]
-    yield from _compile_each([(case, arch) for _, case in widest.values() for arch in others])
+    yield from _compile_each(
+        [
+            (case, arch)
+            for _, case in widest.values()
+            for arch in others
+            if case.archs is None or arch in case.archs
+        ]
+    )
 
 
 def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult]:
@@ -94,7 +102,8 @@ def _compile(case: CompileCase, arch: int) -> CompileResult:
         return CompileResult(
             name=case.name, arch=arch, shared_bytes=0, error=f"signature differs in {difference}"
         )
-    source = ASTSource(
+    language = GluonASTSource if case.kernel.is_gluon() else ASTSource
+    source = language(
         fn=case.kernel,
         signature={name: types[name] for name in order},
         constexprs={(order.index(name),): value for name, value in constexprs.items()},

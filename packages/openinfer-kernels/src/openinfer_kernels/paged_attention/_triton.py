@@ -1,9 +1,9 @@
-"""paged_attention in Triton: a decode kernel that splits long sequences, and a prefill kernel.
+"""paged_attention in Triton: a decode kernel that splits long sequences, and prefill kernels.
 
 Decode (flash-decoding): program (sequence, key head, split) attends the group's query heads to its
 share of the keys, and a second kernel merges the splits. The shares follow from seq_lens on the
-device; the host decides only how many splits there are. Prefill: see `_triton_prefill`. Both keep
-scores, maxima and sums in float32 (Dao, 2023).
+device; the host decides only how many splits there are. Prefill: see `_prefill`. All keep scores,
+maxima and sums in float32 (Dao, 2023).
 """
 
 # Kernel arguments are Triton's values, which have no Python types.
@@ -18,19 +18,15 @@ import triton.language as tl
 
 from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_triton
 from openinfer_kernels.paged_attention import PagedAttention, PagedAttentionSpec
-from openinfer_kernels.paged_attention._triton_prefill import (
-    attend_tile,
-    load_tile,
-    merge_splits_kernel,
-    prefill_kernel,
+from openinfer_kernels.paged_attention._prefill import compile_cases as prefill_cases
+from openinfer_kernels.paged_attention._prefill import plan_prefill
+from openinfer_kernels.paged_attention._triton_prefill import attend_tile, load_tile
+from openinfer_kernels.paged_attention._triton_sizes import (
+    MAX_SPLITS,
+    constexprs,
+    decode_rows,
+    num_splits,
 )
-
-_TILE_KEYS = 64
-_TILE_ROWS = 64
-_MAX_SPLITS = 32
-_MIN_KEYS_PER_SPLIT = 256
-# Programs that fill a large GPU about twice; more splits than that only cost merging.
-_TARGET_PROGRAMS = 264
 
 
 def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
@@ -143,108 +139,13 @@ def _merge_kernel(
     tl.store(target + dims, out.to(out_ptr.dtype.element_ty), mask=(dims < HEAD_DIM) & owns_row)
 
 
-def _tile_keys(spec: PagedAttentionSpec) -> int:
-    # Keys and values of a tile are in flight twice; wide heads of wide numbers take smaller tiles
-    # so that they fit the smallest shared memory (99 KiB).
-    return _TILE_KEYS // max(1, spec.head_dim * spec.dtype.itemsize // 256)
-
-
-def _constexprs(spec: PagedAttentionSpec, rows: int) -> dict[str, Any]:
-    return {
-        "NUM_HEADS": spec.num_heads,
-        "NUM_KV_HEADS": spec.num_kv_heads,
-        "HEAD_DIM": spec.head_dim,
-        "BLOCK_SIZE": spec.block_size,
-        "ROWS": rows,
-        "TILE": _tile_keys(spec),
-        "PRECISION": "ieee" if spec.dtype is torch.float32 else "tf32",
-    }
-
-
-def _decode_rows(spec: PagedAttentionSpec) -> int:
-    # A matrix product has at least 16 rows; the group's heads share them.
-    return max(16, int(triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)))
-
-
-def _prefill_rows(spec: PagedAttentionSpec, max_seqlen_q: int) -> int:
-    """Queries times heads of a tile: few for few queries, fewer for wide heads of wide numbers."""
-    group = spec.num_heads // spec.num_kv_heads
-    most = _TILE_ROWS // max(1, spec.head_dim * spec.dtype.itemsize // 256)
-    wanted = int(triton.next_power_of_2(group * max_seqlen_q))
-    return max(16, int(triton.next_power_of_2(group)), min(most, wanted))
-
-
-def _num_splits(num_programs: int, max_seqlen_k: int) -> int:
-    by_length = max_seqlen_k // _MIN_KEYS_PER_SPLIT
-    return max(1, min(_MAX_SPLITS, by_length, _TARGET_PROGRAMS // num_programs))
-
-
-class _Prefill:
-    """The launches of a step in which a sequence has more than one query."""
-
-    def __init__(self, spec: PagedAttentionSpec) -> None:
-        self._spec = spec
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        cache: tuple[torch.Tensor, ...],
-        out: torch.Tensor,
-        strides: tuple[int, ...],
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> None:
-        spec, num_tokens = self._spec, q.shape[0]
-        num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
-        _, _, cu_seqlens_q, seq_lens, _ = cache
-        num_seqs = seq_lens.shape[0]
-        rows = _prefill_rows(spec, max_seqlen_q)
-        num_tiles = num_tokens // (rows // (num_heads // num_kv_heads)) + num_seqs
-        num_splits = _num_splits(num_tiles * num_kv_heads, max_seqlen_k)
-        acc = lse = out  # not written
-        if num_splits > 1:
-            size = (num_tokens, num_heads, num_splits, spec.head_dim)
-            acc = torch.empty(size, dtype=torch.float32, device=q.device)
-            lse = torch.empty(size[:3], dtype=torch.float32, device=q.device)
-        kernel: Any = prefill_kernel
-        kernel[(num_tiles, num_kv_heads, num_splits)](
-            q,
-            *cache,
-            out,
-            acc,
-            lse,
-            *strides,
-            num_seqs,
-            num_splits,
-            spec.scale,
-            **_constexprs(spec, rows),
-            IS_SPLIT=num_splits > 1,
-            num_warps=4,
-            num_stages=2,
-        )
-        if num_splits > 1:
-            merge: Any = merge_splits_kernel
-            merge[(num_tokens, num_heads)](
-                acc,
-                lse,
-                cu_seqlens_q,
-                out,
-                num_seqs,
-                num_splits,
-                NUM_HEADS=num_heads,
-                HEAD_DIM=spec.head_dim,
-                MAX_SPLITS=_MAX_SPLITS,
-                num_warps=1,
-            )
-
-
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention."""
     num_heads, head_dim, scale = spec.num_heads, spec.head_dim, spec.scale
     decode_kernel: Any = _decode_kernel
     merge_kernel: Any = _merge_kernel
-    decode_constexprs = _constexprs(spec, _decode_rows(spec))
-    prefill = _Prefill(spec)
+    decode_constexprs = constexprs(spec, decode_rows(spec))
+    prefill = plan_prefill(spec, torch.device(device))
 
     def attend(
         q: torch.Tensor,
@@ -261,22 +162,23 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         if num_seqs == 0 or q.shape[0] == 0:
             return out
         cache = (k_cache, v_cache, cu_seqlens_q, seq_lens, block_table)
-        strides = (q.stride(0), k_cache.stride(0), block_table.stride(0))
         if max_seqlen_q > 1:
-            prefill(q, cache, out, strides, max_seqlen_q, max_seqlen_k)
+            prefill(q, cache, out, max_seqlen_q, max_seqlen_k)
             return out
-        num_splits = _num_splits(num_seqs * spec.num_kv_heads, max_seqlen_k)
+        splits = num_splits(num_seqs * spec.num_kv_heads, max_seqlen_k)
         acc = torch.empty(
-            (num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device
+            (num_seqs, num_heads, splits, head_dim), dtype=torch.float32, device=q.device
         )
-        lse = torch.empty((num_seqs, num_heads, num_splits), dtype=torch.float32, device=q.device)
-        decode_kernel[(num_seqs, spec.num_kv_heads, num_splits)](
+        lse = torch.empty((num_seqs, num_heads, splits), dtype=torch.float32, device=q.device)
+        decode_kernel[(num_seqs, spec.num_kv_heads, splits)](
             q,
             *cache,
             acc,
             lse,
-            *strides,
-            num_splits,
+            q.stride(0),
+            k_cache.stride(0),
+            block_table.stride(0),
+            splits,
             scale,
             **decode_constexprs,
             num_warps=4,
@@ -287,10 +189,10 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
             lse,
             cu_seqlens_q,
             out,
-            num_splits,
+            splits,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
-            MAX_SPLITS=_MAX_SPLITS,
+            MAX_SPLITS=MAX_SPLITS,
             num_warps=1,
         )
         return out
@@ -308,7 +210,7 @@ _COMPILED_HEADS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """Both kernels and the merge over the heads above."""
+    """All kernels over the heads above."""
     cases = []
     for dtype, shapes in _COMPILED_HEADS.items():
         for num_heads, num_kv_heads, head_dim in shapes:
@@ -320,25 +222,24 @@ def compile_cases() -> list[CompileCase]:
                 scale=head_dim**-0.5,
                 dtype=dtype,
             )
-            cases.extend(_compile_cases_of(spec, TRITON_DTYPES[dtype]))
+            shape = f"{TRITON_DTYPES[dtype]}-{num_heads}x{num_kv_heads}x{head_dim}"
+            cases += [*_decode_cases(spec, shape), *prefill_cases(spec, shape)]
     return cases
 
 
-def _compile_cases_of(spec: PagedAttentionSpec, dtype: str) -> list[CompileCase]:
-    shape = f"{dtype}-{spec.num_heads}x{spec.num_kv_heads}x{spec.head_dim}"
-    pointer = f"*{dtype}"
+def _decode_cases(spec: PagedAttentionSpec, shape: str) -> list[CompileCase]:
+    pointer = f"*{TRITON_DTYPES[spec.dtype]}"
     inputs = {"q_ptr": pointer, "k_cache_ptr": pointer, "v_cache_ptr": pointer}
     inputs |= {"cu_seqlens_q_ptr": "*i32", "seq_lens_ptr": "*i32", "block_table_ptr": "*i32"}
     strides = {"q_stride": "i64", "block_stride": "i64", "table_stride": "i64"}
     partials = {"acc_ptr": "*fp32", "lse_ptr": "*fp32"}
-    counts = {"num_seqs": "i32", "num_splits": "i32"}
     merge_inputs = {"cu_seqlens_q_ptr": "*i32", "out_ptr": pointer, "num_splits": "i32"}
     return [
         CompileCase(
             name=f"paged_attention.decode-{shape}",
             kernel=_decode_kernel,
             signature={**inputs, **partials, **strides, "num_splits": "i32", "scale": "fp32"},
-            constexprs=_constexprs(spec, _decode_rows(spec)),
+            constexprs=constexprs(spec, decode_rows(spec)),
             num_stages=2,
         ),
         CompileCase(
@@ -348,44 +249,8 @@ def _compile_cases_of(spec: PagedAttentionSpec, dtype: str) -> list[CompileCase]
             constexprs={
                 "NUM_HEADS": spec.num_heads,
                 "HEAD_DIM": spec.head_dim,
-                "MAX_SPLITS": _MAX_SPLITS,
-            },
-            num_warps=1,
-        ),
-        *(_prefill_case(spec, shape, inputs, pointer, is_split) for is_split in (False, True)),
-        CompileCase(
-            name=f"paged_attention.merge-splits-{shape}",
-            kernel=merge_splits_kernel,
-            signature={**partials, "cu_seqlens_q_ptr": "*i32", "out_ptr": pointer, **counts},
-            constexprs={
-                "NUM_HEADS": spec.num_heads,
-                "HEAD_DIM": spec.head_dim,
-                "MAX_SPLITS": _MAX_SPLITS,
+                "MAX_SPLITS": MAX_SPLITS,
             },
             num_warps=1,
         ),
     ]
-
-
-def _prefill_case(
-    spec: PagedAttentionSpec, shape: str, inputs: dict[str, str], pointer: str, is_split: bool
-) -> CompileCase:
-    rows = _prefill_rows(spec, 16 if is_split else 1024)
-    strides = {"q_stride": "i64", "block_stride": "i64", "table_stride": "i64"}
-    return CompileCase(
-        name=f"paged_attention.{'extend' if is_split else 'prefill'}-{shape}",
-        kernel=prefill_kernel,
-        signature={
-            **inputs,
-            "out_ptr": pointer,
-            "acc_ptr": "*fp32",
-            "lse_ptr": "*fp32",
-            **strides,
-            "num_seqs": "i32",
-            "num_splits": "i32",
-            "scale": "fp32",
-        },
-        constexprs={**_constexprs(spec, rows), "IS_SPLIT": is_split},
-        num_warps=4,
-        num_stages=2,
-    )
