@@ -6,16 +6,9 @@
 `tests/test_costs.py` holds the same figures to twice their goals.
 """
 
-import argparse
 import gc
-import json
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from itertools import count, islice
-from pathlib import Path
 from time import thread_time
 
 import numpy as np
@@ -34,6 +27,7 @@ from openinfer_scheduler import (
     StepPlan,
     StepResult,
 )
+from openinfer_testing import results
 
 NUM_ROWS, NUM_WAITING, NUM_PROMPT_TOKENS = 256, 1024, 100_000
 STEPS_A_ROUND = 512
@@ -249,38 +243,14 @@ def measure() -> dict[str, object]:
     rest_us = round(admitted_us - hashed_us, 1)
     print(f"add + plan of 100,000 cached tokens: {admitted_us} us, {rest_us} without hashing")
     hit = {"admitted_us": admitted_us, "hashed_us": hashed_us, "without_hashing_us": rest_us}
-    return {"decode_rows": NUM_ROWS, "steady": steady, "full_hit": hit}
-
-
-def record(folder: Path, figures: dict[str, object]) -> None:
-    """Writes the figures with machine, date and commit."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    now = datetime.now(UTC)
-    entry = {
-        "benchmark": "scheduler",
-        "date": now.isoformat(timespec="seconds"),
-        "commit": commit,
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()}",
-            "load": round(os.getloadavg()[0], 2),
-        },
+    return {
         "goals_us": {name: 1e6 * goal for name, goal in GOALS_S.items()},
         "best_of": {"slices": NUM_ROUNDS, "hits": NUM_HITS},
-        **figures,
+        "decode_rows": NUM_ROWS,
+        "steady": steady,
+        "full_hit": hit,
     }
-    path = folder / f"scheduler-{now:%Y-%m-%d}.json"
-    path.write_text(json.dumps(entry, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path, metavar="FOLDER")
-    namespace = parser.parse_args()
-    measured = measure()
-    if namespace.record:
-        record(namespace.record, measured)
+    results.run("scheduler", measure, __doc__)
