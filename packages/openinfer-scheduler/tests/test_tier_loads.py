@@ -198,4 +198,9 @@ def test_what_the_tier_brought_is_not_forwarded_again(loop):
     tiered.add([*range(20), 9], max_tokens=2)
     assert tiered.subject.plan() is None, "it waits for the tier"
     tiered.finish()
-    assert dict(tiered.subject.ends["r1"].cached)["device"] == 20
+    assert tiered.subject.ends["r1"].cached == (("host", 20),), "a tier had it"
+    group = next(g for g in tiered.subject.scheduler.load().cache_groups if g.tier == "host")
+    assert group.num_hit_tokens == 20
+    tiered.add([*range(20), 8], max_tokens=2)
+    tiered.finish()
+    assert tiered.subject.ends["r2"].cached == (("device", 20),), "by now the device has it"

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from openinfer_kv_cache._events import CacheEvents, KVEvent
 from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse, EvictionPolicy
 from openinfer_kv_cache._group import CacheGroup
+from openinfer_kv_cache._hit_counts import HitCounts
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._making import checked_groups, make_space
+from openinfer_kv_cache._origins import BlockOrigins
 from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
 from openinfer_kv_cache._space import PoolSpace
-from openinfer_kv_cache._stats import CacheStats, GroupStats
+from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import StepLedger
 from openinfer_kv_cache.errors import NotIdle, UnsupportedGroup
 
@@ -76,9 +78,7 @@ class KVCache:
         """Sequences that may still compute known tokens which others can share."""
         self._clock = clock
         self.num_tier_blocks = 0
-        self._num_queries = 0
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._hits = HitCounts()
 
     @property
     def pool(self) -> BlockPool:
@@ -91,6 +91,21 @@ class KVCache:
             other = self.groups[-1]
             raise UnsupportedGroup(other.name, other.kind, "tiers hold one full group alone")
         return self._space.pools[0]
+
+    def add_tiers(self, names: Sequence[str]) -> None:
+        """Tiers of these names may bring blocks: hits are counted by where they came from.
+
+        `TierLoads` does this.
+
+        Raises:
+            UnsupportedGroup: there are other groups than one full one.
+        """
+        pool = self.pool
+        if pool.origins is None:
+            pool.origins = BlockOrigins(pool.num_blocks)
+        for name in names:
+            pool.origins.name(name)
+            self._hits.num_hit_tokens.setdefault(name, 0)
 
     @property
     def num_blocks(self) -> int:
@@ -242,20 +257,20 @@ class KVCache:
         elif hit.epoch != self._epoch():
             raise ValueError("the cache was reset or a step reverted: close the hit, match again")
         else:
-            self._num_queries += 1
-            self._num_queried_tokens += keys.num_tokens
-            self._num_hit_tokens += hit.num_tokens
+            self._hits.add_query(keys.num_tokens)
         is_cacheable = is_cacheable and self.has_prefix_cache
         num_tokens = hit.num_tokens
         leases = hit.take()
         for lease in leases:
             lease.note_reuse()
+        cached_by_tier = self._hits.add_hit(self._space.pools[0], leases[0].ids, num_tokens)
         sequence = SequenceCache(
             self._space,
             self._ledger,
             keys,
             leases,
             num_cached_tokens=num_tokens,
+            cached_by_tier=cached_by_tier,
             is_cacheable=is_cacheable,
             use=use,
         )
@@ -323,10 +338,10 @@ class KVCache:
             num_pinned=sum(pool.num_pinned for pool in pools),
             num_open_leases=sum(pool.num_open_leases for pool in pools),
             num_parked=self._ledger.num_parked,
-            num_queried_tokens=self._num_queried_tokens,
-            num_hit_tokens=self._num_hit_tokens,
+            num_queried_tokens=self._hits.num_queried_tokens,
+            num_hit_tokens=sum(self._hits.num_hit_tokens.values()),
             num_evictions=sum(pool.num_evictions for pool in pools),
-            groups=tuple(map(self._group_stats, self.groups, pools)),
+            groups=self._hits.by_group([group.name for group in self.groups], pools),
         )
 
     def assert_idle(self) -> None:
@@ -339,22 +354,6 @@ class KVCache:
         num_steps = self._ledger.num_in_flight
         if stats.num_used or stats.num_pinned or stats.num_open_leases or num_steps:
             raise NotIdle(f"{num_steps} steps in flight, {stats}")
-
-    def _group_stats(self, group: CacheGroup, pool: BlockPool) -> GroupStats:
-        return GroupStats(
-            name=group.name,
-            tier="device",
-            num_blocks=pool.num_blocks,
-            num_cached=pool.num_cached,
-            num_evictable=pool.num_evictable,
-            num_queries=self._num_queries,
-            num_queried_tokens=self._num_queried_tokens,
-            num_hit_tokens=self._num_hit_tokens,
-            num_evictions=pool.num_evictions,
-            residency_s=pool.residency_s,
-            num_reused=pool.num_reused,
-            reuse_gap_s=pool.reuse_gap_s,
-        )
 
     def _max_hit(self, keys: BlockKeys, max_tokens: int | None) -> int:
         if not self.has_prefix_cache:

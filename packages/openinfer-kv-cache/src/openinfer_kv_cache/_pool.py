@@ -21,6 +21,7 @@ from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
 from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
 from openinfer_kv_cache._eviction_queue import PolicyQueue
 from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache._origins import BlockOrigins
 from openinfer_kv_cache._runs import ChainRuns
 
 _NO_BLOCKS = np.empty(0, np.int32)
@@ -42,6 +43,7 @@ class BlockPool:
         num_open_leases: leases that were neither consumed nor closed.
         now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
+        origins: which blocks tiers have brought; None: there are no tiers.
         has_no_gaps: whether the parent of every indexed block is indexed.
     """
 
@@ -54,6 +56,7 @@ class BlockPool:
         self.residency_s = self.reuse_gap_s = self.now = 0.0
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
+        self.origins: BlockOrigins | None = None
         self.has_no_gaps = True
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
@@ -247,6 +250,8 @@ class BlockPool:
     def _mark_indexed(self, ids: BlockIds) -> None:
         self._is_indexed[ids] = True
         self._stored_at[ids] = self.now
+        if self.origins is not None:
+            self.origins.clear(ids)
 
     def _free_idle(self, keys: Sequence[bytes]) -> None:
         """Frees the evictable blocks that are indexed under `keys`."""

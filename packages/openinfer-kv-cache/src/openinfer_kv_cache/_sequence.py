@@ -11,6 +11,7 @@ from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
 from openinfer_kv_cache._lease import CachedLease
+from openinfer_kv_cache._origins import TierTokens
 from openinfer_kv_cache._space import BlockSpace
 from openinfer_kv_cache._state import NO_COPIES
 from openinfer_kv_cache._steps import Reservation, StepLedger
@@ -80,6 +81,7 @@ class SequenceCache:
     Attributes:
         keys: the request's keys; `apply` extends them.
         num_cached_tokens: positions found in the cache when the sequence was opened.
+        cached_by_tier: the same, by where the blocks came from.
         num_computed: leading positions that `apply` has settled.
     """
 
@@ -90,6 +92,7 @@ class SequenceCache:
         "_num_given",
         "_reservations",
         "_space",
+        "cached_by_tier",
         "keys",
         "num_cached_tokens",
         "num_computed",
@@ -103,6 +106,7 @@ class SequenceCache:
         cached: tuple[CachedLease, ...],
         *,
         num_cached_tokens: int,
+        cached_by_tier: TierTokens,
         is_cacheable: bool,
         use: CacheUse,
     ) -> None:
@@ -116,6 +120,7 @@ class SequenceCache:
         ledger.record_opened(self._blocks)
         self.keys = keys
         self.num_cached_tokens = num_cached_tokens
+        self.cached_by_tier = cached_by_tier
         self.num_computed = num_cached_tokens
 
     @property

@@ -9,13 +9,14 @@ class GroupStats:
 
     Attributes:
         name: of the group.
-        tier: "device".
+        tier: "device", or the name of a tier, of which only hits are known here.
         num_blocks: blocks it has at the moment.
         num_cached: of these, the ones that a prefix can hit.
         num_evictable: of the cached ones, those that nobody holds.
         num_queries: sequences that looked for a prefix.
         num_queried_tokens: their tokens.
-        num_hit_tokens: of those, found here.
+        num_hit_tokens: of those, found here; what a tier has brought counts there for the first
+            sequence that begins on it, and then on the device.
         num_evictions: cached blocks given up for others.
         residency_s: seconds between storing and giving up, summed over `num_evictions`.
         num_reused: cached blocks that a sequence found held by nobody.
@@ -24,16 +25,16 @@ class GroupStats:
 
     name: str
     tier: str
-    num_blocks: int
-    num_cached: int
-    num_evictable: int
+    num_blocks: int = 0
+    num_cached: int = 0
+    num_evictable: int = 0
     num_queries: int
     num_queried_tokens: int
     num_hit_tokens: int
-    num_evictions: int
-    residency_s: float
-    num_reused: int
-    reuse_gap_s: float
+    num_evictions: int = 0
+    residency_s: float = 0.0
+    num_reused: int = 0
+    reuse_gap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class SequenceState:
     __slots__ = (
         "arrival",
         "arrival_index",
+        "cached_by_tier",
         "first_token_at",
         "hit_estimate",
         "hit_stands_until",
@@ -90,6 +91,7 @@ class SequenceState:
         self.is_by_itself = False
         """Whether it shares nothing any more, because it ran short of blocks all alone."""
         self.num_cached_tokens = 0
+        self.cached_by_tier: TierTokens = ()
         self.num_preemptions = 0
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
@@ -187,7 +189,7 @@ class SequenceState:
         )
 
     def _cached(self) -> TierTokens:
-        return (("device", self.num_cached_tokens),) if self.num_cached_tokens else ()
+        return self.cached_by_tier if self.num_cached_tokens else ()
 
 
 class Stay:

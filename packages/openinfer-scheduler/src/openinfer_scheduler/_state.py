@@ -110,6 +110,7 @@ class SchedulerState:
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
             sequence.num_cached_tokens = stay.num_planned
+            sequence.cached_by_tier = stay.cache.cached_by_tier
 
     def close(self, stay: Stay) -> None:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""

@@ -14,6 +14,7 @@ from typing import Literal, final
 from openinfer_kv_cache._cache import KVCache
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import MutableLease
+from openinfer_kv_cache._origins import BlockOrigins
 from openinfer_kv_cache._sequence import PrefixHit
 from openinfer_kv_cache.tiers._protocol import BlockSpan, CacheTier, TierHit, TierTransfer
 
@@ -38,6 +39,7 @@ class TierLoad:
         "_keys",
         "_lease",
         "_namespace",
+        "_origins",
         "_transfer",
         "error",
         "num_blocks",
@@ -54,6 +56,7 @@ class TierLoad:
         transfer: TierTransfer,
         *,
         namespace: int,
+        origins: BlockOrigins,
         deadline: float | None,
         tier: str,
         num_tokens: int,
@@ -63,6 +66,7 @@ class TierLoad:
         self._lease = lease
         self._transfer = transfer
         self._namespace = namespace
+        self._origins = origins
         self._deadline = deadline
         self.state: LoadState = "loading"
         self.tier = tier
@@ -82,7 +86,9 @@ class TierLoad:
             sealed, rest = self._lease.seal(self._keys, self._namespace)
             rest.close()
             before = self._hit.block_ids[0]
-            sealed.publish(above=int(before[-1]) if len(before) else None).close()
+            loaded = sealed.publish(above=int(before[-1]) if len(before) else None)
+            self._origins.mark(loaded.ids, self.tier)
+            loaded.close()
         else:
             self._lease.close()
         self._hit.close()
@@ -121,6 +127,7 @@ class TierLoads:
         self._cache = cache
         self._pool = cache.pool
         self._tiers = tuple(tiers)
+        cache.add_tiers([tier.name for tier in tiers])
         self._num_entitled = num_entitled_blocks
         self._pending: list[TierLoad] = []
         self.num_loaded_tokens = {tier.name: 0 for tier in tiers}
@@ -188,12 +195,15 @@ class TierLoads:
             if lease is None:
                 found.close()
                 continue
+            origins = self._pool.origins
+            assert origins is not None, "the cache knows of its tiers"
             return TierLoad(
                 span.keys[:num],
                 hit,
                 lease,
                 found.load(lease.ids),
                 namespace=self._pool.namespace,
+                origins=origins,
                 deadline=deadline,
                 tier=tier.name,
                 num_tokens=num * size,

@@ -1,0 +1,78 @@
+"""Queries and hits of a cache, by tier, and its statistics by group."""
+
+from collections.abc import Sequence
+
+from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._origins import DEVICE, TierTokens
+from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache._stats import GroupStats
+
+
+class HitCounts:
+    """Totals since the start.
+
+    Attributes:
+        num_queries: sequences that looked for a prefix.
+        num_queried_tokens: their tokens.
+        num_hit_tokens: of those, found, by where they came from.
+    """
+
+    def __init__(self) -> None:
+        self.num_queries = self.num_queried_tokens = 0
+        self.num_hit_tokens = {DEVICE: 0}
+
+    def add_query(self, num_tokens: int) -> None:
+        """A sequence of so many tokens looks for a prefix."""
+        self.num_queries += 1
+        self.num_queried_tokens += num_tokens
+
+    def add_hit(self, pool: BlockPool, ids: BlockIds, num_tokens: int) -> TierTokens:
+        """A sequence begins on so many tokens; by where they came from.
+
+        Args:
+            pool: of the first group, which is the only one where there are tiers.
+            ids: the blocks that were hit in it.
+            num_tokens: that they hold.
+        """
+        origins = pool.origins
+        if origins is None or not num_tokens:
+            found = [(DEVICE, num_tokens)]
+        else:
+            size = num_tokens // len(ids)
+            counts = origins.take(ids)
+            found = [(tier, num * size) for tier, num in zip(origins.names, counts, strict=True)]
+        for tier, num in found:
+            self.num_hit_tokens[tier] += num
+        return tuple((tier, num) for tier, num in found if num)
+
+    def by_group(self, names: Sequence[str], pools: Sequence[BlockPool]) -> tuple[GroupStats, ...]:
+        """Each group on the device, and the first one in every tier."""
+        on_device = [
+            GroupStats(
+                name=name,
+                tier=DEVICE,
+                num_blocks=pool.num_blocks,
+                num_cached=pool.num_cached,
+                num_evictable=pool.num_evictable,
+                num_queries=self.num_queries,
+                num_queried_tokens=self.num_queried_tokens,
+                num_hit_tokens=self.num_hit_tokens[DEVICE],
+                num_evictions=pool.num_evictions,
+                residency_s=pool.residency_s,
+                num_reused=pool.num_reused,
+                reuse_gap_s=pool.reuse_gap_s,
+            )
+            for name, pool in zip(names, pools, strict=True)
+        ]
+        in_tiers = [
+            GroupStats(
+                name=names[0],
+                tier=tier,
+                num_queries=self.num_queries,
+                num_queried_tokens=self.num_queried_tokens,
+                num_hit_tokens=num_tokens,
+            )
+            for tier, num_tokens in self.num_hit_tokens.items()
+            if tier != DEVICE
+        ]
+        return (*on_device, *in_tiers)
