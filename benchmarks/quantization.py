@@ -84,7 +84,7 @@ def logprobs(model: Qwen3Model, ids: list[int]) -> np.ndarray:
         )
         cache = CacheView(arena, spec, block_size=BLOCK_SIZE, num_blocks=num_blocks)
         logits = model.logits(model(inputs, cache))
-        return torch.log_softmax(logits[:-1], dim=1).numpy()
+        return torch.log_softmax(logits[:-1].float(), dim=1).numpy()
 
 
 def measure(quantization: str | None, sequences: list[list[int]], truth: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Harness:
         with torch.inference_mode():
             hidden = self.model(inputs, self.cache)
             logits = self.model.logits(hidden.index_select(0, inputs.logits_indices))
-            logprobs = torch.log_softmax(logits, dim=-1).cpu()
+            logprobs = torch.log_softmax(logits.float(), dim=-1).cpu()
         ends = inputs.cu_seqlens_q.tolist()
         for index, (sequence, _) in enumerate(rows):
             sequence.logprobs.extend(logprobs[ends[index] : ends[index + 1]])

@@ -26,13 +26,13 @@ def test_what_is_cached(checkpoint):
     assert spec.bytes_per_block(16) == 16 * spec.bytes_per_token
 
 
-def test_logits_are_float32_and_none_are_allowed(checkpoint, harness):
+def test_logits_are_in_the_models_dtype_and_none_are_allowed(checkpoint, harness):
     model = harness(checkpoint("gqa4-d128-bf16"), torch.bfloat16).model
     with torch.inference_mode():
         for rows in (0, 1, 5):
             logits = model.logits(torch.zeros(rows, 64, dtype=torch.bfloat16))
             assert logits.shape == (rows, 320)
-            assert logits.dtype == torch.float32
+            assert logits.dtype == torch.bfloat16
 
 
 def test_the_rotary_table_is_as_long_as_asked(checkpoint):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
-from openinfer_runtime._rows import RowTable, StaticStep
+from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShape, StepShapes
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
@@ -54,13 +54,17 @@ def row_start(slot, sequence):
 
 
 def row_table():
-    return RowTable(
+    """Rows with room for every static step, and the tokens drawn last in their hands."""
+    table = RowTable(
         num_slots=PADDING_SLOT,
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
         padding_block=NUM_BLOCKS,
+        last_token=torch.zeros(PADDING_SLOT + 1, dtype=torch.int64),
         device=torch.device("cpu"),
     )
+    table.reserve(SHAPES.max_num_tokens, SHAPES.max_num_seqs)
+    return table
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["exact", "padded"])
@@ -133,10 +137,10 @@ def expected(plan, truth):
     return token_ids, positions, slots, ends, sampled
 
 
-def settle(table, plan, draw_slots, rows, slots):
+def draw(table, plan, draw_slots, rows, slots):
     drawn = torch.full((len(draw_slots),), -77, dtype=torch.int64)
     drawn[rows] = torch.tensor([draw_of(plan.step_id, slot) for slot in slots], dtype=torch.int64)
-    table.settle(draw_slots, drawn)
+    table._tables.last_token.index_copy_(0, draw_slots, drawn)
 
 
 def check(table, plan, truth):
@@ -159,14 +163,15 @@ def check(table, plan, truth):
     assert inputs.token_ids.dtype == inputs.slot_mapping.dtype == torch.int64
     assert inputs.block_table.dtype == inputs.seq_lens.dtype == torch.int32
     slots = [slot for _, slot, _ in sampled]
-    settle(table, plan, step.draw_slots, slice(None), slots)
+    draw(table, plan, step.draw_slots, slice(None), slots)
 
 
 def check_static(table, statics, plan, truth):
     shape = SHAPES.of(plan)
-    static = statics.setdefault(shape, StaticStep(shape, PADDING_SLOT, torch.device("cpu")))
-    host = table.begin_static(plan, static)
-    step = table.advance(static.parts, shape.max_seqlen_q, table.max_seq_len)
+    if shape not in statics:
+        statics[shape] = table.static_step(shape)
+    host = table.begin_static(plan, statics[shape])
+    step = table.advance(statics[shape])
     inputs = step.inputs
     token_ids, positions, slots, ends, sampled = expected(plan, truth)
     num_tokens, num_seqs = len(token_ids), len(truth)
@@ -195,16 +200,94 @@ def check_static(table, statics, plan, truth):
     assert set(step.draw_slots[others].tolist()) <= {PADDING_SLOT}
     assert inputs.max_seqlen_q >= max(end - begin for _, begin, end in truth)
     assert inputs.max_seqlen_k >= max(end for _, _, end in truth)
-    settle(table, plan, step.draw_slots, rows, [slot for _, slot, _ in sampled])
+    draw(table, plan, step.draw_slots, rows, [slot for _, slot, _ in sampled])
 
 
 def test_a_step_of_nothing_but_padding_changes_nothing():
     table = row_table()
-    before = [getattr(table, name).clone() for name in ("_seq_lens", "_block_table")]
+    before = [getattr(table._tables, name).clone() for name in ("seq_lens", "block_table")]
     for shape in (StepShape(4, 4, True), StepShape(16, 5, False)):
-        static = StaticStep(shape, PADDING_SLOT, torch.device("cpu"))
-        step = table.advance(static.parts, shape.max_seqlen_q, table.max_seq_len)
+        step = table.advance(table.static_step(shape))
         assert set(step.inputs.slot_mapping.tolist()) == {NUM_BLOCKS * BLOCK_SIZE}
         assert not step.inputs.seq_lens.any()
-    after = [getattr(table, name) for name in ("_seq_lens", "_block_table")]
+    after = [getattr(table._tables, name) for name in ("seq_lens", "block_table")]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def decode_row(slot, blocks=()):
+    return PlannedRow(
+        slot=slot, num_tokens=1, token_ids=None, new_block_ids=(int32(blocks),), is_sampled=True
+    )
+
+
+def start_of(slot, num_cached, blocks):
+    sequence = Sequence(np.random.default_rng(0), list(range(NUM_BLOCKS)))
+    sequence.num_cached, sequence.start_blocks = num_cached, blocks
+    return row_start(slot, sequence)
+
+
+def steps(table, static, *plans):
+    """Lengths and used blocks by row, of one plan after another."""
+    for step_id, (starts, rows) in enumerate(plans):
+        plan = StepPlan(step_id=step_id, ends=(), starts=tuple(starts), rows=tuple(rows))
+        table.begin_static(plan, static)
+        inputs = table.advance(static).inputs
+        lens = inputs.seq_lens[: len(rows)].tolist()
+        blocks = [inputs.block_table[i, : -(-n // BLOCK_SIZE)].tolist() for i, n in enumerate(lens)]
+        yield lens, blocks
+
+
+def test_rows_go_on_without_being_looked_at_again():
+    """The same row objects plan after plan, as a scheduler gives them, and blocks now and then."""
+    table = row_table()
+    static = table.static_step(StepShape(2, 2, True))
+    one, two = decode_row(3), decode_row(1)
+    starts = [start_of(3, 3, [10]), start_of(1, 6, [20, 21])]
+    assert list(
+        steps(
+            table,
+            static,
+            (starts, [one, two]),
+            ([], [one, two]),
+            ([], [decode_row(3, [11]), decode_row(1, [22])]),
+            ([], [one, two]),
+            ([], [one, two]),
+            ([], [two, one]),
+            ([start_of(1, 4, [30])], [one, decode_row(1, [31])]),
+            ([], [one, two]),
+        )
+    )[2:] == [
+        ([6, 9], [[10, 11], [20, 21, 22]]),
+        ([7, 10], [[10, 11], [20, 21, 22]]),
+        ([8, 11], [[10, 11], [20, 21, 22]]),
+        ([12, 9], [[20, 21, 22], [10, 11, 0]]),
+        ([10, 5], [[10, 11, 0], [30, 31]]),
+        ([11, 6], [[10, 11, 0], [30, 31]]),
+    ]
+
+
+def test_a_slot_may_change_hands_between_two_steps_of_a_shape():
+    """What a step of a shape has sent is not sent again where somebody else has the slot now."""
+    table = row_table()
+    decode, other = (
+        table.static_step(StepShape(1, 1, True)),
+        table.static_step(StepShape(2, 2, True)),
+    )
+    row = decode_row(0)
+    list(steps(table, decode, ([start_of(0, 3, [10])], [row]), ([], [decode_row(0, [11])])))
+    list(steps(table, other, ([start_of(0, 5, [40, 41])], [decode_row(0)])))
+    ((lens, blocks),) = steps(table, decode, ([], [decode_row(0)]))
+    assert (lens, blocks) == ([7], [[40, 41]])
+
+
+def test_a_sequence_may_start_without_a_row_and_with_more_blocks_than_a_step_holds():
+    table = row_table()
+    static = table.static_step(StepShape(1, 1, True))
+    first, second = steps(
+        table,
+        static,
+        ([start_of(2, 17, [1, 2, 3, 4, 5]), start_of(4, 9, [50, 51, 52])], [decode_row(2)]),
+        ([], [decode_row(4)]),
+    )
+    assert first == ([18], [[1, 2, 3, 4, 5]])
+    assert second == ([10], [[50, 51, 52]])

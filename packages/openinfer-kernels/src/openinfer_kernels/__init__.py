@@ -11,6 +11,14 @@ from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels._report import OpReport, describe
 from openinfer_kernels._upload import upload
+from openinfer_kernels.advance_rows import (
+    AdvanceRows,
+    AdvanceRowsSpec,
+    RowTables,
+    StepRows,
+    StepTensors,
+    plan_advance_rows,
+)
 from openinfer_kernels.errors import BackendUnavailable, KernelError
 from openinfer_kernels.fused_attention import (
     AttentionStep,
@@ -88,6 +96,13 @@ __all__ = [
     "plan_paged_attention",
     "plan_rope",
     "plan_store_kv",
+    # The rows of a step
+    "AdvanceRows",
+    "AdvanceRowsSpec",
+    "RowTables",
+    "StepRows",
+    "StepTensors",
+    "plan_advance_rows",
     # Sampling
     "Column",
     "Drawn",

@@ -54,6 +54,10 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cpu": ("native", "composed", "reference"),
         "cuda": ("triton", "composed", "reference"),
     },
+    "advance_rows": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
     "sample": {
         "cpu": ("cpu", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),

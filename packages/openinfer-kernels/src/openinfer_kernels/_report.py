@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 
 from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
+from openinfer_kernels.advance_rows import AdvanceRowsSpec
 from openinfer_kernels.errors import BackendUnavailable
 from openinfer_kernels.fused_attention import FusedAttentionSpec
 from openinfer_kernels.fused_linear import FusedLinearSpec
@@ -88,5 +89,6 @@ def _typical_specs() -> dict[str, Any]:
         "store_kv": StoreKVSpec(block_size=16, **heads),
         "paged_attention": attention,
         "fused_attention": FusedAttentionSpec(attention=attention, norm_eps=1e-6),
+        "advance_rows": AdvanceRowsSpec(block_size=16),
         "sample": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256),
     }

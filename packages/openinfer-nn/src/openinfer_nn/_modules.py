@@ -83,10 +83,16 @@ class PackedModule(nn.Module):
         self.weight = _parameter(self._packed[0])
         self.beside.extend(_parameter(part) for part in self._packed[1:])
 
-    def _multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def _multiply(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         assert self._packed is not None, "the weight is not packed; load_weights does that"
         (norm,) = self._norm
-        return self._linear(x, self._packed, None if norm is None else norm.weight, residual)
+        weight = None if norm is None else norm.weight
+        return self._linear(x, self._packed, weight, residual, out)
 
 
 class Linear(PackedModule):
@@ -295,9 +301,9 @@ class LMHead(PackedModule):
         if embedding is not None and packed is not None:
             embedding.look_up_in(lambda index: self._linear.rows(packed, index))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps [n, hidden_size] to [n, vocab_size], float32 (rounded to the dtype before)."""
-        return self._multiply(hidden).float()
+    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps [n, hidden_size] to [n, vocab_size], in `out` if there is one."""
+        return self._multiply(hidden, out=out)
 
 
 class RMSNorm(nn.Module):

@@ -277,13 +277,13 @@ class Qwen3Model(nn.Module):
             x = layer(x, inputs, cache.layer(index))
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Maps hidden rows [n, C], those wanted, to logits [n, V], float32.
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Maps hidden rows [n, C], those wanted, to logits [n, V], in `out` if there is one.
 
-        They are computed in the model's dtype, as it was trained, and widened: what follows
-        (temperature, softmax, logprobs) needs float32, and no caller has to know the dtype.
+        They are in the model's dtype, as it was trained. What follows (temperature, softmax,
+        logprobs) is for float32: it widens them where it reads them.
         """
-        return self.lm_head(hidden)  # type: ignore[no-any-return]
+        return self.lm_head(hidden, out)  # type: ignore[no-any-return]
 
     def cache_spec(self) -> CacheSpec:
         """Returns what is cached: keys and values of every layer, for every token."""

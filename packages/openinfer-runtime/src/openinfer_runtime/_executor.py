@@ -25,9 +25,10 @@ from openinfer_nn import CacheView
 from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime._plan_parts import HostRows
 from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
 from openinfer_runtime._recorder import Recorder
-from openinfer_runtime._rows import HostRows, RowTable
+from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._transfer import Download, download
 from openinfer_runtime.errors import RecordingFailed
@@ -79,19 +80,20 @@ class TorchExecutor:
         self._cache = cache
         self._device = torch.device(info.device)
         with torch.inference_mode():
-            self._rows = RowTable(
-                num_slots=info.max_num_seqs,
-                max_model_len=info.max_model_len,
-                block_size=cache.block_size,
-                padding_block=info.num_blocks,
-                device=self._device,
-            )
             self._sampler = Sampler(
                 num_slots=info.max_num_seqs + 1,  # padding has one too
                 vocab_size=info.vocab_size,
                 device=self._device,
                 eos_token_ids=info.eos_token_ids,
                 max_stop_token_ids=info.max_stop_token_ids,
+            )
+            self._rows = RowTable(
+                num_slots=info.max_num_seqs,
+                max_model_len=info.max_model_len,
+                block_size=cache.block_size,
+                padding_block=info.num_blocks,
+                last_token=self._sampler.last_token,
+                device=self._device,
             )
             self._graphs = None if record is None else self._recorded(record)
         self._steps: dict[int, _Step] = {}
@@ -111,6 +113,7 @@ class TorchExecutor:
             StepShapes(max_num_seqs=info.max_num_seqs, max_num_tokens=info.max_num_batched_tokens),
             record,
             vocab_size=info.vocab_size,
+            dtype=getattr(torch, info.dtype),
             device=self._device,
         )
 
@@ -311,7 +314,6 @@ class TorchExecutor:
             device_slots=logits.slots,
             masks=self._masks(rows, masks),
         )
-        self._rows.settle(logits.slots, sampled.token_ids)
         step.drawn_at = np.arange(len(rows.sampled_rows))
         return sampled
 

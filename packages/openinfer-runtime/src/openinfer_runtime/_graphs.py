@@ -14,9 +14,11 @@ import torch
 
 from openinfer_nn import CacheView
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime._plan_parts import HostRows
 from openinfer_runtime._recorder import Recorder
-from openinfer_runtime._rows import HostRows, RowTable, StaticStep
+from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShape, StepShapes
+from openinfer_runtime._static_step import StaticStep
 from openinfer_runtime.errors import RecordingFailed
 from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
 from openinfer_scheduler import StepPlan
@@ -29,7 +31,7 @@ class Logits:
     """What a forward pass has come to, row by row of what may be drawn.
 
     Attributes:
-        scores: [n, vocab_size], float32.
+        scores: [n, vocab_size], in the model's dtype.
         slots: [n], int64: whose they are; the padding row's where nothing is drawn.
         positions: [n], int64: sequence index of the token to draw.
     """
@@ -37,14 +39,6 @@ class Logits:
     scores: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
-
-    def first(self, num_rows: int) -> "Logits":
-        """Views of the first rows."""
-        return Logits(
-            scores=self.scores[:num_rows],
-            slots=self.slots[:num_rows],
-            positions=self.positions[:num_rows],
-        )
 
     def select(self, index: torch.Tensor) -> "Logits":
         """Copies of some rows."""
@@ -72,6 +66,7 @@ class StepGraphs:
         shapes: of the steps.
         record: makes a step repeatable.
         vocab_size: columns of the logits.
+        dtype: of the logits.
         device: of all of them.
     """
 
@@ -85,6 +80,7 @@ class StepGraphs:
         record: Recorder,
         *,
         vocab_size: int,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._model = model
@@ -93,13 +89,9 @@ class StepGraphs:
         self._sampler = sampler
         self._shapes = shapes
         self._record = record
-        self._device = device
         num_rows = shapes.max_num_seqs
-        self._logits = Logits(
-            scores=torch.zeros((num_rows, vocab_size), dtype=torch.float32, device=device),
-            slots=torch.full((num_rows,), rows.padding_slot, dtype=torch.int64, device=device),
-            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
-        )
+        self._scores = torch.zeros((num_rows, vocab_size), dtype=dtype, device=device)
+        rows.reserve(max(shapes.max_num_tokens, num_rows), num_rows)
         self._ahead = deque(shapes.all())
         self._forwards: dict[StepShape, _Forward] = {}
         self._draws: dict[tuple[int, int], Callable[[], SampledTokens]] = {}
@@ -119,10 +111,10 @@ class StepGraphs:
         forward = self._forwards.get(shape) or self.record_forward(shape)
         rows = self._rows.begin_static(plan, forward.step)
         forward.run()
-        return rows, self._logits.first(shape.num_seqs)
+        return rows, self._logits(shape.num_seqs)
 
     def draw(self, num_rows: int, needs: int) -> SampledTokens:
-        """Enqueues the draw of the first rows of the logits, and remembers what was drawn.
+        """Enqueues the draw of the first rows of the logits.
 
         Args:
             num_rows: of a shape.
@@ -162,16 +154,15 @@ class StepGraphs:
         Raises:
             RecordingFailed: the device does not.
         """
-        step = StaticStep(shape, self._rows.padding_slot, self._device)
-        out = self._logits.first(shape.num_seqs)
+        step = self._rows.static_step(shape)
+        scores = self._scores[: shape.num_seqs]
 
         def work() -> None:
-            rows = self._rows.advance(step.parts, shape.max_seqlen_q, self._rows.max_seq_len)
+            rows = self._rows.advance(step)
             hidden = self._model.forward(rows.inputs, self._cache)
-            wanted = hidden.index_select(0, rows.inputs.logits_indices)
-            out.scores.copy_(self._model.logits(wanted))
-            out.slots.copy_(rows.draw_slots)
-            out.positions.copy_(rows.draw_positions)
+            if not shape.is_decode:  # where every token's logits are wanted
+                hidden = hidden.index_select(0, rows.inputs.logits_indices)
+            self._model.logits(hidden, scores)
 
         forward = self._forwards[shape] = _Forward(step, self._recorded(work))
         return forward
@@ -182,17 +173,18 @@ class StepGraphs:
         Raises:
             RecordingFailed: the device does not.
         """
-        logits = self._logits.first(num_rows)
+        logits = self._logits(num_rows)
 
         def work() -> SampledTokens:
-            sampled = self._sampler.draw_recorded(
-                logits.scores, logits.slots, logits.positions, needs
-            )
-            self._rows.settle(logits.slots, sampled.token_ids)
-            return sampled
+            return self._sampler.draw_recorded(logits.scores, logits.slots, logits.positions, needs)
 
         draw = self._draws[num_rows, needs] = self._recorded(work)
         return draw
+
+    def _logits(self, num_rows: int) -> Logits:
+        """The first rows, where every recorded step leaves them."""
+        slots, positions = self._rows.draws(num_rows)
+        return Logits(scores=self._scores[:num_rows], slots=slots, positions=positions)
 
     def _recorded(self, work: Callable[[], T]) -> Callable[[], T]:
         try:

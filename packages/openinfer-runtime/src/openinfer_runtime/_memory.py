@@ -75,7 +75,8 @@ def plan_memory(
         activations, sampling = step.measure(model, device)
         graphs = 0
         if shapes is not None:
-            graphs = _graph_bytes(shapes, activations, vocab_size, max_num_batched_tokens)
+            logits = spec.dtype.itemsize * shapes.max_num_seqs * vocab_size
+            graphs = logits + _graph_bytes(shapes, activations, max_num_batched_tokens)
         available = _cuda_cache_bytes(device, options, activations + sampling + graphs)
     else:
         graphs = 0
@@ -103,13 +104,10 @@ def plan_memory(
     )
 
 
-def _graph_bytes(
-    shapes: StepShapes, activations: int, vocab_size: int, max_num_batched_tokens: int
-) -> int:
-    """What recorded steps take: activations that all share, logits, and each its launches."""
+def _graph_bytes(shapes: StepShapes, activations: int, max_num_batched_tokens: int) -> int:
+    """What recorded steps take but for logits: shared activations, and each its launches."""
     share = min(1.0, shapes.max_num_tokens / max_num_batched_tokens)
-    logits = 4 * shapes.max_num_seqs * vocab_size
-    return int(share * activations) + 2 * logits + shapes.count * _BYTES_PER_GRAPH
+    return int(share * activations) + shapes.count * _BYTES_PER_GRAPH
 
 
 def _weights_label(options: EngineOptions) -> str:

@@ -19,8 +19,13 @@ class TorchModel(Protocol):
     def forward(self, inputs: StepInputs, cache: CacheView, /) -> torch.Tensor:
         """Runs a step, writing to the cache: [num_tokens, hidden_size]."""
 
-    def logits(self, hidden: torch.Tensor, /) -> torch.Tensor:
-        """Maps hidden rows [n, hidden_size] to [n, vocab_size]."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None, /) -> torch.Tensor:
+        """Maps hidden rows [n, hidden_size] to [n, vocab_size], in the model's dtype.
+
+        Args:
+            hidden: What `forward` returned, or rows of it.
+            out: Where the result goes; None makes room for it.
+        """
 
     def cache_spec(self) -> CacheSpec:
         """What is cached for every token."""

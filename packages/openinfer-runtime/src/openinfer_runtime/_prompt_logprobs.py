@@ -13,7 +13,7 @@ import torch
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._rows import HostRows
+from openinfer_runtime._plan_parts import HostRows
 from openinfer_sampler import score_tokens, unpack_scores, upload
 
 # Logits computed at a time: a long chunk's whole would not fit beside the largest step.

@@ -52,17 +52,18 @@ class SampledTokens:
     """What a step's sampling came to, on the device.
 
     Attributes:
-        token_ids: [n], int64. Of failed rows: some id of the vocabulary.
+        num_rows: n.
         packed: [any], int32: everything the host wants to know, for one copy.
+        layouts: of the logprobs in it.
     """
 
-    token_ids: torch.Tensor
+    num_rows: int
     packed: torch.Tensor
     layouts: tuple[LogprobLayout, ...]
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> HostTokens:
         """Reads `packed` once it has arrived on the host."""
-        num_rows = len(self.token_ids)
+        num_rows = self.num_rows
         failed = {int(row): NOT_FINITE for row in packed[num_rows : 2 * num_rows].nonzero()[0]}
         logprobs: dict[int, TokenLogprobs] = {}
         begin = 2 * num_rows
@@ -169,6 +170,11 @@ class Sampler:
         return self._pack(logits, self._draw(logits, rows), rows, slots)
 
     @property
+    def last_token(self) -> torch.Tensor:
+        """[num_slots], int64, on the device: the token drawn last; every draw enters its own."""
+        return self._rows.state.last_token
+
+    @property
     def is_recordable(self) -> bool:
         """Whether `draw_recorded` may be recorded here."""
         return self._draw.is_recordable
@@ -194,7 +200,7 @@ class Sampler:
         """Draws one token a row; may be recorded and replayed over other contents of the tensors.
 
         Args:
-            logits: [n, vocab_size], float32.
+            logits: [n, vocab_size], any float dtype.
             slots: [n], int64, on the device: whose rows they are. A slot that was never set may
                 stand there more than once.
             positions: [n], int64, on the device.
@@ -202,8 +208,7 @@ class Sampler:
         """
         rows = SampleRows(slots, positions, np.full(len(slots), needs, np.int64))
         drawn = self._draw(logits, rows)
-        packed = torch.cat([part.to(torch.int32) for part in (drawn.token_ids, drawn.is_failed)])
-        return SampledTokens(token_ids=drawn.token_ids, packed=packed, layouts=())
+        return SampledTokens(num_rows=len(slots), packed=drawn.packed.view(-1), layouts=())
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.
@@ -231,7 +236,7 @@ class Sampler:
     def _pack(
         self, logits: torch.Tensor, drawn: Drawn, rows: SampleRows, slots: Indices
     ) -> SampledTokens:
-        parts = [drawn.token_ids, drawn.is_failed]
+        parts = [drawn.packed.view(-1)]
         layouts = []
         sources = ((RAW_LOGPROBS, logits), (Needs.PROCESSED, drawn.processed))
         for need, scores in sources:
@@ -241,11 +246,11 @@ class Sampler:
             assert scores is not None
             num_top, by_id = self._rows.logprobs_of(slots[index])
             layout = LogprobLayout(rows=index, num_top=num_top, by_id=by_id)
-            ids = drawn.token_ids
+            ids = drawn.token_ids.to(torch.int64)
             if len(index) < len(rows.needs):
                 at = upload(index, self._device)
                 scores, ids = scores.index_select(0, at), ids.index_select(0, at)
             parts.append(pack_logprobs(scores.to(torch.float32), ids, layout).flatten())
             layouts.append(layout)
-        packed = torch.cat([part.to(torch.int32) for part in parts])
-        return SampledTokens(token_ids=drawn.token_ids, packed=packed, layouts=tuple(layouts))
+        packed = torch.cat(parts) if layouts else parts[0]
+        return SampledTokens(num_rows=len(slots), packed=packed, layouts=tuple(layouts))

@@ -60,6 +60,7 @@ class FusedLinear(Protocol):
         /,
         norm_weight: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalises, multiplies, activates, adds: what the spec names, and nothing else.
 
@@ -69,6 +70,8 @@ class FusedLinear(Protocol):
             norm_weight: [in_features], if the spec normalises.
             residual: [num_tokens, num_outputs], contiguous, if the spec adds. It is consumed: a
                 backend may overwrite it and return it.
+            out: [num_tokens, num_outputs], contiguous: where the result goes, if the spec does not
+                add; None makes room for it.
 
         Returns:
             [num_tokens, num_outputs]. Sums are float32; a backend that fuses rounds less often

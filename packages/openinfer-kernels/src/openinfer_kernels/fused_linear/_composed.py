@@ -46,11 +46,9 @@ class Composed:
         if spec.is_gated:
             gate = SiluAndMulSpec(intermediate_size=spec.num_outputs, dtype=dtype)
             self._gate = plan_silu_and_mul(gate, device, backend)
-        # cuBLAS adds where it multiplies; elsewhere a product is added by an operator of its own.
-        self._adds_in_product = (
-            spec.adds_residual
-            and not spec.is_gated
-            and device.type == "cuda"
+        # cuBLAS adds where it multiplies, and writes where it is told to; elsewhere operators do.
+        self._is_cublas = (
+            device.type == "cuda"
             and linear_backend in ("auto", "torch")
             and linear.quantization is None
         )
@@ -62,13 +60,19 @@ class Composed:
         /,
         norm_weight: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self._norm is not None:
             assert norm_weight is not None, "the spec normalises"
             x = self._norm(x, norm_weight)
-        if residual is not None and self._adds_in_product:
-            return residual.addmm_(x, weight[0].t())
-        out = self._linear(x, weight)
+        if self._is_cublas and self._gate is None:
+            if residual is not None:
+                return residual.addmm_(x, weight[0].t())
+            if out is not None:
+                return torch.mm(x, weight[0].t(), out=out)
+        product = self._linear(x, weight)
         if self._gate is not None:
-            out = self._gate(out)
-        return out if residual is None else residual.add_(out)
+            product = self._gate(product)
+        if residual is not None:
+            return residual.add_(product)
+        return product if out is None else out.copy_(product)

@@ -75,11 +75,13 @@ class _Fused(Composed):
         /,
         norm_weight: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if x.shape[0] != 1:
-            return super().__call__(x, weight, norm_weight, residual)
+            return super().__call__(x, weight, norm_weight, residual, out)
         # A program reads the residual where it writes the sum, so one may lie over the other.
-        out = residual
+        if residual is not None:
+            out = residual
         if out is None:
             out = torch.empty((1, self._num_outputs), dtype=x.dtype, device=x.device)
         kernel: Any = gemv_kernel

@@ -85,6 +85,7 @@ class Panels(ABC):
         /,
         norm_weight: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiplies; the residual, if there is one, is overwritten and returned."""
         if weight is not self._checked[0] or norm_weight is not self._checked[1]:
@@ -98,10 +99,10 @@ class Panels(ABC):
             or not x.is_cpu
         ):
             raise self._refused(x, weight)
-        y = residual
-        if y is None or not self._adds_residual:
-            if y is not None or self._adds_residual:
-                raise ValueError("linear takes a residual where its spec adds one, and only there")
+        if (residual is not None) != self._adds_residual:
+            raise ValueError("linear takes a residual where its spec adds one, and only there")
+        y = out if residual is None else residual
+        if y is None:
             y = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
         elif (
             y.dtype is not torch.bfloat16
@@ -110,7 +111,8 @@ class Panels(ABC):
             or not y.is_cpu
         ):
             shape = f"[{num_rows}, {self._num_outputs}]"
-            raise refused("linear", f"a residual {shape} in bf16, contiguous", residual=y)
+            name = "out" if residual is None else "residual"
+            raise refused("linear", f"a tensor {shape} in bf16, contiguous", **{name: y})
         failed = self._product(
             y.data_ptr(),
             x.data_ptr(),

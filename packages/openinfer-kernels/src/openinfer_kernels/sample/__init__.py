@@ -75,25 +75,27 @@ class Column(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleState:
-    """The tables, by slot. A step changes `counts` and `recent`, everything else is the caller's.
+    """The tables, by slot. A draw changes the last three, everything else is the caller's.
 
     Attributes:
         table: [num_slots, columns], int64: see `Column`.
-        counts: [num_slots, vocab_size], int32: how often each token is in the output, and
-            `IN_PROMPT`. Holds for rows with `Needs.PENALTIES`.
         bias: [num_slots, vocab_size], float32: added to the logits, -inf for ids that are not
             allowed. Holds for rows with `Needs.BIAS`.
         bad_words: [num_slots, max_bad_words, max_bad_word_ids], int32: sequences of ids, at the
             right end of their row behind `PADDING`. Hold for rows with `Needs.BAD_WORDS`.
+        counts: [num_slots, vocab_size], int32: how often each token is in the output, and
+            `IN_PROMPT`. Holds for rows with `Needs.PENALTIES`.
         recent: [num_slots, max_bad_word_ids], int32: output tokens by sequence index modulo
             max_bad_word_ids. Holds for rows with `Needs.BAD_WORDS`.
+        last_token: [num_slots], int64: the token drawn last.
     """
 
     table: torch.Tensor
-    counts: torch.Tensor
     bias: torch.Tensor
     bad_words: torch.Tensor
+    counts: torch.Tensor
     recent: torch.Tensor
+    last_token: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +126,11 @@ class SampleSpec:
 
         return SampleState(
             table=zeros(Column.STOP_IDS + self.max_stop_ids, dtype=torch.int64),
-            counts=zeros(self.vocab_size, dtype=torch.int32),
             bias=zeros(self.vocab_size, dtype=torch.float32),
             bad_words=zeros(self.max_bad_words, self.max_bad_word_ids, dtype=torch.int32),
+            counts=zeros(self.vocab_size, dtype=torch.int32),
             recent=zeros(self.max_bad_word_ids, dtype=torch.int32),
+            last_token=zeros(dtype=torch.int64),
         )
 
 
@@ -190,16 +193,24 @@ class Drawn:
     """What was drawn.
 
     Attributes:
-        token_ids: [n], int64. Of failed rows: some id of the vocabulary.
-        is_failed: [n], bool: the scores hold NaN or +inf, or every token is ruled out.
+        packed: [2, n], int32, for one copy to the host: `token_ids`, then `is_failed`.
         processed: [n, vocab_size], float32: scores after every control, -inf where a token could
             not be drawn; before temperature in greedy rows. Right in rows with `Needs.PROCESSED`;
             None if there are none.
     """
 
-    token_ids: torch.Tensor
-    is_failed: torch.Tensor
+    packed: torch.Tensor
     processed: torch.Tensor | None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[n], int32. Of failed rows: some id of the vocabulary."""
+        return self.packed[0]
+
+    @property
+    def is_failed(self) -> torch.Tensor:
+        """[n], int32, 1 or 0: the scores hold NaN or +inf, or every token is ruled out."""
+        return self.packed[1]
 
 
 class Sample(Protocol):
@@ -215,10 +226,11 @@ class Sample(Protocol):
         ...
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
-        """Draws one token a row and counts it in the tables.
+        """Draws one token a row and enters it in the tables.
 
         Args:
-            logits: [n, vocab_size], any float dtype, contiguous rows, left as they are.
+            logits: [n, vocab_size], any float dtype, contiguous rows, left as they are; they are
+                computed with in float32.
             rows: whose they are.
         """
         ...

@@ -46,9 +46,9 @@ class _Reference:
             )
         ]
         token_ids, is_failed, processed = zip(*drawn, strict=True)
+        packed = torch.tensor([token_ids, is_failed], dtype=torch.int32, device=logits.device)
         return Drawn(
-            token_ids=torch.tensor(token_ids, device=logits.device),
-            is_failed=torch.tensor(is_failed, device=logits.device),
+            packed=packed,
             processed=torch.stack(processed).float(),
         )
 
@@ -60,6 +60,7 @@ class _Row:
         self._bias = state.bias[slot]
         self._words = state.bad_words[slot]
         self._recent = state.recent[slot]
+        self._last_token = state.last_token[slot]
         self._needs = self._integer(Column.NEEDS)
         self._position = position
 
@@ -77,7 +78,7 @@ class _Row:
             scores = self._filter(scores * self._float(Column.INVERSE_TEMPERATURE))
             perturbed = scores + self._noise(len(scores))
         best, best_id = perturbed.max(dim=0)
-        self._count(int(best_id))
+        self._enter(int(best_id))
         return int(best_id), not math.isfinite(best), scores
 
     def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
@@ -133,7 +134,8 @@ class _Row:
         fraction = (bits[0].double() / 2**31).clamp(2.0**-32, 1 - 2.0**-24)
         return -torch.log(-torch.log1p(-fraction)).to(self._table.device)
 
-    def _count(self, token_id: int) -> None:
+    def _enter(self, token_id: int) -> None:
+        self._last_token.fill_(token_id)
         if self._needs & Needs.PENALTIES:
             self._counts[token_id] += 1
         if self._needs & Needs.BAD_WORDS:

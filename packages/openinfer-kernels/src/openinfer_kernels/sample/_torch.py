@@ -45,9 +45,10 @@ class TorchSample:
             processed = scores
         if rows.all_needs & Needs.CONTROLS:
             count(token_ids, rows, self._state)
+        self._state.last_token.index_copy_(0, rows.slots, token_ids)
+        packed = torch.stack((token_ids.to(torch.int32), self._is_failed(best).to(torch.int32)))
         return Drawn(
-            token_ids=token_ids,
-            is_failed=self._is_failed(best),
+            packed=packed,
             processed=processed if rows.all_needs & Needs.PROCESSED else None,
         )
 

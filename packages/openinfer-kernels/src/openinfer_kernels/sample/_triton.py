@@ -2,7 +2,8 @@
 
 1. `ban_kernel`, where rows hold stop ids back or have bad words or a grammar: a bit per id.
 2. `block_kernel`, rows by blocks of the vocabulary: the best perturbed score, the largest score,
-   the sum of exponentials, and the largest score of each group of ids.
+   the sum of exponentials, and the largest score of each group of ids. Where no row filters, the
+   last of a row's programs merges its blocks and enters the token in the tables: that is all.
 3. `row_kernel`, a program a row: merges the blocks, and filters where a row asks for it.
 4. `process_kernel` and `count_kernel`, where processed scores are wanted.
 
@@ -22,7 +23,12 @@ import numpy as np
 import torch
 import triton
 
-from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_triton
+from openinfer_kernels._triton_support import (
+    TRITON_DTYPES,
+    CompileCase,
+    launches_dependents,
+    why_not_triton,
+)
 from openinfer_kernels._upload import upload
 from openinfer_kernels.sample import (
     Column,
@@ -87,20 +93,19 @@ class _Shape:
             "CONTROLS": has_controls,
         }
 
-    def filters(self, has_filters: bool) -> dict[str, Any]:
+    def block_sizes(self, spec: SampleSpec) -> dict[str, Any]:
         """Of the block kernel and the row kernel."""
         return {
-            "FILTERS": has_filters,
+            "LENGTH": spec.max_bad_word_ids,
+            "NUM_BLOCKS": self.num_blocks,
             "BLOCKS": self.blocks,
             "GROUP": self.group,
             "GROUPS": self.groups,
         }
 
-    def row_sizes(self, spec: SampleSpec) -> dict[str, Any]:
+    def row_sizes(self) -> dict[str, Any]:
         """Of the row kernel alone."""
         return {
-            "LENGTH": spec.max_bad_word_ids,
-            "NUM_BLOCKS": self.num_blocks,
             "NUM_GROUPS": self.num_groups,
             "SMALL_K": min(_MAX_SMALL_K, self.groups),
             "LISTED": _LISTED_IDS // self.group,
@@ -128,7 +133,8 @@ class _TritonSample:
         self._spec = spec
         self._state = state
         self._shape = shape = _Shape(spec)
-        self._row_sizes = shape.row_sizes(spec)
+        self._block_sizes = shape.block_sizes(spec)
+        self._row_sizes = shape.row_sizes()
         self._ban_sizes = shape.ban_sizes(spec)
 
         def scratch(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -148,34 +154,45 @@ class _TritonSample:
             scratch(_CANDIDATES, dtype=torch.int32),
         )
         self._thresholds = scratch()
+        # Zeros, which the kernel leaves as zeros. Graphs keep the address.
+        self._arrived = scratch(dtype=torch.int32)
+        self._has_pdl = launches_dependents(device)
+        self._launch = {"launch_pdl": True} if self._has_pdl else {}
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
         shape, state, needs = self._shape, self._state, rows.all_needs
         num_rows, device = len(logits), logits.device
         has_controls = bool(needs & Needs.CONTROLS) or rows.masks is not None
+        has_filters = bool(needs & Needs.FILTER)
         is_processed = bool(needs & Needs.PROCESSED)
-        token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-        is_failed = torch.empty(num_rows, dtype=torch.bool, device=device)
+        packed = torch.empty((2, num_rows), dtype=torch.int32, device=device)
+        if num_rows == 0:
+            return Drawn(packed=packed, processed=None)
         if has_controls:
             self._ban(rows, num_rows)
         scores = (
             *(logits, logits.stride(0), rows.slots, rows.positions, state.table),
             *(state.counts, state.bias, self._bans, self._is_banned),
         )
+        out = state.recent, state.last_token, packed, self._thresholds
         sizes = shape.sizes(has_controls)
-        filters = shape.filters(bool(needs & Needs.FILTER))
+        common = {
+            **sizes, **self._block_sizes, **self._launch,
+            "COUNTS": not is_processed, "PDL": self._has_pdl,
+        }  # fmt: skip
         blocks: Any = block_kernel
         blocks[(num_rows, shape.num_blocks)](
-            *scores, *self._partials, **sizes, **filters, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS
-        )
-        row: Any = row_kernel
-        row[(num_rows,)](
-            *scores, *self._partials, *self._lists, state.recent,
-            token_ids, is_failed, self._thresholds, **sizes, **filters, **self._row_sizes,
-            COUNTS=not is_processed, num_warps=_ROW_WARPS,
+            *scores, *self._partials, self._arrived, *out, **common,
+            FILTERS=has_filters, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS,
         )  # fmt: skip
-        processed = self._process(logits, rows, token_ids, sizes) if is_processed else None
-        return Drawn(token_ids=token_ids, is_failed=is_failed, processed=processed)
+        if has_filters:
+            row: Any = row_kernel
+            row[(num_rows,)](
+                *scores, *self._partials, *self._lists, *out, **common, **self._row_sizes,
+                num_warps=_ROW_WARPS,
+            )  # fmt: skip
+        processed = self._process(logits, rows, packed, sizes) if is_processed else None
+        return Drawn(packed=packed, processed=processed)
 
     def _ban(self, rows: SampleRows, num_rows: int) -> None:
         state = self._state
@@ -193,7 +210,7 @@ class _TritonSample:
         )  # fmt: skip
 
     def _process(
-        self, logits: torch.Tensor, rows: SampleRows, token_ids: torch.Tensor, sizes: dict[str, Any]
+        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, sizes: dict[str, Any]
     ) -> torch.Tensor:
         state, shape = self._state, self._shape
         processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
@@ -206,7 +223,7 @@ class _TritonSample:
         # The scores above are those before this token.
         count: Any = count_kernel
         count[(len(logits),)](
-            rows.slots, rows.positions, state.table, token_ids, state.counts, state.recent,
+            rows.slots, rows.positions, state.table, packed, state.counts, state.recent,
             VOCAB=shape.vocab, NUM_COLUMNS=shape.num_columns, LENGTH=self._spec.max_bad_word_ids,
             num_warps=1,
         )  # fmt: skip
@@ -227,21 +244,27 @@ _LOGITS |= {"bias_ptr": "*fp32", "bans_ptr": "*i32", "is_banned_ptr": "*i32"}
 _PARTIALS = {"positions": "*i64", "best_ptr": "*fp32", "best_id_ptr": "*i32"}
 _PARTIALS |= {"best_score_ptr": "*fp32", "max_ptr": "*fp32", "sum_ptr": "*fp32"}
 _PARTIALS |= {"group_max_ptr": "*fp32"}
+_OUT = {"recent_ptr": "*i32", "last_token_ptr": "*i64", "packed_ptr": "*i32"}
+_OUT |= {"threshold_ptr": "*fp32"}
 
 
 def _compile_cases_of(spec: SampleSpec, dtype: str, is_full: bool) -> list[CompileCase]:
     shape = _Shape(spec)
     name = f"{dtype}-{spec.vocab_size}-{'full' if is_full else 'plain'}"
     logits = {"logits_ptr": f"*{dtype}", **_LOGITS}
-    sizes = {**shape.sizes(is_full), **shape.filters(is_full)}
+    sizes = {**shape.sizes(is_full), **shape.block_sizes(spec), "COUNTS": True}
+    block = CompileCase(
+        name=f"sample.block-{name}",
+        kernel=block_kernel,
+        signature={**logits, **_PARTIALS, "arrived_ptr": "*i32", **_OUT},
+        constexprs={**sizes, "FILTERS": is_full, "BLOCK": _BLOCK},
+        num_warps=_BLOCK_WARPS,
+        has_pdl=True,
+    )
+    if not is_full:
+        return [block]
     return [
-        CompileCase(
-            name=f"sample.block-{name}",
-            kernel=block_kernel,
-            signature={**logits, **_PARTIALS},
-            constexprs={**sizes, "BLOCK": _BLOCK},
-            num_warps=_BLOCK_WARPS,
-        ),
+        block,
         CompileCase(
             name=f"sample.row-{name}",
             kernel=row_kernel,
@@ -251,13 +274,11 @@ def _compile_cases_of(spec: SampleSpec, dtype: str, is_full: bool) -> list[Compi
                 "list_ptr": "*i32",
                 "candidate_ptr": "*fp32",
                 "candidate_id_ptr": "*i32",
-                "recent_ptr": "*i32",
-                "token_ptr": "*i64",
-                "is_failed_ptr": "*i1",
-                "threshold_ptr": "*fp32",
+                **_OUT,
             },
-            constexprs={**sizes, **shape.row_sizes(spec), "COUNTS": True},
+            constexprs={**sizes, **shape.row_sizes()},
             num_warps=_ROW_WARPS,
+            has_pdl=True,
         ),
     ]
 
@@ -289,7 +310,7 @@ def _controls_cases(spec: SampleSpec) -> list[CompileCase]:
         CompileCase(
             name="sample.count",
             kernel=count_kernel,
-            signature={**rows, "token_ptr": "*i64", "counts_ptr": "*i32"},
+            signature={**rows, "token_ptr": "*i32", "counts_ptr": "*i32"},
             constexprs={
                 "VOCAB": shape.vocab,
                 "NUM_COLUMNS": shape.num_columns,

@@ -7,6 +7,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from openinfer_kernels.sample._triton_filters import (
     draw_among_few,
@@ -99,11 +100,16 @@ def ban_kernel(
 def block_kernel(
     logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
     best_ptr, best_id_ptr, best_score_ptr, max_ptr, sum_ptr, group_max_ptr,
-    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    CONTROLS: tl.constexpr, FILTERS: tl.constexpr,
+    arrived_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
+    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
+    CONTROLS: tl.constexpr, FILTERS: tl.constexpr, COUNTS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """What a row needs to know of one block of its scores."""
+    """What a row needs to know of one block of its scores; without filters, the draw as well."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -142,84 +148,128 @@ def block_kernel(
         )
         tl.store(best_ptr + at, best)
         tl.store(best_id_ptr + at, block * BLOCK + index)
-        score = tl.sum(tl.where(cols == block * BLOCK + index, x, 0.0), axis=0)
-        tl.store(best_score_ptr + at, score)
+        if FILTERS:
+            score = tl.sum(tl.where(cols == block * BLOCK + index, x, 0.0), axis=0)
+            tl.store(best_score_ptr + at, score)
+    if not FILTERS:
+        # The program of a row that is done last draws.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel")
+        if arrived == NUM_BLOCKS - 1:
+            token, _winner, _maxima, _largest, is_failed = _merge(
+                row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
+            )
+            _enter(
+                token, is_failed, -INFINITY, row, slot, positions, needs,
+                counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
+                VOCAB, LENGTH, COUNTS,
+            )  # fmt: skip
+            tl.store(arrived_ptr + row, 0)
+
+
+@triton.jit
+def _merge(
+    row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    """The best token of all blocks, its block, all maxima and the largest, and whether it fails."""
+    block = tl.arange(0, BLOCKS)
+    at = row * BLOCKS + block
+    is_block = block < NUM_BLOCKS
+    # Past the first cache: other programs of this kernel may have written them.
+    maxima = tl.load(max_ptr + at, mask=is_block, other=-INFINITY, cache_modifier=".cg")
+    best = tl.load(best_ptr + at, mask=is_block, other=-INFINITY, cache_modifier=".cg")
+    ids = tl.load(best_id_ptr + at, mask=is_block, other=0, cache_modifier=".cg")
+    largest = tl.max(maxima, axis=0)
+    is_failed = (largest == INFINITY) | (largest == -INFINITY)
+    _best, winner = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    token = tl.sum(tl.where(block == winner, ids, 0), axis=0)
+    return token, winner, maxima, largest, is_failed
+
+
+@triton.jit
+def _enter(
+    token, is_failed, threshold, row, slot, positions, needs,
+    counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
+    VOCAB: tl.constexpr, LENGTH: tl.constexpr, COUNTS: tl.constexpr,
+):  # fmt: skip
+    """What a row has come to: for the host, and in the tables for the steps that follow."""
+    token = tl.minimum(token, VOCAB - 1)
+    tl.store(packed_ptr + row, token)
+    tl.store(packed_ptr + tl.num_programs(0) + row, is_failed.to(tl.int32))
+    tl.store(last_token_ptr + slot, token.to(tl.int64))
+    tl.store(threshold_ptr + row, threshold)
+    if COUNTS:
+        position = tl.load(positions + row)
+        _count(token, slot, position, needs, counts_ptr, recent_ptr, VOCAB, LENGTH)
 
 
 @triton.jit
 def row_kernel(
     logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
     best_ptr, best_id_ptr, best_score_ptr, max_ptr, sum_ptr, group_max_ptr,
-    list_ptr, candidate_ptr, candidate_id_ptr, recent_ptr,
-    token_ptr, is_failed_ptr, threshold_ptr,
+    list_ptr, candidate_ptr, candidate_id_ptr,
+    recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
     VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
-    CONTROLS: tl.constexpr, FILTERS: tl.constexpr, COUNTS: tl.constexpr,
+    CONTROLS: tl.constexpr, COUNTS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
     NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
-    SMALL_K: tl.constexpr, LISTED: tl.constexpr, CANDIDATES: tl.constexpr,
+    SMALL_K: tl.constexpr, LISTED: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Draws a row's token from what is known of its blocks, filters where the row asks for it."""
+    if PDL:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    position = tl.load(positions + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    block = tl.arange(0, BLOCKS)
-    at = row * BLOCKS + block
-    is_block = block < NUM_BLOCKS
-    maxima = tl.load(max_ptr + at, mask=is_block, other=-INFINITY)
-    largest = tl.max(maxima, axis=0)
-    is_failed = (largest == INFINITY) | (largest == -INFINITY)
-    best = tl.load(best_ptr + at, mask=is_block, other=-INFINITY)
-    _best, winner = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    token = tl.sum(
-        tl.where(block == winner, tl.load(best_id_ptr + at, mask=is_block, other=0), 0), axis=0
+    token, winner, maxima, largest, is_failed = _merge(
+        row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
     )
     threshold = tl.full((), -INFINITY, tl.float32)
-    if FILTERS:
-        if ((needs & FILTER) != 0) & (is_failed == 0):
-            is_banned = tl.full((), 0, tl.int32)
-            if CONTROLS:
-                is_banned = tl.load(is_banned_ptr + row)
-            logits = logits_ptr + row * stride
-            counts = counts_ptr + slot * VOCAB
-            bias = bias_ptr + slot * VOCAB
-            bans = bans_ptr + row * WIDTH
-            stream = stream_of(table, position)
-            lists = list_ptr + row * GROUPS
-            group = tl.arange(0, GROUPS)
-            group_max = tl.load(
-                group_max_ptr + row * GROUPS + group, mask=group < NUM_GROUPS, other=-INFINITY
-            )
-            group_keys = key_of(group_max)
-            top_k = tl.load(table + TOP_K_COLUMN).to(tl.int32)
-            top_p = float_at(table, TOP_P_COLUMN)
-            log_min_p = float_at(table, MIN_P_COLUMN)
-            lowest = key_of(largest + log_min_p)
-            is_drawn = False
-            if top_k <= SMALL_K:
-                is_drawn, token, threshold = draw_among_few(
-                    group_keys, lowest, top_k, top_p, lists, largest, stream,
-                    candidate_ptr + row * CANDIDATES, candidate_id_ptr + row * CANDIDATES,
-                    logits, counts, bias, bans, table, needs, is_banned,
-                    VOCAB, CONTROLS, GROUP, GROUPS, LISTED, CANDIDATES,
-                )  # fmt: skip
-            if is_drawn == 0:
-                sums = tl.load(sum_ptr + at, mask=is_block, other=0.0)
-                scores = tl.load(best_score_ptr + at, mask=is_block, other=0.0)
-                score = tl.sum(tl.where(block == winner, scores, 0.0), axis=0)
-                token, threshold = draw_among_many(
-                    group_keys, lowest, log_min_p, top_k, top_p, lists, largest, stream,
-                    token, score, tl.sum(sums * tl.exp(maxima - largest), axis=0),
-                    logits, counts, bias, bans, table, needs, is_banned,
-                    VOCAB, CONTROLS, GROUP, GROUPS, LISTED,
-                )  # fmt: skip
-    token = tl.minimum(token, VOCAB - 1)
-    tl.store(token_ptr + row, token.to(tl.int64))
-    tl.store(is_failed_ptr + row, is_failed)
-    tl.store(threshold_ptr + row, threshold)
-    if COUNTS:
-        _count(token, slot, position, needs, counts_ptr, recent_ptr, VOCAB, LENGTH)
+    if ((needs & FILTER) != 0) & (is_failed == 0):
+        is_banned = tl.full((), 0, tl.int32)
+        if CONTROLS:
+            is_banned = tl.load(is_banned_ptr + row)
+        logits = logits_ptr + row * stride
+        counts = counts_ptr + slot * VOCAB
+        bias = bias_ptr + slot * VOCAB
+        bans = bans_ptr + row * WIDTH
+        stream = stream_of(table, tl.load(positions + row))
+        lists = list_ptr + row * GROUPS
+        group = tl.arange(0, GROUPS)
+        group_max = tl.load(
+            group_max_ptr + row * GROUPS + group, mask=group < NUM_GROUPS, other=-INFINITY
+        )
+        group_keys = key_of(group_max)
+        top_k = tl.load(table + TOP_K_COLUMN).to(tl.int32)
+        top_p = float_at(table, TOP_P_COLUMN)
+        log_min_p = float_at(table, MIN_P_COLUMN)
+        lowest = key_of(largest + log_min_p)
+        is_drawn = False
+        if top_k <= SMALL_K:
+            is_drawn, token, threshold = draw_among_few(
+                group_keys, lowest, top_k, top_p, lists, largest, stream,
+                candidate_ptr + row * CANDIDATES, candidate_id_ptr + row * CANDIDATES,
+                logits, counts, bias, bans, table, needs, is_banned,
+                VOCAB, CONTROLS, GROUP, GROUPS, LISTED, CANDIDATES,
+            )  # fmt: skip
+        if is_drawn == 0:
+            block = tl.arange(0, BLOCKS)
+            at = row * BLOCKS + block
+            is_block = block < NUM_BLOCKS
+            sums = tl.load(sum_ptr + at, mask=is_block, other=0.0)
+            scores = tl.load(best_score_ptr + at, mask=is_block, other=0.0)
+            score = tl.sum(tl.where(block == winner, scores, 0.0), axis=0)
+            token, threshold = draw_among_many(
+                group_keys, lowest, log_min_p, top_k, top_p, lists, largest, stream,
+                token, score, tl.sum(sums * tl.exp(maxima - largest), axis=0),
+                logits, counts, bias, bans, table, needs, is_banned,
+                VOCAB, CONTROLS, GROUP, GROUPS, LISTED,
+            )  # fmt: skip
+    _enter(
+        token, is_failed, threshold, row, slot, positions, needs,
+        counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB, LENGTH, COUNTS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -241,7 +291,7 @@ def count_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     needs = tl.load(table_ptr + slot * NUM_COLUMNS + NEEDS_COLUMN)
-    token = tl.load(token_ptr + row).to(tl.int32)
+    token = tl.load(token_ptr + row)
     _count(token, slot, tl.load(positions + row), needs, counts_ptr, recent_ptr, VOCAB, LENGTH)
 
 
