@@ -274,6 +274,37 @@ def test_parameters_that_a_row_cannot_hold_fail_it_alone(engine, ask):
     assert again.token_ids.tolist() == result.token_ids.tolist()
 
 
+def test_a_device_has_its_forward_pass_before_the_host_sets_parameters(engine, ask, monkeypatch):
+    executor = engine().executor
+    order = []
+    for owner, name in ((executor._model, "forward"), (executor._sampler, "set")):
+        method = getattr(owner, name)
+
+        def noted(*args, name=name, method=method, **options):
+            order.append(name)
+            return method(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+    request = ask([1, 2, 3])
+    run(executor, plan_of(1, start(0, request, [0]), prefill(0, request)))
+    assert order == ["forward", "set"]
+
+
+def test_a_failed_forward_pass_leaves_others_their_parameters(engine, ask, monkeypatch):
+    """A sequence may start in a step that has no row of it yet, and that fails."""
+    executor = engine().executor
+    one, two = ask([1, 2, 3]), ask([4, 5], logit_bias=((7, 100.0),))
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._model, "logits", lambda *_: 1 / 0)
+        plan = plan_of(1, start(0, one, [0]), prefill(0, one), start(1, two, [1]))
+        ticket = executor.launch(plan)
+        executor.sample(ticket, {})
+        with pytest.raises(StepFailed):
+            executor.wait(ticket)
+    plan = StepPlan(step_id=2, ends=(), starts=(), rows=(prefill(1, two),))
+    assert run(executor, plan).token_ids.tolist() == [7]
+
+
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_a_mask_binds_its_row(engine, ask, is_padded):
     executor = (engine().pad_steps() if is_padded else engine()).executor

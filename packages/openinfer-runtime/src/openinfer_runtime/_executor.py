@@ -234,9 +234,18 @@ class TorchExecutor:
         for slot in plan.ends:
             self._prompt_requests.pop(slot, None)
         for start in plan.starts:
-            self._start(start)
-        if not plan.rows:
-            return
+            self._prompt_requests.pop(start.slot, None)
+            if start.request.prompt_logprobs is not None:
+                self._prompt_requests[start.slot] = start.request
+        try:
+            if plan.rows:
+                self._forward_rows(step, plan)
+        finally:
+            # Of the draws to come: the device has the forward pass to do meanwhile.
+            for start in plan.starts:
+                self._set_sampling(start)
+
+    def _forward_rows(self, step: _Step, plan: StepPlan) -> None:
         graphs, scored = self._graphs, self._scored_prompts(plan)
         shape = graphs.shape_of(plan) if graphs is not None and not scored else None
         if graphs is not None and shape is not None:
@@ -268,11 +277,8 @@ class TorchExecutor:
             if row.slot in self._prompt_requests
         }
 
-    def _start(self, start: RowStart) -> None:
+    def _set_sampling(self, start: RowStart) -> None:
         self._refused.pop(start.slot, None)
-        self._prompt_requests.pop(start.slot, None)
-        if start.request.prompt_logprobs is not None:
-            self._prompt_requests[start.slot] = start.request
         try:
             self._sampler.set(
                 start.slot,
