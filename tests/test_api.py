@@ -237,3 +237,12 @@ def test_a_client_that_hangs_up_cancels(tiny_server, is_streaming):
     after = tiny_server.load()
     room = tiny_server.client.models.retrieve("tiny").model_extra["max_model_len"]
     assert after["num_output_tokens"] - before < room - 1, "it was cut short"
+
+
+def test_a_request_past_its_deadline_is_given_up(tiny_server):
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+    status, answer = tiny_server.post("/v1/completions", body | {"deadline_ms": 5})
+    assert (status, answer["error"]["param"]) == (408, "deadline_ms")
+    assert "deadline passed after" in answer["error"]["message"]
+    status, _ = tiny_server.post("/v1/completions", body | {"max_tokens": 2, "deadline_ms": 60_000})
+    assert status == 200

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openinfer_contract import FEATURES, Finished, Sampling, StopRules, unpack_ids
+from openinfer_contract import FEATURES, Failed, Finished, Sampling, StopRules, unpack_ids
 
 
 def test_every_sampling_field_is_lowered(client, engine):
@@ -294,7 +294,8 @@ def test_an_integer_beyond_every_bound_is_told_them(client, field, words):
 
 
 @pytest.mark.parametrize(
-    "field", ["n", "max_tokens", "temperature", "top_k", "seed", "priority", "logprobs"]
+    "field",
+    ["n", "max_tokens", "temperature", "top_k", "seed", "priority", "logprobs", "deadline_ms"],
 )
 @pytest.mark.parametrize("value", [True, False])
 def test_a_boolean_is_no_number(client, engine, field, value):
@@ -302,3 +303,38 @@ def test_a_boolean_is_no_number(client, engine, field, value):
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        (
+            "/v1/messages",
+            {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+        ),
+    ],
+)
+def test_a_deadline_counts_from_the_arrival(client, engine, path, body):
+    assert client.post(path, body).status_code == 200
+    assert client.post(path, body | {"deadline_ms": 1500}).status_code == 200
+    without, request = engine.requests
+    assert without.deadline is None
+    assert request.deadline == pytest.approx(request.arrival + 1.5)
+    for value in (0, -1, 2**31, 1.5, "soon", True):
+        response = client.post(path, body | {"deadline_ms": value})
+        assert response.status_code == 400, value
+        assert "deadline_ms" in response.text
+        assert path == "/v1/messages" or response.json()["error"]["param"] == "deadline_ms"
+    assert len(engine.requests) == 2
+
+
+def test_a_deadline_that_passes_is_a_timeout(client, engine):
+    message = "the deadline passed after 3 output tokens"
+    engine.script = lambda _: [Failed(message=message, field="deadline")]
+    response = client.post("/v1/completions", {"prompt": "Hi", "deadline_ms": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (408, "deadline_ms")
+    assert error["message"] == message

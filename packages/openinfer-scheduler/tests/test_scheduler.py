@@ -119,6 +119,7 @@ def test_a_deadline_ends_waiting_and_running_requests(loop):
     effects = subject.take(subject.scheduler.expire(subject.now))
     assert [request_id for request_id, _ in effects] == ["a", "b"]
     assert all("deadline" in event.end.message for _, event in effects)
+    assert all(event.end.field == "deadline" for _, event in effects)
     subject.run()
     assert subject.ends["c"].reason == "length"
 

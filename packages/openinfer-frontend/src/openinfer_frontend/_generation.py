@@ -362,6 +362,8 @@ def _timing(choice: _Choice, end: Finished | None) -> Timing:
 
 
 def _failure(failed: Failed, grammar_param: str | None) -> ApiError:
+    if failed.field == "deadline":
+        return ApiError(408, failed.message, param="deadline_ms")
     if failed.field:
         # Trying the same again would come to the same.
         param = grammar_param if failed.field == "grammar" else failed.field

@@ -73,6 +73,8 @@ class Lowering:
         self._context = context
         self._info = info
         self._arrival = time.monotonic()
+        deadline_ms = request.deadline_ms
+        self._deadline = None if deadline_ms is None else self._arrival + deadline_ms / 1000
         self._defaults = defaults
         self._bad_words = bad_words
         self._form = form
@@ -135,6 +137,7 @@ class Lowering:
             priority=self._request.priority,
             tenant=self._context.tenant or self._request.user or "",
             session_id=self._context.session_id or self._request.session_id or "",
+            deadline=self._deadline,
             trace_parent=self._context.trace_parent,
             arrival=self._arrival,
         )

@@ -167,10 +167,14 @@ class MessagesRequest(CountTokensRequest):
     """As in a chat."""
     priority: int = 0
     """As in a chat."""
+    deadline_ms: int | None = None
+    """As in a chat."""
     session_id: str | None = None
     """As in a chat."""
 
-    @field_validator("max_tokens", "temperature", "top_p", "top_k", "priority", mode="before")
+    @field_validator(
+        *("max_tokens", "temperature", "top_p", "top_k", "priority", "deadline_ms"), mode="before"
+    )
     @classmethod
     def _no_boolean(cls, value: Any) -> Any:
         return refuse_boolean(value)
@@ -186,6 +190,7 @@ class MessagesRequest(CountTokensRequest):
             "user": (self.metadata or {}).get("user_id"),
             "cache_salt": self.cache_salt,
             "priority": self.priority,
+            "deadline_ms": self.deadline_ms,
             "session_id": self.session_id,
         }
 

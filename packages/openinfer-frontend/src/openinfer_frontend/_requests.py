@@ -35,6 +35,7 @@ StopString = Annotated[str, Field(max_length=1024)]
 _NUMBERS = (
     *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
+    "deadline_ms",
     "prompt_logprobs",
 )
 _MAX_USER_CHARS = 512
@@ -175,6 +176,8 @@ class GenerationRequest(RequestModel):
     """Cached prompts are shared with requests of the same salt alone."""
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31), _null_is(0)] = 0
     """Lower runs earlier, under policies that look at it."""
+    deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """After so many milliseconds the request is given up, with what it has: status 408."""
     user: str | None = None
     """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
     session_id: Annotated[str, Field(max_length=512)] | None = None

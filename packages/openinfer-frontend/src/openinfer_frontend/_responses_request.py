@@ -104,12 +104,14 @@ class ResponsesRequest(RequestModel):
     """As in a chat."""
     priority: int = 0
     """As in a chat."""
+    deadline_ms: int | None = None
+    """As in a chat."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in a chat."""
 
     @field_validator(
         *("max_output_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
-        "priority",
+        *("priority", "deadline_ms"),
         mode="before",
     )
     @classmethod
@@ -162,6 +164,7 @@ class ResponsesRequest(RequestModel):
             session_id=self.session_id or self.prompt_cache_key,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            deadline_ms=self.deadline_ms,
             chat_template_kwargs=self.chat_template_kwargs,
         )
 

@@ -39,6 +39,7 @@ _STATUS_OF_REJECTION = {
 _PARAM_OF_FIELD = {
     "cache.salt": "cache_salt",
     "adapter": "model",
+    "deadline": "deadline_ms",
 }
 _MAX_MESSAGE_CHARS = 500
 _PATH = re.compile(r"(?<![\w/])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)+/?")

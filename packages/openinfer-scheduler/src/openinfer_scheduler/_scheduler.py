@@ -172,7 +172,7 @@ class Scheduler:
         effects: Effects = []
         for sequence in state.deadlines.passed(now):
             message = f"the deadline passed after {sequence.num_output_tokens} output tokens"
-            failed = state.fail(sequence, message, is_retryable=False)
+            failed = state.fail(sequence, message, is_retryable=False, field="deadline")
             effects.append(state.event(sequence, failed))
         return effects
 
