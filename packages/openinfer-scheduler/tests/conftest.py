@@ -16,8 +16,13 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_kv_cache import CacheGroup, KVCache, Plane, plan_slabs
-from openinfer_scheduler import Scheduler, SchedulerConfig, max_unsettled_tokens
-from openinfer_testing.content import EOS, ContentExecutor, alone
+from openinfer_scheduler import (
+    PolicyError,
+    Scheduler,
+    SchedulerConfig,
+    max_unsettled_tokens,
+)
+from openinfer_testing.content import EOS, ContentExecutor, HostilePolicy, Hostility, alone
 
 
 class Loop:
@@ -72,6 +77,9 @@ class Loop:
             fail_step=fail_step,
             fail_row=fail_row,
         )
+        self.policy = policy
+        self.num_lost = 0
+        """Plans that a hostile policy has spoilt."""
         self.now = 100.0
         self.rng = rng or random.Random(0)
         self.force_chance = force
@@ -126,7 +134,13 @@ class Loop:
     def plan(self, *, launch=True):
         """Plans a step and launches it, or reverts it."""
         self.now += 0.001
-        plan = self.scheduler.plan(self.now)
+        try:
+            plan = self.scheduler.plan(self.now)
+        except (Hostility, PolicyError):
+            if not isinstance(self.policy, HostilePolicy):
+                raise
+            self.num_lost += 1
+            return None
         if plan is None:
             return None
         if not launch:
