@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from _gpu import read_bandwidth, record, replay
@@ -23,7 +24,10 @@ from openinfer_kernels import (
     FusedLinearSpec,
     LinearSpec,
     PagedAttentionSpec,
+    PrefixGroup,
+    PrefixTable,
     RMSNormSpec,
+    SharedPrefixes,
     plan_fused_attention,
     plan_fused_linear,
     plan_rms_norm,
@@ -62,6 +66,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--shared", type=int, default=0, help="leading tokens that all rows share")
     parser.add_argument("--backend", default="auto", help="of the fused ops")
     arguments = parser.parse_args()
     with torch.inference_mode():
@@ -151,10 +156,11 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
     shape, results = SHAPES[name], []
     chain = Chain(shape, arguments.backend)
     for batch in arguments.batch or [1, 8, 32, 64, 128]:
-        inputs = _inputs(shape, batch, arguments.length)
+        inputs = _inputs(shape, batch, arguments.length, arguments.shared)
         took = replay([lambda inputs=inputs: chain.step(*inputs)], NUM_REPLAYS)
         token_bytes = 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        floor = (chain.weight_bytes + batch * arguments.length * token_bytes) / bandwidth * 1e3
+        num_tokens = batch * arguments.length - (batch - 1) * arguments.shared
+        floor = (chain.weight_bytes + num_tokens * token_bytes) / bandwidth * 1e3
         print(
             f"{name} batch {batch:4d} at {arguments.length}: {took:7.3f} ms, floor {floor:7.3f} ms,"
             f" {floor / took:4.0%}",
@@ -165,6 +171,7 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
                 "shape": name,
                 "batch": batch,
                 "length": arguments.length,
+                "shared": arguments.shared,
                 "backend": arguments.backend,
                 "ms": round(took, 4),
                 "floor_ms": round(floor, 4),
@@ -174,7 +181,7 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
     return results
 
 
-def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
+def _inputs(shape: Shape, batch: int, length: int, num_shared: int) -> tuple[Any, ...]:
     num_blocks = -(-length // BLOCK_SIZE)
     # One block more than is needed, so that a layer's stride is no power of two.
     size = (batch * num_blocks + 1, shape.num_layers, 2, BLOCK_SIZE)
@@ -182,6 +189,7 @@ def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
     for block in cache.split(64):
         block.normal_()
     table = torch.randperm(batch * num_blocks, device="cuda").to(torch.int32).view(batch, -1)
+    table[:, : num_shared // BLOCK_SIZE] = table[0, : num_shared // BLOCK_SIZE].clone()
     rows = SimpleNamespace(
         positions=torch.full((batch,), length - 1, device="cuda"),
         slot_mapping=table[:, -1].long() * BLOCK_SIZE + (length - 1) % BLOCK_SIZE,
@@ -190,11 +198,20 @@ def _inputs(shape: Shape, batch: int, length: int) -> tuple[Any, ...]:
         block_table=table,
         max_seqlen_q=1,
         max_seqlen_k=length,
+        shared=_shared(shape, batch, num_shared),
     )
     frequencies = 1e6 ** -torch.linspace(0, 1, shape.head_dim // 2, device="cuda")
     angles = torch.arange(length, device="cuda")[:, None] * frequencies
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     return torch.randn(batch, shape.hidden, device="cuda", dtype=DTYPE), rows, cos_sin, cache
+
+
+def _shared(shape: Shape, batch: int, num_tokens: int) -> SharedPrefixes | None:
+    if not num_tokens:
+        return None
+    table = PrefixTable(batch, shape.num_kv_heads)
+    group = PrefixGroup(members=np.arange(batch), num_tokens=num_tokens // BLOCK_SIZE * BLOCK_SIZE)
+    return table.view(torch.from_numpy(table.packed([group])).to("cuda"))
 
 
 if __name__ == "__main__":

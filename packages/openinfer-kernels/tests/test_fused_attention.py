@@ -1,10 +1,17 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from openinfer_kernels import FusedAttentionSpec, PagedAttentionSpec, plan_fused_attention
-from openinfer_kernels.fused_attention import _triton
+from openinfer_kernels import (
+    FusedAttentionSpec,
+    PagedAttentionSpec,
+    PrefixGroup,
+    PrefixTable,
+    plan_fused_attention,
+)
+from openinfer_kernels.fused_attention import _shared, _triton
 
 BLOCK_SIZE = 16
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
@@ -58,6 +65,7 @@ def _problem(heads, lengths, dtype, random, *, eps=1e-6):
         block_table=table,
         max_seqlen_q=max(queries for queries, _ in lengths),
         max_seqlen_k=max(length for _, length in lengths),
+        shared=None,
     )
     angles = torch.arange(4096)[:, None] * 10_000.0 ** -torch.linspace(0, 1, head_dim // 2)
     return FusedAttentionSpec(attention=attention, norm_eps=eps), SimpleNamespace(
@@ -77,6 +85,9 @@ def _run(spec, problem, device, backend):
             for name, x in vars(problem.step).items()
         }
     )
+    if step.shared is not None:
+        table = PrefixTable(len(step.seq_lens), spec.attention.num_kv_heads)
+        step.shared = table.view(torch.from_numpy(table.packed(step.shared)).to(device))
     arena = problem.arena.clone().to(device)
     norms = tuple(norm.to(device) for norm in problem.norms) if spec.norm_eps else None
     op = plan_fused_attention(spec, device, backend)
@@ -174,3 +185,96 @@ def test_triton_splits_long_sequences(
     steps = [(1, length), (1, 3), (1, 130)]
     spec, problem = _problem((2, 1, 32), steps, torch.float32, random)
     _check(spec, problem, triton_device, "triton")
+
+
+# Lengths of sequences, and groups: their members, and tokens that they share.
+SHARING = {
+    "all": ([50, 40, 33], [((1, 2, 0), 32)]),
+    "groups-and-alone": (
+        [150, 33, 0, 200, 50, 140, 300],
+        [((0, 3, 5), 112), ((4, 1), 32)],
+    ),
+    "chunks": ([700, 641, 800, 20], [((2, 0, 1), 640)]),
+    "members-of-two-units": ([20] * 40 + [5], [(tuple(range(1, 38)), 16)]),
+    "nobody": ([20, 40], []),
+}
+
+
+def _share(problem, groups):
+    """Gives members the leading blocks of their group's first."""
+    for members, num_tokens in groups:
+        blocks = problem.step.block_table[members[0], : num_tokens // BLOCK_SIZE]
+        problem.step.block_table[list(members), : len(blocks)] = blocks.clone()
+    problem.step.shared = [
+        PrefixGroup(members=np.array(members), num_tokens=num_tokens)
+        for members, num_tokens in groups
+    ]
+
+
+@pytest.mark.parametrize("sharing", SHARING.values(), ids=SHARING)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtype, monkeypatch):
+    if triton_device != "cpu" and heads != HEADS["H7-K1-D64"]:
+        pytest.skip("compiles for long, and shapes of models are tested below")
+    if dtype is torch.bfloat16 and triton_device == "cpu":
+        pytest.skip("the interpreter multiplies bf16 matrices wrongly")
+    _use_load(monkeypatch, _triton.load_of(64), extra_programs=4, whole_keys=64)
+    monkeypatch.setattr(_shared, "_TARGET_PROGRAMS", 8)
+    lengths, groups = sharing
+    spec, problem = _problem(heads, [(int(n > 0), n) for n in lengths], dtype, random)
+    _share(problem, groups)
+    _check(spec, problem, triton_device, "triton")
+
+
+@pytest.mark.parametrize("backend", ["composed", "native"])
+def test_what_is_shared_may_be_ignored(backend, dtype, random):
+    spec, problem = _problem((4, 2, 64), [(1, 70), (1, 50)], dtype, random)
+    _share(problem, [((0, 1), 48)])
+    _check(spec, problem, "cpu", backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_seqs", [4, 8, 40])
+def test_shared_prefixes_in_real_shapes(num_seqs, random):
+    lengths = [540 + 7 * index for index in range(num_seqs)]
+    steps = [(1, length) for length in lengths]
+    spec, problem = _problem((32, 8, 128), steps, torch.bfloat16, random)
+    _share(problem, [(tuple(range(0, num_seqs, 2)), 512), (tuple(range(1, num_seqs, 2)), 528)])
+    expected, _ = _run(spec, problem, "cuda", "reference")
+    first, second = (_run(spec, problem, "cuda", "triton")[0] for _ in range(2))
+    assert torch.equal(first, second)
+    _assert_near(first, expected.cpu())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_units_hold_every_shared_key_of_every_member_once(seed):
+    rng = np.random.default_rng(seed)
+    num_seqs = int(rng.integers(1, 300))
+    order, groups = rng.permutation(num_seqs), []
+    for members in np.split(order, np.sort(rng.integers(0, num_seqs + 1, 8)))[:8]:
+        if len(members):
+            num_tokens = int(rng.integers(1, 400)) * BLOCK_SIZE
+            groups.append(PrefixGroup(members=members, num_tokens=num_tokens))
+    table = PrefixTable(num_seqs, int(rng.integers(1, 9)))
+    shared = table.view(torch.from_numpy(table.packed(groups)))
+    units, rows = shared.units.numpy(), shared.rows.numpy()
+    alone = np.ones(num_seqs, bool)
+    for group in groups:
+        for member in group.members:
+            num_tokens, place, step, count = rows[member]
+            assert num_tokens == group.num_tokens
+            unit, index = divmod(place, _shared.UNIT_MEMBERS)
+            mine = units[unit : unit + step * count : step]
+            assert (mine[:, 4 + index] == member).all()
+            assert (index < mine[:, 0]).all()
+            assert mine[0, 1] == 0
+            assert mine[-1, 2] == num_tokens
+            assert (mine[1:, 1] == mine[:-1, 2]).all()
+            assert (mine[:, 1] < mine[:, 2]).all()
+            assert (mine[:, 1] % _shared.UNIT_KEYS == 0).all()
+            assert np.isin(mine[:, 4], group.members).all()
+            alone[member] = False
+    assert (rows[alone] == 0).all()
+    # A member is in as many units as its row counts, and no others.
+    in_units = sum(int(unit[0]) for unit in units)
+    assert in_units == rows[:, 3].sum()

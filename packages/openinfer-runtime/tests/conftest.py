@@ -20,8 +20,9 @@ from openinfer_contract import (
 )
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
-from openinfer_runtime import TorchExecutor
+from openinfer_runtime import TorchExecutor, _executor
 from openinfer_runtime._recorder import repeat_as_is
+from openinfer_runtime._sharing import SharingThresholds
 from openinfer_testing.torch import TINY_CHECKPOINTS
 
 VOCAB_SIZE = 320
@@ -117,6 +118,13 @@ def engine(checkpoint) -> Callable[..., Engine]:
 def engine_class() -> type[Engine]:
     """`Engine`, for tests with a checkpoint of their own."""
     return Engine
+
+
+@pytest.fixture
+def eager_to_share(monkeypatch) -> None:
+    """Executors attend to prefixes of a block once for all, whether that is faster or not."""
+    thresholds = SharingThresholds(min_rows=2, min_tokens=16, min_saved_tokens=0)
+    monkeypatch.setattr(_executor, "SharingThresholds", lambda: thresholds)
 
 
 @pytest.fixture(scope="session")

@@ -102,11 +102,15 @@ def test_decoded_tokens(engine, ask, prompts, block_bytes, way, dtype):
     else:
         outputs = [runner.run([request])[0] for request in requests]
     assert (runner.loop.load().num_preemptions > 0) == (way == "preempted")
+    check_decoded(runner, prompts, outputs, DTYPES[dtype])
 
+
+def check_decoded(runner, prompts, outputs, compute):
+    """Holds the logprobs of all ids at every output position to the gate."""
     sequences = [ids + output.token_ids for ids, output in zip(prompts, outputs, strict=True)]
 
     # What the prompts' own positions say is tested above: here they count as exact.
-    folder, compute = runner.spec.model_path, DTYPES[dtype]
+    folder = runner.spec.model_path
     rows = [
         np.concatenate([own[: len(ids) - 1], output.by_id])
         for own, ids, output in zip(
@@ -114,3 +118,45 @@ def test_decoded_tokens(engine, ask, prompts, block_bytes, way, dtype):
         )
     ]
     run_gate(folder, lambda _: rows, sequences, compute).check()
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["exact", "padded"])
+def test_decoded_tokens_over_a_shared_prefix(
+    engine, ask, prompts, eager_to_share, monkeypatch, is_padded
+):
+    """Groups tell the truth while rows come and go, and a model may go by them or by the tables."""
+    runner = engine(max_num_seqs=3)
+    pad = runner.pad_steps()  # only then groups are looked for on a CPU
+    if not is_padded:
+        pad.executor._graphs = None
+    model, num_shared = runner.executor._model, []
+    forward = model.forward
+
+    def checked(inputs, cache):
+        if inputs.shared is not None:
+            num_shared.append(check_shared(inputs, cache.block_size))
+        return forward(inputs, cache)
+
+    monkeypatch.setattr(model, "forward", checked)
+    prompts = [prompts[3][:48] + ids for ids in prompts]
+    requests = [
+        ask(ids, max_tokens=20 + 7 * index, wants_all=True) for index, ids in enumerate(prompts)
+    ]
+    runner.run(requests[:1])
+    outputs = runner.run(requests)
+    assert {2, 3} <= set(num_shared)
+    check_decoded(runner, prompts, outputs, torch.float32)
+
+
+def check_shared(inputs, block_size):
+    """Every unit's blocks are those of all its members; returns how many sequences have units."""
+    units, rows = inputs.shared.units, inputs.shared.rows
+    for num_members, begin, end, _, *members in units.tolist():
+        if num_members:
+            blocks = inputs.block_table[
+                members[:num_members], begin // block_size : end // block_size
+            ]
+            assert (blocks == blocks[0]).all()
+            assert (inputs.seq_lens[members[:num_members]] > end).all()
+            assert (rows[members[:num_members], 0] >= end).all()
+    return int((rows[:, 3] > 0).sum())

@@ -147,6 +147,32 @@ def test_the_same_tokens_however_they_are_batched(engine, ask, prompts, options)
         assert [output.token_ids for output in runner.run(requests())] == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 11}],
+    ids=str,
+)
+def test_the_same_tokens_over_shared_prefixes(engine, ask, prompts, eager_to_share, options):
+    """Rows come and go and prompts are chunked beside, over two prefixes that rows share."""
+
+    def requests():
+        return [
+            ask(prefix + ids, max_tokens=16 + 5 * index, **sampling)
+            for prefix in (prompts[3][:48], prompts[0][:32] + prompts[3])
+            for index, (ids, sampling) in enumerate(zip(prompts, MIXED, strict=True))
+        ]
+
+    plain = engine(dtype="float32", enable_prefix_caching=False, **CUDA)
+    expected = [plain.run([request])[0].token_ids for request in requests()]
+    runner = engine(dtype="float32", **CUDA, **options)
+    groups, num_shared = runner.executor._prefix_groups, []
+    found = groups.of
+    groups.of = lambda plan: num_shared.append(len(found(plan))) or found(plan)
+    for _ in range(2):
+        assert [output.token_ids for output in runner.run(requests())] == expected
+    assert max(num_shared) >= (1 if options else 2)
+
+
 def test_preempted_sequences_replay_their_tokens(engine, ask, prompts, block_bytes):
     small = engine(kv_cache_bytes=10 * block_bytes, max_model_len=80, dtype="float32", **CUDA)
     roomy = engine(dtype="float32", **CUDA)

@@ -41,6 +41,7 @@ WAYS = {
     "alone": ({}, 1, True),
     "chunked": ({"max_num_batched_tokens": 96}, 1, False),
     "prefix-hit": ({}, 2, False),
+    "cascade": ({}, 2, False),
 }
 
 
@@ -82,9 +83,12 @@ def _rows(ids, values, num_positions):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_prompts_and_decoded_tokens(runner, folder, ask, prompts, way):
+def test_prompts_and_decoded_tokens(runner, folder, ask, prompts, way, request):
     """More sequences than a bucket has, so that steps are padded; every one decodes."""
     options, times, is_alone = WAYS[way]
+    if way == "cascade":
+        request.getfixturevalue("eager_to_share")
+        prompts = [prompts[0][:288] + ids for ids in prompts]
     engine = runner(**options)
     top, forced = LogprobOptions(num_top=NUM_TOP), PromptLogprobOptions(num_top=NUM_TOP)
 
@@ -96,6 +100,8 @@ def test_prompts_and_decoded_tokens(runner, folder, ask, prompts, way):
     for _ in range(times):
         decoded = outputs_of(max_tokens=24)
     assert (engine.loop.load().num_cached_tokens > 0) == (times > 1)
+    if way == "cascade":
+        assert any(shape.shares_prefixes for shape in engine.executor._graphs._forwards)
     sequences = [ids + output.token_ids for ids, output in zip(prompts, decoded, strict=True)]
     told = [output.event.logprobs for output in decoded]
     after = [_rows(logprobs.top_ids, logprobs.top, 24) for logprobs in told]

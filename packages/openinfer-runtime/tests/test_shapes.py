@@ -32,13 +32,21 @@ def test_the_smallest_that_holds_a_plan(counts, shape):
     assert SHAPES.of(plan_of(*counts)) == shape
 
 
+def test_shared_prefixes_have_shapes_of_their_own():
+    assert SHAPES.of(plan_of(*(1,) * 9), shares_prefixes=True) == StepShape(16, 16, True, True)
+    assert SHAPES.of(plan_of(*(1,) * 40), shares_prefixes=True) == StepShape(64, 64, True, True)
+    assert not any(SHAPES.is_urgent(shape) for shape in SHAPES.all() if shape.shares_prefixes)
+
+
 def test_every_shape_is_listed_once():
     shapes = SHAPES.all()
     assert len(shapes) == len(set(shapes)) == SHAPES.count
     for shape in shapes:
         counts = [1] * shape.num_seqs
         counts[0] += 0 if shape.is_decode else max(1, shape.num_tokens - shape.num_seqs)
-        assert SHAPES.of(plan_of(*counts)) in shapes
+        found = SHAPES.of(plan_of(*counts), shares_prefixes=shape.shares_prefixes)
+        assert found == shape or not shape.is_decode
+        assert found in shapes
 
 
 def test_urgent_shapes_come_first():
@@ -49,9 +57,11 @@ def test_urgent_shapes_come_first():
 
 def test_no_shape_is_larger_than_a_step():
     small = StepShapes(max_num_seqs=3, max_num_tokens=40)
-    decode = [shape for shape in small.all() if shape.is_decode]
+    decode = [shape for shape in small.all() if shape.is_decode and not shape.shares_prefixes]
     others = [shape for shape in small.all() if not shape.is_decode]
+    shared = [shape for shape in small.all() if shape.shares_prefixes]
     assert [shape.num_seqs for shape in decode] == [1, 2, 3]
+    assert shared == [StepShape(3, 3, True, True)]
     assert {shape.num_tokens for shape in others} == {16, 32, 40}
     assert {shape.num_seqs for shape in others} == {1, 3}
     assert (small.max_num_tokens, small.max_num_seqs) == (40, 3)

@@ -21,9 +21,13 @@ from openinfer_kernels.advance_rows import (
 )
 from openinfer_kernels.errors import BackendUnavailable, KernelError
 from openinfer_kernels.fused_attention import (
+    MAX_PREFIX_GROUPS,
     AttentionStep,
     FusedAttention,
     FusedAttentionSpec,
+    PrefixGroup,
+    PrefixTable,
+    SharedPrefixes,
     plan_fused_attention,
 )
 from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec, plan_fused_linear
@@ -84,6 +88,10 @@ __all__ = [
     "FusedAttentionSpec",
     "FusedLinear",
     "FusedLinearSpec",
+    "MAX_PREFIX_GROUPS",
+    "PrefixGroup",
+    "PrefixTable",
+    "SharedPrefixes",
     "plan_fused_attention",
     "plan_fused_linear",
     # Attention

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from openinfer_kernels import SharedPrefixes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
@@ -23,6 +25,8 @@ class StepInputs:
         logits_indices: [num_logits], int64: the tokens whose logits are wanted.
         max_seqlen_q: At least the most tokens a sequence has in this step.
         max_seqlen_k: At least the longest of seq_lens.
+        shared: Of a step of one token a sequence, which sequences begin with the same blocks; None
+            says nothing about it.
     """
 
     token_ids: torch.Tensor
@@ -34,3 +38,4 @@ class StepInputs:
     logits_indices: torch.Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+    shared: SharedPrefixes | None = None

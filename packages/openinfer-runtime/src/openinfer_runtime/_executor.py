@@ -5,7 +5,8 @@ next step reads it there, and one small copy a step brings ids and logprobs to t
 """
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,8 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed, Tracer
-from openinfer_kernels import num_compiled_kernels
-from openinfer_nn import CacheView
+from openinfer_kernels import PrefixGroup, num_compiled_kernels
+from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
 from openinfer_runtime._model import TorchModel
@@ -30,6 +31,7 @@ from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
 from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShapes
+from openinfer_runtime._sharing import PrefixGroups, PrefixInput, SharingThresholds
 from openinfer_runtime._transfer import Download, download
 from openinfer_runtime.errors import RecordingFailed
 from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
@@ -96,6 +98,12 @@ class TorchExecutor:
                 device=self._device,
             )
             self._graphs = None if record is None else self._recorded(record)
+        self._prefix_groups = None
+        if record is not None or self._device.type == "cuda":
+            # Ops for the CPU have no use for them.
+            self._prefix_groups = PrefixGroups(
+                *self._rows.host_blocks, cache.block_size, SharingThresholds()
+            )
         self._steps: dict[int, _Step] = {}
         self._refused: dict[int, str] = {}
         self._prompt_requests: dict[int, GenerateRequest] = {}
@@ -237,26 +245,28 @@ class TorchExecutor:
             self._prompt_requests.pop(start.slot, None)
             if start.request.prompt_logprobs is not None:
                 self._prompt_requests[start.slot] = start.request
+        # Of every plan, so that they follow rows that come and go.
+        groups = () if self._prefix_groups is None else self._prefix_groups.of(plan)
         try:
             if plan.rows:
-                self._forward_rows(step, plan)
+                self._forward_rows(step, plan, groups)
         finally:
             # Of the draws to come: the device has the forward pass to do meanwhile.
             for start in plan.starts:
                 self._set_sampling(start)
 
-    def _forward_rows(self, step: _Step, plan: StepPlan) -> None:
+    def _forward_rows(self, step: _Step, plan: StepPlan, groups: Sequence[PrefixGroup]) -> None:
         graphs, scored = self._graphs, self._scored_prompts(plan)
-        shape = graphs.shape_of(plan) if graphs is not None and not scored else None
+        shape = graphs.shape_of(plan, groups) if graphs is not None and not scored else None
         if graphs is not None and shape is not None:
             try:
-                step.rows, step.logits = graphs.forward(plan, shape)
+                step.rows, step.logits = graphs.forward(plan, shape, groups)
                 step.is_padded = True
                 return
             except RecordingFailed as error:
                 self._stop_recording(error)
         step.rows, rows = self._rows.begin(plan)
-        hidden = self._model.forward(rows.inputs, self._cache)
+        hidden = self._model.forward(self._with_shared(rows.inputs, groups), self._cache)
         if scored:
             step.prompts = score_prompts(self._model, hidden, step.rows, scored)
         if len(step.rows.sampled_rows):
@@ -266,6 +276,14 @@ class TorchExecutor:
                 slots=rows.draw_slots,
                 positions=rows.draw_positions,
             )
+
+    def _with_shared(self, inputs: StepInputs, groups: Sequence[PrefixGroup]) -> StepInputs:
+        if not groups:
+            return inputs
+        num_kv_heads = self._cache.spec.planes[0].num_heads
+        prefixes = PrefixInput(len(inputs.seq_lens), num_kv_heads, self._device)
+        prefixes.fill(groups)
+        return replace(inputs, shared=prefixes.shared)
 
     def _scored_prompts(self, plan: StepPlan) -> dict[int, GenerateRequest]:
         """By row of the plan, requests that ask for their prompt's logprobs."""

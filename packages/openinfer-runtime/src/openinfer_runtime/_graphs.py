@@ -6,18 +6,20 @@ ask for, from logits to the tables. Between them lie buffers that all recordings
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
+from openinfer_kernels import PrefixGroup
 from openinfer_nn import CacheView
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._plan_parts import HostRows
 from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShape, StepShapes
+from openinfer_runtime._sharing import PrefixInput
 from openinfer_runtime._static_step import StaticStep
 from openinfer_runtime.errors import RecordingFailed
 from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
@@ -52,6 +54,7 @@ class Logits:
 @dataclass(frozen=True, slots=True)
 class _Forward:
     step: StaticStep
+    prefixes: PrefixInput | None
     run: Callable[[], None]
 
 
@@ -89,6 +92,7 @@ class StepGraphs:
         self._sampler = sampler
         self._shapes = shapes
         self._record = record
+        self._device = device
         num_rows = shapes.max_num_seqs
         self._scores = torch.zeros((num_rows, vocab_size), dtype=dtype, device=device)
         rows.reserve(max(shapes.max_num_tokens, num_rows), num_rows)
@@ -96,20 +100,29 @@ class StepGraphs:
         self._forwards: dict[StepShape, _Forward] = {}
         self._draws: dict[tuple[int, int], Callable[[], SampledTokens]] = {}
 
-    def shape_of(self, plan: StepPlan) -> StepShape | None:
+    def shape_of(self, plan: StepPlan, groups: Sequence[PrefixGroup] = ()) -> StepShape | None:
         """The shape that a plan with rows is padded to; None if it is too large for any."""
-        return self._shapes.of(plan)
+        return self._shapes.of(plan, shares_prefixes=bool(groups))
 
-    def forward(self, plan: StepPlan, shape: StepShape) -> tuple[HostRows, Logits]:
+    def forward(
+        self, plan: StepPlan, shape: StepShape, groups: Sequence[PrefixGroup] = ()
+    ) -> tuple[HostRows, Logits]:
         """Enqueues the forward pass of a plan; logits by row of the plan, then padding.
 
         The logits hold until the next forward pass.
+
+        Args:
+            plan: with rows.
+            shape: that it is padded to.
+            groups: of rows that share blocks, as the shape was chosen for.
 
         Raises:
             RecordingFailed: of a shape that comes for the first time.
         """
         forward = self._forwards.get(shape) or self.record_forward(shape)
         rows = self._rows.begin_static(plan, forward.step)
+        if forward.prefixes is not None:
+            forward.prefixes.fill(groups)
         forward.run()
         return rows, self._logits(shape.num_seqs)
 
@@ -156,15 +169,20 @@ class StepGraphs:
         """
         step = self._rows.static_step(shape)
         scores = self._scores[: shape.num_seqs]
+        prefixes = None
+        if shape.shares_prefixes:
+            num_kv_heads = self._cache.spec.planes[0].num_heads
+            prefixes = PrefixInput(shape.num_seqs, num_kv_heads, self._device)
+        shared = None if prefixes is None else prefixes.shared
 
         def work() -> None:
             rows = self._rows.advance(step)
-            hidden = self._model.forward(rows.inputs, self._cache)
+            hidden = self._model.forward(replace(rows.inputs, shared=shared), self._cache)
             if not shape.is_decode:  # where every token's logits are wanted
                 hidden = hidden.index_select(0, rows.inputs.logits_indices)
             self._model.logits(hidden, scores)
 
-        forward = self._forwards[shape] = _Forward(step, self._recorded(work))
+        forward = self._forwards[shape] = _Forward(step, prefixes, self._recorded(work))
         return forward
 
     def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from openinfer_kernels import AdvanceRowsSpec, RowTables, StepTensors, plan_advance_rows
@@ -90,12 +91,18 @@ class RowTable:
         self._ring = UploadRing(device)
         # The host's own count, for the bounds of a launch and the columns of new blocks.
         self._host_seq_lens = np.zeros(num_slots, np.int64)
-        self._num_blocks = [0] * num_slots
+        self._num_blocks = np.zeros(num_slots, np.int64)
+        self._host_blocks = np.zeros((num_slots, self._max_blocks), np.int32)
 
     @property
     def max_seq_len(self) -> int:
         """What no sequence is longer than."""
         return self._max_blocks * self._block_size
+
+    @property
+    def host_blocks(self) -> tuple[npt.NDArray[np.int32], Indices]:
+        """The host's copy of block tables, and how many blocks each has; change as plans come."""
+        return self._host_blocks, self._num_blocks
 
     def static_step(self, shape: StepShape) -> StaticStep:
         """A step of a shape, padding so far."""
@@ -207,6 +214,7 @@ class RowTable:
         self._tables.seq_lens[start.slot].fill_(start.num_cached_tokens)
         self._enter(start.slot, NewBlocks(0, 0, blocks))
         self._num_blocks[start.slot] = len(blocks)
+        self._host_blocks[start.slot, : len(blocks)] = blocks
 
     def _new_blocks(self, plan: StepPlan, rows: Iterable[int]) -> list[NewBlocks]:
         """What these rows of the plan add to their rows of the block table."""
@@ -218,9 +226,10 @@ class RowTable:
             if starts and row.slot in starts:
                 blocks = np.concatenate((starts[row.slot], blocks))
             if len(blocks):
-                column = self._num_blocks[row.slot]
+                column = int(self._num_blocks[row.slot])
                 self._num_blocks[row.slot] = end = column + len(blocks)
                 assert end <= self._max_blocks, "a sequence outgrew the block table"
+                self._host_blocks[row.slot, column:end] = blocks
                 found.append(NewBlocks(index, column, blocks))
         return found
 

@@ -16,6 +16,7 @@ MAX_TOKENS = 2048
 _DECODE = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
 _TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 1024, 1152, 1280, 1536, 1792, MAX_TOKENS)
 _SEQS = (1, 32, 512)
+_SHARED = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 _URGENT_SEQS = 8
 _URGENT_TOKENS = 128
 
@@ -28,11 +29,13 @@ class StepShape:
         num_tokens: tokens, padding included.
         num_seqs: sequences, padding included.
         is_decode: whether every sequence has one token.
+        shares_prefixes: whether blocks that sequences share are attended to once for all of them.
     """
 
     num_tokens: int
     num_seqs: int
     is_decode: bool
+    shares_prefixes: bool = False
 
     @property
     def max_seqlen_q(self) -> int:
@@ -46,6 +49,7 @@ class StepShapes:
     def __init__(self, *, max_num_seqs: int, max_num_tokens: int) -> None:
         """Shapes for steps of up to so many sequences and tokens."""
         self._decode = _up_to(_DECODE, max_num_seqs)
+        self._shared = _up_to(_SHARED, max_num_seqs)
         self._seqs = _up_to(_SEQS, max_num_seqs)
         self._tokens = _up_to(_TOKENS, min(MAX_TOKENS, max_num_tokens))
 
@@ -54,17 +58,24 @@ class StepShapes:
         """Sequences of the largest shape."""
         return self._seqs[-1]
 
-    def of(self, plan: StepPlan) -> StepShape | None:
-        """The smallest shape that holds a plan with rows; None if there is none."""
+    def of(self, plan: StepPlan, *, shares_prefixes: bool = False) -> StepShape | None:
+        """The smallest shape that holds a plan with rows; None if there is none.
+
+        Args:
+            plan: of a step.
+            shares_prefixes: whether the step has groups that share blocks; then it is of decode.
+        """
         num_seqs, num_tokens = len(plan.rows), plan.num_tokens
         if num_tokens == num_seqs:
-            size = _at_least(self._decode, num_seqs)
-            return None if size is None else StepShape(size, size, True)
+            size = _at_least(self._shared if shares_prefixes else self._decode, num_seqs)
+            return None if size is None else StepShape(size, size, True, shares_prefixes)
         seqs, tokens = _at_least(self._seqs, num_seqs), _at_least(self._tokens, num_tokens)
         return None if seqs is None or tokens is None else StepShape(tokens, seqs, False)
 
     def is_urgent(self, shape: StepShape) -> bool:
         """Whether whoever comes first needs it: small steps, which recording speeds up most."""
+        if shape.shares_prefixes:
+            return False
         if shape.is_decode:
             return shape.num_seqs <= _URGENT_SEQS
         return shape.num_seqs == self._seqs[0] and shape.num_tokens <= _URGENT_TOKENS
@@ -72,7 +83,7 @@ class StepShapes:
     @property
     def count(self) -> int:
         """How many there are."""
-        return len(self._decode) + len(self._seqs) * len(self._tokens)
+        return len(self._decode) + len(self._shared) + len(self._seqs) * len(self._tokens)
 
     @property
     def max_num_tokens(self) -> int:
@@ -80,11 +91,14 @@ class StepShapes:
         return self._tokens[-1]
 
     def all(self) -> list[StepShape]:
-        """Every shape: the urgent ones first, then prompts that come alone, then decode."""
+        """Every shape: urgent ones, prompts alone, decode, prompts beside, shared prefixes."""
         decode = [StepShape(size, size, True) for size in self._decode]
         others = [StepShape(t, s, False) for s in self._seqs for t in self._tokens]
         alone, beside = others[: len(self._tokens)], others[len(self._tokens) :]
-        return sorted([*alone, *decode, *beside], key=lambda shape: not self.is_urgent(shape))
+        shared = [StepShape(size, size, True, True) for size in self._shared]
+        return sorted(
+            [*alone, *decode, *beside, *shared], key=lambda shape: not self.is_urgent(shape)
+        )
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:

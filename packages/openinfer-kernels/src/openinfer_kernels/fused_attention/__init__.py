@@ -11,7 +11,24 @@ from typing import Protocol, cast
 import torch
 
 from openinfer_kernels._dispatch import backend_module, is_of_part
+from openinfer_kernels.fused_attention._shared import (
+    MAX_PREFIX_GROUPS,
+    PrefixGroup,
+    PrefixTable,
+    SharedPrefixes,
+)
 from openinfer_kernels.paged_attention import PagedAttentionSpec
+
+__all__ = [
+    "MAX_PREFIX_GROUPS",
+    "AttentionStep",
+    "FusedAttention",
+    "FusedAttentionSpec",
+    "PrefixGroup",
+    "PrefixTable",
+    "SharedPrefixes",
+    "plan_fused_attention",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +75,10 @@ class AttentionStep(Protocol):
     @property
     def max_seqlen_k(self) -> int:
         """At least the longest sequence."""
+
+    @property
+    def shared(self) -> SharedPrefixes | None:
+        """What a step of one token a sequence knows of shared prefixes; None for nothing."""
 
 
 class FusedAttention(Protocol):

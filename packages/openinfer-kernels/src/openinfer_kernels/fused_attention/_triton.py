@@ -11,8 +11,14 @@ from openinfer_kernels._triton_support import (
     launches_dependents,
     why_not_triton,
 )
-from openinfer_kernels.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
+from openinfer_kernels.fused_attention import (
+    AttentionStep,
+    FusedAttention,
+    FusedAttentionSpec,
+)
+from openinfer_kernels.fused_attention._shared import UNIT_MEMBERS
 from openinfer_kernels.fused_attention._triton_kernels import decode_kernel, prepare_kernel
+from openinfer_kernels.fused_attention._triton_shared import shared_prefix_kernel
 from openinfer_kernels.paged_attention import PagedAttentionSpec, plan_paged_attention
 
 _MAX_SEQS = 1024
@@ -46,6 +52,12 @@ _LOADS = (
 )
 # Keys of a sequence that one program attends to alone: merging takes longer than reading.
 _WHOLE_KEYS = 256
+# Over shared prefixes, likewise: rows of a product, of 128 dimensions in 16 bits, that is query
+# heads of so many members; keys of a tile.
+_SHARED_ROWS = 64
+_SHARED_TILE = 64
+# Registers of a thread that also merges; else it takes more, and fewer programs run at a time.
+_MERGING_REGISTERS = 128
 # Tokens of one head that a program of a prefill prepares.
 _PREPARED_TOKENS = 16
 
@@ -105,6 +117,7 @@ class _Fused:
         # Never fewer than one, so that few heads of one sequence still split.
         target_units = max(1, load.extra_programs // num_kv_heads)
         num_units = num_seqs + target_units
+        shared = self._attend_shared(qkv, norm_weights, cos_sin, step, k_cache, v_cache)
         out = torch.empty(
             (len(qkv), spec.num_heads * spec.head_dim), dtype=qkv.dtype, device=device
         )
@@ -128,6 +141,7 @@ class _Fused:
             acc,
             lse,
             self._counts,
+            *shared,
             k_cache.stride(0),
             step.block_table.stride(0),
             num_seqs,
@@ -136,12 +150,57 @@ class _Fused:
             self._eps,
             PDL=self._has_pdl,
             **self._constexprs,
+            **sharing(step.shared is not None),
             **by_load(self._whole_spec, num_seqs),
+            num_warps=4,
+            num_stages=3,
+            maxnreg=None if step.shared is None else _MERGING_REGISTERS,
+            **self._launch,
+        )
+        return out
+
+    def _attend_shared(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+        cos_sin: torch.Tensor,
+        step: AttentionStep,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Attends to shared prefixes; their tables and what was found, for the decode kernel."""
+        shared = step.shared
+        if shared is None:
+            return (None,) * 3
+        sizes = shared_constexprs(self._whole_spec)
+        num_units, num_rows = len(shared.units), UNIT_MEMBERS * sizes["GROUP_PAD"]
+        shape = (num_units * self._spec.num_kv_heads, num_rows, self._spec.head_dim)
+        acc = torch.empty(shape, dtype=torch.float32, device=qkv.device)
+        lse = torch.empty(shape[:2], dtype=torch.float32, device=qkv.device)
+        kernel: Any = shared_prefix_kernel
+        kernel[(shape[0] * num_rows // sizes["ROWS"],)](
+            qkv,
+            norm_weights[0] if norm_weights else None,
+            cos_sin,
+            k_cache,
+            v_cache,
+            step.cu_seqlens_q,
+            step.seq_lens,
+            step.block_table,
+            shared.units,
+            acc,
+            lse,
+            k_cache.stride(0),
+            step.block_table.stride(0),
+            self._spec.scale,
+            self._eps,
+            PDL=self._has_pdl,
+            **sizes,
             num_warps=4,
             num_stages=3,
             **self._launch,
         )
-        return out
+        return shared.rows, acc, lse
 
     def _prepared(
         self,
@@ -231,6 +290,30 @@ def constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
     }
 
 
+def shared_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
+    """Compile-time choices of the kernel over shared prefixes, but PDL."""
+    of = spec.attention
+    group_pad = triton.next_power_of_2(of.num_heads // of.num_kv_heads)
+    wide = max(1, of.head_dim * of.dtype.itemsize // 256)
+    return {
+        "NUM_HEADS": of.num_heads,
+        "NUM_KV_HEADS": of.num_kv_heads,
+        "HEAD_DIM": of.head_dim,
+        "BLOCK_SIZE": of.block_size,
+        "GROUP_PAD": group_pad,
+        "MEMBERS": UNIT_MEMBERS,
+        "ROWS": min(_SHARED_ROWS // wide, UNIT_MEMBERS * group_pad),
+        "TILE": _SHARED_TILE // wide,
+        "NORM": spec.norm_eps is not None,
+        "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
+    }
+
+
+def sharing(is_shared: bool) -> dict[str, Any]:
+    """Compile-time choices of a decode step that may have shared prefixes, or has none."""
+    return {"SHARED": is_shared, "MEMBERS": UNIT_MEMBERS}
+
+
 # Qwen3's heads, an odd group of few dimensions, the widest heads.
 _COMPILED = {
     torch.bfloat16: ((32, 8, 128), (7, 1, 64), (16, 4, 256)),
@@ -244,7 +327,9 @@ def compile_cases() -> list[CompileCase]:
     cases = []
     for dtype, shapes in _COMPILED.items():
         for heads in shapes:
-            cases += [_compile_case(dtype, heads, num_seqs) for num_seqs in (1, 8, 1024)]
+            cases += [_decode_case(dtype, heads, num_seqs) for num_seqs in (1, 8, 1024)]
+            cases.append(_decode_case(dtype, heads, 64, True))
+            cases.append(_shared_case(dtype, heads))
             cases.append(_prepare_case(dtype, heads))
     return cases
 
@@ -259,6 +344,27 @@ def _compiled_spec(dtype: torch.dtype, heads: tuple[int, int, int]) -> FusedAtte
         dtype=dtype,
     )
     return FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+
+
+def _shared_case(dtype: torch.dtype, heads: tuple[int, int, int]) -> CompileCase:
+    name = TRITON_DTYPES[dtype]
+    tables = ("cu_seqlens_q", "seq_lens", "block_table", "units")
+    return CompileCase(
+        name=f"fused_attention.shared-{name}-{heads[0]}x{heads[1]}x{heads[2]}",
+        kernel=shared_prefix_kernel,
+        signature={
+            **{f"{pointer}_ptr": f"*{name}" for pointer in ("qkv", "q_norm", "k_cache", "v_cache")},
+            **{f"{pointer}_ptr": "*i32" for pointer in tables},
+            **{f"{pointer}_ptr": "*fp32" for pointer in ("cos_sin", "acc", "lse")},
+            "block_stride": "i64",
+            "table_stride": "i64",
+            "scale": "fp32",
+            "eps": "fp32",
+        },
+        constexprs=shared_constexprs(_compiled_spec(dtype, heads)),
+        num_stages=3,
+        has_pdl=True,
+    )
 
 
 def _prepare_case(dtype: torch.dtype, heads: tuple[int, int, int]) -> CompileCase:
@@ -281,13 +387,16 @@ def _prepare_case(dtype: torch.dtype, heads: tuple[int, int, int]) -> CompileCas
     )
 
 
-def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int) -> CompileCase:
+def _decode_case(
+    dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int, is_shared: bool = False
+) -> CompileCase:
     spec = _compiled_spec(dtype, heads)
     name, data = TRITON_DTYPES[dtype], f"*{TRITON_DTYPES[dtype]}"
     pointers = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out")
-    integers = ("cu_seqlens_q", "seq_lens", "block_table", "count")
+    integers = ("cu_seqlens_q", "seq_lens", "block_table", "count", "shared_rows")
+    suffix = "-shared" if is_shared else ""
     return CompileCase(
-        name=f"fused_attention.decode-{name}-{heads[0]}x{heads[1]}x{heads[2]}-{num_seqs}",
+        name=f"fused_attention.decode-{name}-{heads[0]}x{heads[1]}x{heads[2]}-{num_seqs}{suffix}",
         kernel=decode_kernel,
         signature={
             **{f"{pointer}_ptr": data for pointer in pointers},
@@ -295,6 +404,8 @@ def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int
             "cos_sin_ptr": "*fp32",
             "acc_ptr": "*fp32",
             "lse_ptr": "*fp32",
+            "shared_acc_ptr": "*fp32",
+            "shared_lse_ptr": "*fp32",
             "slot_mapping_ptr": "*i64",
             "block_stride": "i64",
             "table_stride": "i64",
@@ -303,7 +414,11 @@ def _compile_case(dtype: torch.dtype, heads: tuple[int, int, int], num_seqs: int
             "scale": "fp32",
             "eps": "fp32",
         },
-        constexprs={**constexprs(spec), **by_load(spec, num_seqs)},
+        constexprs={
+            **constexprs(spec),
+            **by_load(spec, num_seqs),
+            **sharing(is_shared),
+        },
         num_stages=3,
         has_pdl=True,
     )

@@ -19,94 +19,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def _at(values, index, wanted):
-    return tl.sum(tl.where(index == wanted, values, 0), axis=0)
-
-
-@triton.jit
-def _normed(x, weight, scale):
-    # Rounded before the weight multiplies, and after, as rms_norm does.
-    normed = (x.to(tl.float32) * scale).to(weight.dtype).to(tl.float32)
-    return (normed * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
-
-
-@triton.jit
-def _prepared(
-    x_ptr, offsets, mask, norm, norm_partner, cos, sin, dims, eps, AXIS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    # Heads at `offsets` of their first dimension, normalised and rotated. The partner of a
-    # dimension is loaded again rather than moved between threads.
-    HALF: tl.constexpr = HEAD_DIM // 2
-    partner = (dims + HALF) % HEAD_DIM
-    x = tl.load(x_ptr + offsets + dims, mask=mask, other=0.0)
-    y = tl.load(x_ptr + offsets + partner, mask=mask, other=0.0)
-    dtype = x.dtype
-    if NORM:
-        wide = x.to(tl.float32)
-        mean = tl.sum(wide * wide, axis=AXIS, keep_dims=True) / HEAD_DIM
-        scale = 1.0 / tl.sqrt(mean + eps)
-        wide_x = _normed(x, norm, scale)
-        wide_y = _normed(y, norm_partner, scale)
-    else:
-        wide_x = x.to(tl.float32)
-        wide_y = y.to(tl.float32)
-    return (wide_x * cos + tl.where(dims < HALF, -wide_y, wide_y) * sin).to(dtype)
-
-
-@triton.jit
-def _norm_weights(norm_ptr, cos, dims, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
-    # For each dimension and for its partner in the rotation. Without a norm, whatever is there.
-    norm = cos
-    norm_partner = cos
-    if NORM:
-        norm = tl.load(norm_ptr + dims)
-        norm_partner = tl.load(norm_ptr + (dims + HEAD_DIM // 2) % HEAD_DIM)
-    return norm, norm_partner
-
-
-@triton.jit
-def _cache_tile(
-    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
-    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
-    return tl.load(cache_ptr + offset[:, None] + dims[None, :], mask=is_key[:, None], other=0.0)
-
-
-@triton.jit
-def _accumulate(scores, v, is_key, maximum, total, acc, PRECISION: tl.constexpr):
-    scores = tl.where(is_key[None, :], scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores - shift[:, None])
-    decay = tl.exp2(maximum - shift)
-    total = total * decay + tl.sum(weights, axis=1)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return new_maximum, total, acc
-
-
-@triton.jit
-def _prefetch(
-    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head,
-    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
-):  # fmt: skip
-    # Into the L2 cache, a line of 128 bytes at a time. Keys that are none fetch block 0.
-    LINE: tl.constexpr = 1024 // cache_ptr.dtype.element_ty.primitive_bitwidth
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
-    lines = tl.arange(0, (HEAD_DIM + LINE - 1) // LINE) * LINE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [(cache_ptr + offset[:, None] + lines[None, :]).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+from openinfer_kernels.fused_attention._triton_parts import (
+    accumulate,
+    cache_tile,
+    norm_weights,
+    pick,
+    prefetch,
+    prepared,
+)
 
 
 @triton.jit
@@ -140,16 +60,72 @@ def _merge(
     tl.store(target_ptr + heads * HEAD_DIM + dims, out.to(dtype), mask=heads < GROUP)
 
 
+@triton.jit
+def _with_shared(
+    maximum, total, acc, place, step, num_chunks, kv_head, acc_ptr, lse_ptr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, MEMBERS: tl.constexpr,
+):  # fmt: skip
+    # A softmax of a sequence's own keys becomes one of all: what `shared_prefix_kernel` found at
+    # `place`, and `step` units on, is merged into it; four at a time, so that loads overlap.
+    unit = place // MEMBERS
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+    is_row = rows < GROUP
+    first = place % MEMBERS * GROUP_PAD
+    for chunk in range(0, num_chunks, 4):
+        at_0 = ((unit + chunk * step).to(tl.int64) * NUM_KV_HEADS + kv_head) * (MEMBERS * GROUP_PAD)
+        at_0 += first
+        stride = step.to(tl.int64) * (NUM_KV_HEADS * MEMBERS * GROUP_PAD)
+        has_1 = is_row & (chunk + 1 < num_chunks)
+        has_2 = is_row & (chunk + 2 < num_chunks)
+        has_3 = is_row & (chunk + 3 < num_chunks)
+        at_1 = at_0 + stride
+        at_2 = at_1 + stride
+        at_3 = at_2 + stride
+        lse_0, acc_0 = _partial(acc_ptr, lse_ptr, at_0, rows, offsets, is_row, HEAD_DIM)
+        lse_1, acc_1 = _partial(acc_ptr, lse_ptr, at_1, rows, offsets, has_1, HEAD_DIM)
+        lse_2, acc_2 = _partial(acc_ptr, lse_ptr, at_2, rows, offsets, has_2, HEAD_DIM)
+        lse_3, acc_3 = _partial(acc_ptr, lse_ptr, at_3, rows, offsets, has_3, HEAD_DIM)
+        top = tl.maximum(tl.maximum(lse_0, lse_1), tl.maximum(lse_2, lse_3))
+        top = tl.maximum(maximum, top)
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        decay = tl.exp2(maximum - shift)
+        weight_0 = tl.exp2(lse_0 - shift)
+        weight_1 = tl.exp2(lse_1 - shift)
+        weight_2 = tl.exp2(lse_2 - shift)
+        weight_3 = tl.exp2(lse_3 - shift)
+        total = total * decay + ((weight_0 + weight_1) + (weight_2 + weight_3))
+        acc = acc * decay[:, None] + acc_0 * weight_0[:, None]
+        acc += acc_1 * weight_1[:, None]
+        acc += acc_2 * weight_2[:, None]
+        acc += acc_3 * weight_3[:, None]
+        maximum = top
+    return maximum, total, acc
+
+
+@triton.jit
+def _partial(acc_ptr, lse_ptr, at, rows, offsets, mask, HEAD_DIM: tl.constexpr):
+    lse = tl.load(lse_ptr + at + rows, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    acc = tl.load(
+        acc_ptr + at * HEAD_DIM + offsets, mask=mask[:, None], other=0.0, cache_modifier=".cg"
+    )
+    return lse, acc
+
+
 @triton.jit(do_not_specialize=["num_seqs", "target_units", "table_stride"])
 def decode_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, slot_mapping_ptr,
     k_cache_ptr, v_cache_ptr, cu_seqlens_q_ptr, seq_lens_ptr, block_table_ptr,
     out_ptr, acc_ptr, lse_ptr, count_ptr,
+    shared_rows_ptr, shared_acc_ptr, shared_lse_ptr,
     block_stride, table_stride, num_seqs, target_units, scale, eps,
     NUM_SEQS_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     GROUP_PAD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, CHUNKS: tl.constexpr,
-    EARLY: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SHARED: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -162,6 +138,9 @@ def decode_kernel(
     # Which sequence and chunk: lengths are settled long before the kernel in front of this one.
     seqs = tl.arange(0, NUM_SEQS_PAD)
     lens = tl.load(seq_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    if SHARED:
+        # Keys of its own; the others are the group's.
+        lens -= tl.load(shared_rows_ptr + seqs * 4, mask=seqs < num_seqs, other=0)
     tiles = tl.cdiv(lens, TILE)
     chunk = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target_units), 1) * TILE
     counts = tl.where(tiles > WHOLE, tl.cdiv(lens, chunk), 1)
@@ -170,11 +149,17 @@ def decode_kernel(
     seq = tl.sum((ends <= unit).to(tl.int32), axis=0)
     if seq >= num_seqs:
         return
-    num_chunks = _at(counts, seqs, seq)
-    first_unit = _at(ends, seqs, seq) - num_chunks
-    seq_len = _at(lens, seqs, seq)
+    num_chunks = pick(counts, seqs, seq)
+    first_unit = pick(ends, seqs, seq) - num_chunks
+    shared_len = 0
+    if SHARED:
+        shared_len = tl.load(shared_rows_ptr + seq * 4)
+        place = tl.load(shared_rows_ptr + seq * 4 + 1)
+        place_step = tl.load(shared_rows_ptr + seq * 4 + 2)
+        num_places = tl.load(shared_rows_ptr + seq * 4 + 3)
+    seq_len = pick(lens, seqs, seq) + shared_len
     num_older = seq_len - 1  # keys that are in the cache
-    begin = (unit - first_unit) * chunk
+    begin = shared_len + (unit - first_unit) * chunk
     end = tl.where(num_chunks > 1, tl.minimum(begin + chunk, num_older), num_older)
     is_last = unit == first_unit + num_chunks - 1
 
@@ -185,21 +170,21 @@ def decode_kernel(
     keys = begin + tl.arange(0, TILE)
     is_key = keys < end
     if EARLY:
-        k = _cache_tile(
+        k = cache_tile(
             k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
-        v = _cache_tile(
+        v = cache_tile(
             v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
     elif PDL:
         ahead = begin + tl.arange(0, 2 * TILE)
-        _prefetch(
+        prefetch(
             k_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
-        _prefetch(
+        prefetch(
             v_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
@@ -211,21 +196,22 @@ def decode_kernel(
     angles = cos_sin_ptr + tl.maximum(num_older, 0).to(tl.int64) * HEAD_DIM + dims % HALF
     cos = tl.load(angles)
     sin = tl.load(angles + HALF)
-    q_norm, q_norm_partner = _norm_weights(q_norm_ptr, cos, dims, HEAD_DIM, NORM)
-    k_norm, k_norm_partner = _norm_weights(k_norm_ptr, cos, dims, HEAD_DIM, NORM)
-    if PDL:
+    q_norm, q_norm_partner = norm_weights(q_norm_ptr, cos, dims, HEAD_DIM, NORM)
+    k_norm, k_norm_partner = norm_weights(k_norm_ptr, cos, dims, HEAD_DIM, NORM)
+    if PDL and not SHARED:
+        # With SHARED the kernel in front has waited for this one, too.
         gdc_wait()
 
     rows = tl.arange(0, ROWS)
     is_row = (rows < GROUP) & owns_row
     heads = kv_head * GROUP + rows
     row_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
-    q = _prepared(
+    q = prepared(
         row_ptr, heads[:, None] * HEAD_DIM, is_row[:, None], q_norm[None, :],
         q_norm_partner[None, :], cos[None, :], sin[None, :], dims[None, :], eps, 1, HEAD_DIM, NORM,
     )  # fmt: skip
     k_ptr = row_ptr + (NUM_HEADS + kv_head) * HEAD_DIM
-    new_k = _prepared(
+    new_k = prepared(
         k_ptr, 0, (dims < HEAD_DIM) & owns_row, k_norm, k_norm_partner, cos, sin, dims, eps, 0,
         HEAD_DIM, NORM,
     )  # fmt: skip
@@ -246,21 +232,31 @@ def decode_kernel(
     acc += tl.zeros([ROWS, HEAD_DIM], tl.float32)
     if EARLY:
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
-        maximum, total, acc = _accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+        maximum, total, acc = accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
         begin += TILE
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
         is_key = keys < end
-        k = _cache_tile(
+        k = cache_tile(
             k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
-        v = _cache_tile(
+        v = cache_tile(
             v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
-        maximum, total, acc = _accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+        maximum, total, acc = accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+
+    if SHARED:
+        if PDL:
+            gdc_wait()
+        # All of that is merged with the first of a sequence's own chunks.
+        if unit == first_unit:
+            maximum, total, acc = _with_shared(
+                maximum, total, acc, place, place_step, num_places, kv_head, shared_acc_ptr,
+                shared_lse_ptr, NUM_KV_HEADS, GROUP, GROUP_PAD, HEAD_DIM, ROWS, MEMBERS,
+            )  # fmt: skip
 
     denominator = tl.where(total > 0.0, total, 1.0)
     acc = acc / denominator[:, None]
@@ -316,10 +312,10 @@ def prepare_kernel(
         norm_ptr = q_norm_ptr
         if NORM:
             norm_ptr = q_norm_ptr if is_query else k_norm_ptr
-        norm, norm_partner = _norm_weights(norm_ptr, cos, dims, HEAD_DIM, NORM)
+        norm, norm_partner = norm_weights(norm_ptr, cos, dims, HEAD_DIM, NORM)
         if PDL:
             gdc_wait()
-        x = _prepared(
+        x = prepared(
             qkv_ptr, source, is_token, norm, norm_partner, cos, sin, dims, eps, 1, HEAD_DIM, NORM
         )
         if is_query:

@@ -40,8 +40,16 @@ def attend_tile(
     q, k, v, sees, maximum, total, acc, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr
 ):
     """One step of the online softmax, in base 2. Rows that see no key so far stay empty."""
-    log2_scale = scale * 1.4426950408889634
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    return softmax_step(scores, v, sees, maximum, total, acc, scale, MASKED, PRECISION)
+
+
+@triton.jit
+def softmax_step(
+    scores, v, sees, maximum, total, acc, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr
+):
+    """What `attend_tile` does with the products of queries and keys."""
+    log2_scale = scale * 1.4426950408889634
     if MASKED:
         scores = tl.where(sees, scores, float("-inf"))
     # The scale is positive: the largest product is the largest score, and scaling a product, less
