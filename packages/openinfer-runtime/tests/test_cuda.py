@@ -239,6 +239,23 @@ def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
     assert all(was_busy)
 
 
+def test_chunks_that_pile_up_keep_their_tokens(engine, ask):
+    """A chunk that samples nothing is not waited for: many wait for a busy device."""
+    runner = engine(dtype="float32", max_num_batched_tokens=16, enable_prefix_caching=False, **CUDA)
+    prompt = np.random.default_rng(3).integers(320, size=300).tolist()
+    (expected,) = runner.run([ask(prompt, max_tokens=8)])
+    executor = runner.executor
+    launch = executor.launch
+
+    def held_up(plan):
+        torch.cuda._sleep(20_000_000)  # some ten milliseconds
+        return launch(plan)
+
+    executor.launch = held_up
+    (output,) = runner.run([ask(prompt, max_tokens=8)])
+    assert output.token_ids == expected.token_ids
+
+
 def test_ten_thousand_requests_leave_nothing_behind(engine, ask):
     """Prompts of all lengths, every control, aborts at every point: no block, no byte stays."""
     runner = engine(max_num_seqs=64, max_num_batched_tokens=512, **CUDA)

@@ -31,7 +31,6 @@ from openinfer_runtime._plan_parts import (
 )
 from openinfer_runtime._shapes import StepShape
 from openinfer_runtime._static_step import StaticStep
-from openinfer_runtime._transfer import UploadRing
 from openinfer_sampler import upload
 from openinfer_scheduler import RowStart, StepPlan
 
@@ -88,7 +87,6 @@ class RowTable:
         )
         self._advance = plan_advance_rows(AdvanceRowsSpec(block_size=block_size), device)
         self._tensors = self._room(1, 1)
-        self._ring = UploadRing(device)
         # The host's own count, for the bounds of a launch and the columns of new blocks.
         self._host_seq_lens = np.zeros(num_slots, np.int64)
         self._num_blocks = np.zeros(num_slots, np.int64)
@@ -111,7 +109,6 @@ class RowTable:
             max_blocks=self._max_blocks,
             block_size=self._block_size,
             padding_slot=self.padding_slot,
-            ring=self._ring,
             device=self._device,
         )
 

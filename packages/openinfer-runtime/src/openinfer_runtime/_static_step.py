@@ -5,7 +5,7 @@ import torch
 
 from openinfer_runtime._plan_parts import UNKNOWN, NewBlocks, PlanParts, part_sizes, step_rows
 from openinfer_runtime._shapes import StepShape
-from openinfer_runtime._transfer import UploadRing
+from openinfer_runtime._transfer import staged
 from openinfer_sampler import upload
 from openinfer_scheduler import PlannedRow, StepPlan
 
@@ -20,7 +20,6 @@ class StaticStep:
         max_blocks: of a sequence.
         block_size: tokens of a block.
         padding_slot: of the rows.
-        ring: what sends a step.
         device: where to.
 
     Attributes:
@@ -36,7 +35,6 @@ class StaticStep:
         max_blocks: int,
         block_size: int,
         padding_slot: int,
-        ring: UploadRing,
         device: torch.device,
     ) -> None:
         self.shape = shape
@@ -53,8 +51,6 @@ class StaticStep:
         if shape.is_decode:
             # Each has a row of its own in the output of attention, for its zeros.
             padding[begins:draw_slots] = np.arange(shape.num_seqs + 1)
-        self._ring = ring
-        ring.reserve(len(padding))
         self._device = upload(padding.copy(), device).clone()
         self.rows = step_rows(self._device, sizes, is_decode=shape.is_decode)
         self._held: list[PlannedRow | None] = []
@@ -83,11 +79,8 @@ class StaticStep:
         """Sends a plan's rows, unless they are those of the step before."""
         if parts is self._held_parts and not new and not self._has_new_blocks:
             return
-        packed, offsets, num_rows = (
-            self._ring.next(len(self._padding)),
-            self._offsets,
-            len(plan.rows),
-        )
+        step = staged(len(self._padding), self._device.device)
+        packed, offsets, num_rows = step.numpy(), self._offsets, len(plan.rows)
         packed[:] = self._padding
         arrays = parts.arrays(new)
         for offset, part in zip(offsets, arrays, strict=True):
@@ -95,7 +88,7 @@ class StaticStep:
         if not self.shape.is_decode:
             packed[offsets[1] + num_rows : offsets[2]] = len(parts.token_ids)
         packed[offsets[5] + num_rows : offsets[6]] = len(arrays[-1])
-        self._ring.send(self._device)
+        self._device.copy_(step, non_blocking=True)
         self._held_parts = parts if parts.is_plain else None
         self._held = list(plan.rows)
         for each in new:
