@@ -41,6 +41,23 @@ compile_gate.compile_cases = lambda ops: cases
 sys.exit(compile_gate.main([]))
 """
 
+_FEW_ROWS = """
+from openinfer_kernels import compile_gate
+from openinfer_kernels.compile_gate import compile_cases, compiled_for
+
+for case in compile_cases(["fused_linear"]):
+    if case.name.startswith("fused_linear-bf16") and case.name.endswith("-rows"):
+        before, *after = compiled_for(case, 90).asm["ptx"].split("griddepcontrol.wait")
+        of = case.constexprs
+        stored = of["TILE_OUT"] * (2 if of["GATED"] else 1)
+        in_tile = stored * of["TILE_IN"] // (8 * 32 * case.num_warps)
+        assert before.count("cp.async.cg") == in_tile, case.name
+        rows = max(1, of["ROWS"] * of["TILE_IN"] // (8 * 32 * case.num_warps))
+        assert after[0].count("cp.async.cg") >= rows + in_tile, case.name
+        assert len(after) == case.num_stages, case.name
+        print(case.name)
+"""
+
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -99,6 +116,13 @@ def test_a_kernel_for_some_architectures_is_compiled_for_these():
         f"print([result.arch for result in compile_gate.compile_all([{case}])])",
     )
     assert done.stdout == "[90, 80]\n", done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_only_the_first_weights_are_read_before_the_kernel_before_is_done():
+    done = _run("-c", _FEW_ROWS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.split()) == 8
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():

@@ -99,23 +99,77 @@ def _widened(inputs):
 
 
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("num_rows", [0, 1, 2])
-def test_triton(num_rows, parts, dtype, random, triton_device, monkeypatch):
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 9, 17])
+# Tiles that divide the shape nowhere, and everywhere.
+@pytest.mark.parametrize("num_in", [96, 128])
+def test_triton(num_in, num_rows, parts, dtype, random, triton_device, monkeypatch):
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter's bf16 products are wrong; a device runs this in bf16")
-    spec = _spec(parts, dtype)
-    # The tile divides the shape nowhere.
-    monkeypatch.setattr(_triton, "choose_tile", lambda spec: _triton.Tile(16, 64, 1))
+    spec = _spec(parts, dtype, num_in, num_out=96 if num_in == 96 else 64)
+    ring = _triton.Ring(64, 64, 3, 4) if num_in == 96 else _triton.Ring(16, 32, 3, 2, True)
+    monkeypatch.setattr(_triton, "choose_tile", lambda spec: _triton.Tile(16, 64, 2, 1))
+    if dtype is not torch.float32:
+        monkeypatch.setattr(_triton, "choose_ring", lambda spec, row_tile: ring)
     inputs = _inputs(spec, num_rows, random)
     if num_rows == 0:
         assert _run(spec, inputs, triton_device, "triton").shape == (0, spec.num_outputs)
         return
-    expected = _run(_spec(parts, torch.float32), _widened(inputs), "cpu", "reference")
+    expected = _run(
+        _spec(parts, torch.float32, num_in, spec.linear.out_features),
+        _widened(inputs),
+        "cpu",
+        "reference",
+    )
     _assert_near(_run(spec, inputs, triton_device, "triton"), expected, dtype)
 
 
+@pytest.mark.parametrize("num_parts", [2, 4, 8])
+def test_parts_of_a_ring_are_summed(num_parts, random, triton_device, monkeypatch):
+    spec = _spec(PARTS["residual"], torch.float16, 256, 32)
+    ring = _triton.Ring(16, 128, 3, num_parts)
+    monkeypatch.setattr(_triton, "choose_ring", lambda spec, row_tile: ring)
+    inputs = _inputs(spec, 3, random)
+    wide = _spec(PARTS["residual"], torch.float32, 256, 32)
+    expected = _run(wide, _widened(inputs), "cpu", "reference")
+    _assert_near(_run(spec, inputs, triton_device, "triton"), expected, torch.float16)
+
+
+def test_few_rows_are_one_kernel_where_it_is_faster(monkeypatch):
+    counted = []
+    parts_in_turn = _triton.Composed.__call__
+
+    def count(self, x, *rest):
+        counted.append(len(x))
+        return parts_in_turn(self, x, *rest)
+
+    monkeypatch.setattr(_triton.Composed, "__call__", count)
+    for parts, dtype, expected in [
+        (PARTS["norm-gate"], torch.float16, [17]),
+        (PARTS["residual"], torch.float16, [17]),
+        (PARTS["plain"], torch.float16, [2, 16, 17]),
+        (PARTS["norm"], torch.float32, [2, 16, 17]),
+    ]:
+        op = _triton.plan(_spec(parts, dtype), "cpu")
+        monkeypatch.setattr(_triton, "gemv_kernel", _NoKernel())
+        monkeypatch.setattr(_triton, "few_rows_kernel", _NoKernel())
+        counted.clear()
+        for num_rows in (1, 2, 16, 17):
+            x = torch.zeros(num_rows, 96, dtype=dtype)
+            residual = (
+                torch.zeros(num_rows, 96, dtype=dtype) if parts.get("adds_residual") else None
+            )
+            weight = (torch.zeros(96, 96, dtype=dtype),)
+            op(x, weight, torch.ones(96, dtype=dtype) if "norm_eps" in parts else None, residual)
+        assert counted == expected, (parts, dtype)
+
+
+class _NoKernel:
+    def __getitem__(self, grid):
+        return lambda *args, **options: None
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [1, 8, 64])
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 64])
 @pytest.mark.parametrize(("num_in", "num_out"), [(2560, 6144), (4096, 4096), (9728, 2560)])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_on_a_device_in_real_shapes(parts, num_in, num_out, num_rows, random):

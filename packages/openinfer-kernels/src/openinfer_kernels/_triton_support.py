@@ -53,11 +53,19 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     return f"Triton needs a CUDA device, this is {device.type}"
 
 
+def gpu_arch(device: torch.device) -> int | None:
+    """Compute capability of a GPU, 90 for sm_90; None for no GPU."""
+    if device.type == "meta":
+        return noted_arch()
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def launches_dependents(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it ends (sm_90 and later)."""
-    if device.type == "meta":
-        return (noted_arch() or 0) >= 90
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return (gpu_arch(device) or 0) >= 90
 
 
 def warps_for(block: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -93,24 +94,8 @@ def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult
 
 
 def _compile(case: CompileCase, arch: int) -> CompileResult:
-    # A kernel's own argument order decides how a launch passes arguments; the names must agree.
-    order = case.kernel.arg_names
-    constexprs = {**case.constexprs, **({"PDL": arch >= 90} if case.has_pdl else {})}
-    types = {**case.signature, **dict.fromkeys(constexprs, "constexpr")}
-    if set(order) != set(types):
-        difference = ", ".join(sorted(set(order) ^ set(types)))
-        return CompileResult(
-            name=case.name, arch=arch, shared_bytes=0, error=f"signature differs in {difference}"
-        )
-    language = GluonASTSource if case.kernel.is_gluon() else ASTSource
-    source = language(
-        fn=case.kernel,
-        signature={name: types[name] for name in order},
-        constexprs={(order.index(name),): value for name, value in constexprs.items()},
-    )
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     try:
-        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        compiled = compiled_for(case, arch)
     except Exception as error:  # whatever the compiler raises is the finding, and is reported
         text = str(error).strip() or type(error).__name__
         return CompileResult(name=case.name, arch=arch, shared_bytes=0, error=text)
@@ -120,6 +105,33 @@ def _compile(case: CompileCase, arch: int) -> CompileResult:
     if not compiled.asm.get("cubin"):
         too_much = "the compiler produced no cubin"
     return CompileResult(name=case.name, arch=arch, shared_bytes=shared, error=too_much)
+
+
+def compiled_for(case: CompileCase, arch: int) -> Any:
+    """Compiles a case for a compute capability; Triton's kernel, with its `asm` and `metadata`.
+
+    Raises:
+        ValueError: The case names other arguments than the kernel has.
+        Exception: Whatever the compiler raises.
+    """
+    # A kernel's own argument order decides how a launch passes arguments; the names must agree.
+    order = case.kernel.arg_names
+    constexprs = {**case.constexprs, **({"PDL": arch >= 90} if case.has_pdl else {})}
+    types = {**case.signature, **dict.fromkeys(constexprs, "constexpr")}
+    if set(order) != set(types):
+        difference = ", ".join(sorted(set(order) ^ set(types)))
+        raise ValueError(f"signature differs in {difference}")
+    pointers = [name for name, kind in case.signature.items() if kind.startswith("*")]
+    language = GluonASTSource if case.kernel.is_gluon() else ASTSource
+    source = language(
+        fn=case.kernel,
+        signature={name: types[name] for name in order},
+        constexprs={(order.index(name),): value for name, value in constexprs.items()},
+        # Memory is allocated so. What is not aligned is not copied asynchronously, nor in a ring.
+        attrs={(order.index(name),): [["tt.divisibility", 16]] for name in pointers},
+    )
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def main(arguments: Sequence[str]) -> int:

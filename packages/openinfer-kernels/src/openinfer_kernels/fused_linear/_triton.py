@@ -1,8 +1,8 @@
-"""fused_linear in Triton for steps of one row; more rows are composed.
+"""fused_linear in Triton for steps of a few rows; more rows are composed.
 
-A step of one row is the reading of weights, so what the row needs besides (its norm, its gate, its
-residual) is done where the weight goes by. From two rows on Triton's matrix products were found to
-be no faster than the library's (one H200, a layer of Qwen3-4B at 8 rows: 66 us both).
+Such a step is the reading of weights. One row's norm, gate and residual are done where the weight
+goes by; a few rows are normalised by a kernel in between, which takes no time while the next
+kernel's first weights are on their way.
 """
 
 from typing import Any, NamedTuple
@@ -13,24 +13,48 @@ import triton
 from openinfer_kernels._triton_support import (
     TRITON_DTYPES,
     CompileCase,
+    gpu_arch,
     launches_dependents,
     why_not_triton,
 )
 from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec
 from openinfer_kernels.fused_linear._composed import Composed
-from openinfer_kernels.fused_linear._triton_kernels import gemv_kernel
+from openinfer_kernels.fused_linear._triton_kernels import few_rows_kernel, gemv_kernel
 from openinfer_kernels.linear import LinearSpec, PackedWeight
 
+MOST_ROWS = 16
+"""Rows of a step up to which the library is slower (one H200, the products of Qwen3-4B)."""
+_ROW_TILES = (8, MOST_ROWS)
+_RING_ARCHS = (90, 100)  # overlapping kernels, and 227 KiB of shared memory for a ring
 _MANY_OUTPUTS = 32_768
 _FEW_INPUTS = 4096
 
 
 class Tile(NamedTuple):
-    """Outputs and inputs multiplied at a time, and warps of a program."""
+    """Outputs and inputs multiplied at a time, tiles on their way, and warps of a program."""
 
     num_out: int
     num_in: int
+    depth: int
     num_warps: int
+
+
+class Ring(NamedTuple):
+    """Rows and columns of the weight that are multiplied at a time, copies on their way, and warps.
+
+    Attributes:
+        num_stored: Rows of the weight, gate and up counted apart.
+        num_in: Columns.
+        num_stages: Depth of the software pipeline; one copy less is on its way.
+        num_warps: Warps of a program, each of which multiplies its part of the columns.
+        is_persistent: Whether there is a program for each multiprocessor, not for each tile.
+    """
+
+    num_stored: int
+    num_in: int
+    num_stages: int
+    num_warps: int
+    is_persistent: bool = False
 
 
 def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
@@ -41,12 +65,30 @@ def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
 
 
 def choose_tile(spec: FusedLinearSpec) -> Tile:
-    """The tile, as found on an H200: few inputs where they are worked on, else many."""
+    """The tile for one row, as found on an H200."""
     if spec.norm_eps is not None:
-        return Tile(4, 256, 4) if spec.is_gated else Tile(8, 256, 2)
+        return Tile(4, 512, 2, 2)
     if spec.num_outputs > _MANY_OUTPUTS:
-        return Tile(2, 1024, 2)
-    return Tile(4 if spec.linear.in_features <= _FEW_INPUTS else 2, 2048, 4)
+        return Tile(2, 1024, 1, 2)
+    return Tile(4, 2048, 1, 4) if spec.linear.in_features <= _FEW_INPUTS else Tile(4, 1024, 3, 4)
+
+
+def choose_ring(spec: FusedLinearSpec, row_tile: int) -> Ring | None:
+    """The ring for up to `row_tile` rows, as found on an H200; None where the library is as fast.
+
+    That is a product with nothing around it, such as a head, and float32, which the tensor cores
+    would round.
+    """
+    if spec.linear.dtype.itemsize != 2 or not (spec.adds_residual or spec.norm_eps is not None):
+        return None
+    few = row_tile == _ROW_TILES[0]
+    if spec.is_gated:
+        return Ring(32, 512, 4, 8, is_persistent=True) if few else Ring(32, 512, 3, 8)
+    if spec.norm_eps is not None:
+        return Ring(16, 256, 6, 4) if few else Ring(32, 512, 3, 4)
+    if spec.linear.in_features <= _FEW_INPUTS:
+        return Ring(16, 1024, 3, 8) if few else Ring(32, 256, 5, 4)
+    return Ring(32, 256, 5, 8) if few else Ring(16, 256, 6, 4)
 
 
 def plan(spec: FusedLinearSpec, device: torch.device | str) -> FusedLinear:
@@ -55,18 +97,27 @@ def plan(spec: FusedLinearSpec, device: torch.device | str) -> FusedLinear:
 
 
 class _Fused(Composed):
-    """One kernel for one row, the parts in turn for more."""
+    """A kernel for one row, one for a few, the parts in turn for more."""
 
     def __init__(self, spec: FusedLinearSpec, device: torch.device) -> None:
         super().__init__(spec, device, "auto", "auto")
-        tile = choose_tile(spec)
         self._num_outputs = spec.num_outputs
         self._eps = spec.norm_eps or 0.0
+        has_pdl = launches_dependents(device)
+        launch = {"PDL": has_pdl, **({"launch_pdl": True} if has_pdl else {})}
+        tile = choose_tile(spec)
         self._grid = (triton.cdiv(spec.num_outputs, tile.num_out),)
-        self._options = {**constexprs(spec, tile), "num_warps": tile.num_warps}
-        self._options["PDL"] = has_pdl = launches_dependents(device)
-        if has_pdl:
-            self._options["launch_pdl"] = True
+        self._options = {**constexprs(spec, tile), "num_warps": tile.num_warps, **launch}
+        num_programs = _num_multiprocessors(device)
+        self._few_rows: dict[int, tuple[tuple[int], dict[str, Any]]] = {}
+        for row_tile in _ROW_TILES if gpu_arch(device) in (None, *_RING_ARCHS) else ():
+            ring = choose_ring(spec, row_tile)
+            if ring is None:
+                continue
+            options = few_rows_constexprs(spec, ring, row_tile)
+            num_tiles = triton.cdiv(spec.num_outputs, options["TILE_OUT"])
+            grid = (min(num_tiles, num_programs) if ring.is_persistent else num_tiles,)
+            self._few_rows[row_tile] = grid, {**options, "num_warps": ring.num_warps, **launch}
 
     def __call__(
         self,
@@ -77,26 +128,59 @@ class _Fused(Composed):
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if x.shape[0] != 1:
+        num_rows = x.shape[0]
+        row_tile = next((tile for tile in self._few_rows if num_rows <= tile), None)
+        if num_rows == 0 or (num_rows > 1 and row_tile is None):
             return super().__call__(x, weight, norm_weight, residual, out)
         # A program reads the residual where it writes the sum, so one may lie over the other.
         if residual is not None:
             out = residual
         if out is None:
-            out = torch.empty((1, self._num_outputs), dtype=x.dtype, device=x.device)
-        kernel: Any = gemv_kernel
-        kernel[self._grid](x, weight[0], norm_weight, residual, out, self._eps, **self._options)
+            out = torch.empty((num_rows, self._num_outputs), dtype=x.dtype, device=x.device)
+        kernel: Any
+        if num_rows == 1:
+            kernel, grid, options = gemv_kernel, self._grid, self._options
+            kernel[grid](x, weight[0], norm_weight, residual, out, self._eps, **options)
+            return out
+        if self._norm is not None:
+            assert norm_weight is not None, "the spec normalises"
+            x = self._norm(x, norm_weight)
+        assert row_tile is not None, "more rows are composed"
+        kernel, (grid, options) = few_rows_kernel, self._few_rows[row_tile]
+        kernel[grid](x, weight[0], residual, out, num_rows, **options)
         return out
 
 
+def _num_multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2  # nothing depends on it where nothing runs side by side
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def constexprs(spec: FusedLinearSpec, tile: Tile) -> dict[str, Any]:
-    """Compile-time choices, but PDL."""
+    """Compile-time choices for one row, but PDL."""
     return {
         "IN": spec.linear.in_features,
         "OUT": spec.num_outputs,
         "TILE_OUT": tile.num_out,
         "TILE_IN": tile.num_in,
+        "DEPTH": tile.depth,
         "NORM": spec.norm_eps is not None,
+        "GATED": spec.is_gated,
+        "ADD": spec.adds_residual,
+    }
+
+
+def few_rows_constexprs(spec: FusedLinearSpec, ring: Ring, row_tile: int) -> dict[str, Any]:
+    """Compile-time choices for a few rows, but PDL."""
+    return {
+        "IN": spec.linear.in_features,
+        "OUT": spec.num_outputs,
+        "ROWS": row_tile,
+        "TILE_OUT": ring.num_stored // (2 if spec.is_gated else 1),
+        "TILE_IN": ring.num_in,
+        "NUM_PARTS": ring.num_warps,
+        "NUM_STAGES": ring.num_stages,
         "GATED": spec.is_gated,
         "ADD": spec.adds_residual,
     }
@@ -105,6 +189,7 @@ def constexprs(spec: FusedLinearSpec, tile: Tile) -> dict[str, Any]:
 # Products of Qwen3-4B and 8B: what is fused with them, inputs, stored outputs.
 _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
     ({"norm_eps": 1e-6}, 2560, 6144),
+    ({"adds_residual": True}, 4096, 2560),
     ({"norm_eps": 1e-6, "is_gated": True}, 4096, 24_576),
     ({"adds_residual": True}, 9728, 2560),
     ({}, 2560, 151_936),
@@ -112,22 +197,44 @@ _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 
 def compile_cases() -> list[CompileCase]:
-    """The products above, in each dtype."""
-    cases = []
-    for dtype, name in TRITON_DTYPES.items():
-        for parts, num_in, num_out in _COMPILED:
-            linear = LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype)
-            spec = FusedLinearSpec(linear=linear, **parts)
-            tile = choose_tile(spec)
-            pointers = ("x_ptr", "weight_ptr", "norm_ptr", "residual_ptr", "out_ptr")
-            cases.append(
-                CompileCase(
-                    name=f"fused_linear-{name}-{num_in}x{num_out}",
-                    kernel=gemv_kernel,
-                    signature={**dict.fromkeys(pointers, f"*{name}"), "eps": "fp32"},
-                    constexprs=constexprs(spec, tile),
-                    num_warps=tile.num_warps,
-                    has_pdl=True,
-                )
-            )
-    return cases
+    """The products above, in each dtype: one row, then a few."""
+    specs = [
+        FusedLinearSpec(
+            linear=LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype), **parts
+        )
+        for dtype in TRITON_DTYPES
+        for parts, num_in, num_out in _COMPILED
+    ]
+    few = [_few_rows_case(spec, row_tile) for row_tile in _ROW_TILES for spec in specs]
+    return [*(_one_row_case(spec) for spec in specs), *(case for case in few if case)]
+
+
+def _one_row_case(spec: FusedLinearSpec) -> CompileCase:
+    tile, name = choose_tile(spec), TRITON_DTYPES[spec.linear.dtype]
+    pointers = ("x_ptr", "weight_ptr", "norm_ptr", "residual_ptr", "out_ptr")
+    return CompileCase(
+        name=f"fused_linear-{name}-{spec.linear.in_features}x{spec.linear.out_features}",
+        kernel=gemv_kernel,
+        signature={**dict.fromkeys(pointers, f"*{name}"), "eps": "fp32"},
+        constexprs=constexprs(spec, tile),
+        num_warps=tile.num_warps,
+        has_pdl=True,
+    )
+
+
+def _few_rows_case(spec: FusedLinearSpec, row_tile: int) -> CompileCase | None:
+    ring, name = choose_ring(spec, row_tile), TRITON_DTYPES[spec.linear.dtype]
+    if ring is None:
+        return None
+    num_in, num_out = spec.linear.in_features, spec.linear.out_features
+    pointers = ("x_ptr", "weight_ptr", "residual_ptr", "out_ptr")
+    return CompileCase(
+        name=f"fused_linear-{name}-{num_in}x{num_out}-{row_tile}-rows",
+        kernel=few_rows_kernel,
+        signature={**dict.fromkeys(pointers, f"*{name}"), "num_rows": "i32"},
+        constexprs=few_rows_constexprs(spec, ring, row_tile),
+        num_warps=ring.num_warps,
+        num_stages=ring.num_stages,
+        has_pdl=True,
+        archs=_RING_ARCHS,
+    )
