@@ -13,7 +13,9 @@ def test_commands_are_installed():
     assert "sim" in _INSTALLED
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "complete", "doctor", *sorted(_INSTALLED)])
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "complete", "warmup", "doctor", *sorted(_INSTALLED)]
+)
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main((command, "--help"))

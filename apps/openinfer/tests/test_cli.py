@@ -48,7 +48,7 @@ def test_usage_errors_exit_with_two(arguments, capsys):
     assert "usage: openinfer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "complete", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "warmup", "doctor"])
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main((command, "--help"))

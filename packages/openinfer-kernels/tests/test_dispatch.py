@@ -11,6 +11,7 @@ from openinfer_kernels import (
     plan_silu_and_mul,
 )
 from openinfer_kernels import _triton_support as triton_support
+from openinfer_kernels._dispatch import choose
 
 SPEC = SiluAndMulSpec(intermediate_size=8, dtype=torch.float32)
 
@@ -59,3 +60,21 @@ def test_auto_on_another_device_still_runs():
     spec = LinearSpec(in_features=2, out_features=2, dtype=torch.float32)
     x = torch.zeros(1, 2, device="meta")
     assert plan_linear(spec, "meta")(x, (torch.zeros(2, 2, device="meta"),)).shape == (1, 2)
+
+
+def test_without_a_c_compiler_and_without_its_cache_triton_is_passed_over(monkeypatch):
+    def no_driver(_):
+        raise RuntimeError("Failed to find C compiler.\nPlease")
+
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(triton_support.shutil, "which", lambda _: None)
+    monkeypatch.setattr(
+        triton_support, "driver", type("Driver", (), {"active": property(no_driver)})()
+    )
+    monkeypatch.setattr(
+        triton_support, "_why_no_launchers", triton_support._why_no_launchers.__wrapped__
+    )
+    choice = choose("silu_and_mul", SPEC, torch.device("cuda"))
+    assert choice.backend == "torch"
+    assert "install gcc" in choice.passed_over["triton"]
+    assert "Failed to find C compiler.)" in choice.passed_over["triton"]

@@ -40,6 +40,11 @@ def test_work_without_a_result_says_so():
         Forked(partial(os._exit, 3)).take()
 
 
+def test_work_that_takes_too_long_is_given_up():
+    with pytest.raises(ChildProcessError, match=r"takes more than 0\.1 s"):
+        Forked(partial(time.sleep, 60)).take(0.1)
+
+
 def test_what_is_closed_ends():
     begun = time.monotonic()
     Forked(partial(time.sleep, 60)).close()

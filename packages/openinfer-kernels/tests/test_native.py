@@ -198,18 +198,18 @@ def test_without_a_home_folder_there_is_a_reason(machine, monkeypatch):
     assert "set HOME or XDG_CACHE_HOME" in native.why_not(torch.bfloat16, CPU)
 
 
-def test_a_relative_cache_folder_is_ignored(fresh, monkeypatch, tmp_path):
+def test_a_relativecache_folder_is_ignored(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setattr(native.Path, "home", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert native._cache_folder() == tmp_path / ".cache" / "openinfer" / "native"
+    assert native.cache_folder() == tmp_path / ".cache" / "openinfer" / "native"
 
 
 def test_a_folder_of_another_user_is_named(fresh, monkeypatch):
     mine = os.getuid()
     monkeypatch.setattr(native.os, "getuid", lambda: mine + 1)
     with pytest.raises(native.NativeUnavailable, match=f"another user .uid {mine}."):
-        native._cache_folder()
+        native.cache_folder()
 
 
 def test_a_full_disk_is_named(monkeypatch):

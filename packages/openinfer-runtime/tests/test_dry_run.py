@@ -26,7 +26,7 @@ def launch(spec, plan, build):
     leave_out_compiler()
     with noted_launches(80, builds.append):
         launch_dry(spec, plan, build, options)
-    lines = {json.dumps([build.name, dict(build.choices)], sort_keys=True) for build in builds}
+    lines = {json.dumps([build.name, dict(build.arguments)], sort_keys=True) for build in builds}
     print("\\n".join(lines))
     assert "sympy.core" not in sys.modules
 
@@ -40,6 +40,7 @@ _REAL = """
 import inspect, json, sys
 import torch
 import triton.language as tl
+from triton._utils import type_canonicalisation_dict
 from triton.runtime.interpreter import InterpretedFunction
 
 import openinfer_kernels._dispatch as dispatch
@@ -56,14 +57,32 @@ for order in dispatch.BACKEND_ORDER.values():
 kernels, run = set(), InterpretedFunction.run
 
 
+def compiled_for(kernel, name, value):
+    \"\"\"What Triton compiles a kernel for, see `KernelBuild.arguments`.\"\"\"
+    is_special = name not in (kernel.kwargs["do_not_specialize"] or ())
+    is_checked = is_special and name not in (kernel.kwargs["do_not_specialize_on_alignment"] or ())
+    if value is None or (is_special and type(value) is int and value == 1):
+        return str(value)
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        return ("i32" if -(2**31) <= value < 2**31 else "i64") + "/16" * (
+            is_checked and value % 16 == 0
+        )
+    kind = "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]
+    return kind + "/16" * (is_checked and value.data_ptr() % 16 == 0)
+
+
 def note(self, *arguments, grid, warmup, **options):
     parameters = inspect.signature(self.fn).parameters
     given = {name: value for name, value in options.items() if name in parameters}
     bound = inspect.signature(self.fn).bind(*arguments, **given).arguments
-    choices = {
-        name: bound[name] for name, of in parameters.items() if of.annotation is tl.constexpr
+    constants = {name for name, of in parameters.items() if of.annotation is tl.constexpr}
+    compiled = {
+        name: value if name in constants else compiled_for(self, name, value)
+        for name, value in bound.items()
     }
-    kernels.add(json.dumps([self.fn.__name__, choices], sort_keys=True))
+    kernels.add(json.dumps([self.fn.__name__, compiled], sort_keys=True))
     # What is computed need not be right, but tokens must be ids.
     if self.fn.__name__ not in ("_advance_rows_kernel", "block_kernel", "row_kernel"):
         return None

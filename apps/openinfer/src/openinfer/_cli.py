@@ -1,4 +1,4 @@
-"""The `openinfer` command: serve, chat, complete, doctor, and what installed packages add."""
+"""The `openinfer` command: serve, chat, complete, warmup, doctor, and what packages add."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from openinfer._flags import FlagFormatter, add_flags
 from openinfer._interrupts import STATUS, raise_interrupts
 from openinfer_contract import OpenInferError
 
-_OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor"})
+_OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor", "warmup"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +72,7 @@ def _parser(*, with_others: bool = True, wanted: str | None = None) -> argparse.
     _add_serve(commands)
     _add_chat(commands)
     _add_complete(commands)
+    _add_warmup(commands)
     _add_doctor(commands)
     if with_others:
         add_commands(commands, wanted)
@@ -143,6 +144,23 @@ def _add_client_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
+def _add_warmup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "warmup",
+        help="compile what a model needs on this machine",
+        description=(
+            "Compiles the kernels that the server of a model needs on this machine, and ends. "
+            "Flags are those of the server: kernels depend on them."
+        ),
+        usage="openinfer warmup [MODEL] [flags]",
+        allow_abbrev=False,
+        formatter_class=FlagFormatter,
+    )
+    add_flags(parser, ("server",), only=("revision", "download_dir", "model_line"))
+    add_flags(parser, ("engine",))
+    parser.set_defaults(run=_warmup, takes_extra=True)
+
+
 def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "doctor",
@@ -172,6 +190,12 @@ def _complete(namespace: argparse.Namespace, extra: list[str]) -> int:
     from openinfer._complete import complete
 
     return complete(namespace, extra)
+
+
+def _warmup(namespace: argparse.Namespace, extra: list[str]) -> int:
+    from openinfer._warmup import warmup
+
+    return warmup(namespace, extra)
 
 
 def _doctor(namespace: argparse.Namespace, extra: list[str]) -> int:

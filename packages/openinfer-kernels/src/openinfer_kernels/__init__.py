@@ -9,7 +9,7 @@ from openinfer_kernels._compile_ahead import CompileAhead, KernelReport
 from openinfer_kernels._compile_count import num_compiled_kernels
 from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
-from openinfer_kernels._report import OpReport, describe
+from openinfer_kernels._report import OpReport, describe, kernel_folder
 from openinfer_kernels._upload import upload
 from openinfer_kernels.advance_rows import (
     AdvanceRows,
@@ -130,6 +130,7 @@ __all__ = [
     # Triton's kernels, compiled before they are needed
     "CompileAhead",
     "KernelReport",
+    "kernel_folder",
     "num_compiled_kernels",
     # Backends
     "BACKEND_ORDER",

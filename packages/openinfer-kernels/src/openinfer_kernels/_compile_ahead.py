@@ -23,6 +23,7 @@ from openinfer_kernels._kernel_builds import KernelBuild, is_cached, noted_launc
 from openinfer_kernels._untraced import leave_out_compiler
 
 _LIST = "kernels.json"
+_TIMEOUT_S = 600.0
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class CompileAhead:
             triton.knobs.cache.dir,
         )
         try:
-            report = forked.take()
+            report = forked.take(_TIMEOUT_S)
         except ChildProcessError as error:
             _logger.warning("kernels are compiled when they are first needed: %s", error)
             return KernelReport(num_kernels=0, num_compiled=0)

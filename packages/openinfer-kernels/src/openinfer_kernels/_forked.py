@@ -40,13 +40,15 @@ class Forked(Generic[T]):
             self._process.start()
         sender.close()
 
-    def take(self) -> T:
+    def take(self, timeout_s: float | None = None) -> T:
         """What the work came to, once it is done.
 
         Raises:
-            ChildProcessError: the process has ended without a result.
+            ChildProcessError: the process has ended without a result, or takes longer.
         """
         try:
+            if not self.result.poll(timeout_s):
+                raise ChildProcessError(f"{self._process.name} takes more than {timeout_s:g} s")
             done: T = pickle.loads(self.result.recv_bytes())
         except EOFError as error:
             raise ChildProcessError(f"{self._process.name} has ended early") from error

@@ -30,13 +30,14 @@ class KernelBuild:
 
     Attributes:
         name: Of the kernel.
-        choices: Compile-time argument name to value.
+        arguments: Argument name to what was compiled for: the value of a compile-time one, "1" and
+            "None" where a run-time one is that, else its type, and "/16" if that divides it.
         digest: What Triton's cache knows it by.
         compile: Returns it compiled, from the cache if it is there.
     """
 
     name: str
-    choices: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     digest: str
     compile: Callable[[], Any]
 
@@ -106,18 +107,23 @@ class _Noting(AsyncCompileMode):  # type: ignore[misc]
         super().__init__(None)
         self._note = note
         self._name = ""
-        self._choices: dict[str, Any] = {}
+        self._arguments: dict[str, Any] = {}
         self._noted: set[str] = set()
 
     def begin(self, *, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
         """Triton's hook: says whose kernel comes next, and not to leave it alone."""
         self._name = fn.jit_function.fn.__name__
-        constants = compile["constants"]
-        self._choices = {
-            parameter.name: constants[(index,)]
-            for index, parameter in enumerate(fn.jit_function.params)
-            if parameter.is_constexpr
-        }
+        constants, (attributes,) = compile["constants"], compile["configs"]
+        self._arguments = {}
+        for at, parameter in enumerate(fn.jit_function.params):
+            if parameter.is_constexpr:
+                value = constants[(at,)]
+            elif (at,) in constants:
+                value = str(constants[(at,)])
+            else:
+                value = compile["signature"][parameter.name]
+                value += "/16" * bool(attributes.get((at,)))
+            self._arguments[parameter.name] = value
         return False
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Any) -> "_NoKernel":
@@ -126,7 +132,7 @@ class _Noting(AsyncCompileMode):  # type: ignore[misc]
         if digest not in self._noted:
             self._noted.add(digest)
             build = KernelBuild(
-                name=self._name, choices=self._choices, digest=digest, compile=compile_fn
+                name=self._name, arguments=self._arguments, digest=digest, compile=compile_fn
             )
             self._note(build)
         return _NoKernel()

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
+import triton
 
 from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
+from openinfer_kernels._native import cache_folder, failure
 from openinfer_kernels.advance_rows import AdvanceRowsSpec
 from openinfer_kernels.errors import BackendUnavailable
 from openinfer_kernels.fused_attention import FusedAttentionSpec
@@ -35,6 +37,13 @@ class OpReport:
     backend: str | None
     available: tuple[str, ...]
     unavailable: dict[str, str]
+
+
+def kernel_folder(device: torch.device | str) -> str | None:
+    """The folder of kernels that are compiled on the machine; None if there are none."""
+    if torch.device(device).type != "cpu":
+        return str(triton.knobs.cache.dir)
+    return None if failure() is not None else str(cache_folder())
 
 
 def describe(

@@ -1,11 +1,15 @@
 """What every Triton backend asks about the machine, and how a kernel enters the compile gate."""
 
+import functools
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
+from triton.runtime.driver import driver
 
 from openinfer_kernels._kernel_builds import noted_arch
 
@@ -46,11 +50,26 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     """
     if dtype not in TRITON_DTYPES:
         return f"no Triton kernel for {dtype}"
-    if device.type == "cuda" or (device.type == "meta" and noted_arch()):
+    if device.type == "cuda":
+        return _why_no_launchers()
+    if device.type == "meta" and noted_arch():
         return None
     if device.type == "cpu" and triton.knobs.runtime.interpret:
         return None
     return f"Triton needs a CUDA device, this is {device.type}"
+
+
+@functools.cache
+def _why_no_launchers() -> str | None:
+    """Triton has a C compiler make what launches a kernel, unless its cache has it."""
+    if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
+        return None
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # of the compiler that is missing, or of what else there is not
+        reason = str(error).partition("\n")[0]
+        return f"Triton needs a C compiler here; install gcc, or bring its cache ({reason})"
+    return None
 
 
 def gpu_arch(device: torch.device) -> int | None:

@@ -123,8 +123,8 @@ class SamplingRows:
         needs = self._needs[slots]
         max_top_k, has_top_p = self._filter_bounds(slots[(needs & Needs.FILTER) != 0])
         return SampleRows(
-            upload(slots, self._device) if device_slots is None else device_slots,
-            positions,
+            upload(slots, self._device) if device_slots is None else _aligned(device_slots),
+            _aligned(positions),
             needs,
             max_top_k=max_top_k,
             has_top_p=has_top_p,
@@ -287,3 +287,8 @@ def _stop_ids(
     eos = () if request.stop.ignore_eos else eos_token_ids
     # An id outside the vocabulary cannot be drawn; some checkpoints name such an EOS.
     return sorted({i for i in (*request.stop.stop_token_ids, *eos) if i < vocab_size})
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor where Triton's kernels are compiled for: at an address that 16 divides."""
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

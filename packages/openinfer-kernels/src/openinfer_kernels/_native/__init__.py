@@ -161,7 +161,7 @@ def _built() -> Path:
     folder = Path(__file__).parent
     for name in (*_HEADERS, *_SOURCES):
         digest.update((folder / name).read_bytes())
-    cache, version = _cache_folder(), f"kernels-{digest.hexdigest()[:16]}"
+    cache, version = cache_folder(), f"kernels-{digest.hexdigest()[:16]}"
     for built in cache.glob(f"{version}-*.so"):
         if built.name == _name(version, built.read_bytes()):
             with contextlib.suppress(OSError):  # a cache that can only be read serves as well
@@ -198,8 +198,12 @@ def _openmp_runtime() -> Path:
     raise NativeUnavailable("torch runs on another OpenMP library than gcc's")
 
 
-def _cache_folder() -> Path:
-    """Ours alone: what lies there is loaded into the process."""
+def cache_folder() -> Path:
+    """Where the library lies. Ours alone: what lies there is loaded into the process.
+
+    Raises:
+        NativeUnavailable: there can be no such folder.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():  # the specification has relative ones ignored
         try:

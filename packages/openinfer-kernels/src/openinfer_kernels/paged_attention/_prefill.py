@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase
+from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, gpu_arch
 from openinfer_kernels.paged_attention import PagedAttentionSpec, _gluon_prefill
 from openinfer_kernels.paged_attention._triton_prefill import merge_splits_kernel, prefill_kernel
 from openinfer_kernels.paged_attention._triton_sizes import (
@@ -44,7 +44,7 @@ class Prefill(Protocol):
 
 def why_not_gluon(spec: PagedAttentionSpec, device: torch.device) -> str | None:
     """Returns None if the kernel for Hopper runs this spec on this device, else the reason."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+    if (gpu_arch(device) or 0) // 10 != 9:
         return "it is for GPUs of compute capability 9"
     if not triton.__version__.startswith(_GLUON_VERSION):
         return f"it is written for Triton {_GLUON_VERSION}x, this is {triton.__version__}"

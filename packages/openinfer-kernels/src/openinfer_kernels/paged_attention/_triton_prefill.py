@@ -75,7 +75,7 @@ def _sequence_of(tile, cu_seqlens_q_ptr, num_seqs, QUERIES: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_splits", "table_stride"])
 def prefill_kernel(
     q_ptr,
     k_cache_ptr,
@@ -184,7 +184,7 @@ def prefill_kernel(
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def merge_splits_kernel(
     acc_ptr,
     lse_ptr,
