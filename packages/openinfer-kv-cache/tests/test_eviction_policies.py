@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from openinfer_kv_cache import (
     BlockPool,
     CacheUse,
     FrequencyEviction,
+    KVCache,
     PriorityEviction,
     Standing,
 )
@@ -313,3 +315,31 @@ def test_a_policy_comes_before_anything_is_cached(clock):
     pool.register(pool.try_take(1), [bytes(16)], 0)
     with pytest.raises(AssertionError, match="too late"):
         pool.order_by(FrequencyEviction(clock))
+
+
+def test_a_pin_protects_slabs(qwen35):
+    """What another group takes is what the policies say, however long ago it was used."""
+    now = [0.0]
+    for hint in ("pin", ""):
+        policy = partial(PriorityEviction, lambda: now[0], pin_ttl_s=100.0)
+        cache = KVCache(qwen35, num_slabs=12, eviction=policy)
+
+        def serve(number, hint="", cache=cache):
+            now[0] += 1.0
+            keys = cache.keys(np.arange(number * 10_000, number * 10_000 + 2000, dtype=np.uint32))
+            cache.begin_step(int(now[0]))
+            sequence = cache.open(keys, cache.match(keys), use=CacheUse(hint=hint))
+            assert sequence.try_schedule(cache.chunk_end(keys, sequence.num_computed, 2000))
+            cache.complete_step(int(now[0]))
+            sequence.close(in_flight_until=None)
+            return keys
+
+        first, second = serve(1, hint), serve(2)
+        while cache.peek(first) and cache.peek(second):
+            serve(int(now[0]) + 10)
+        assert (cache.peek(first) > 0) == (hint == "pin"), hint
+        now[0] += 1000.0  # the pin is over
+        for _ in range(12):
+            serve(int(now[0]) + 10)
+        assert not cache.peek(first)
+        cache.assert_idle()

@@ -544,7 +544,7 @@ def spare_everything(self, needs):
     for index, need in enumerate(needs):
         while need > self.pools[index].num_available:
             spare = [pool.num_idle_slabs for pool in self.pools]
-            donor = self._oldest(index, spare)
+            donor = self._lowest(index, spare)
             if donor is None and not self._free:
                 return False
             self._move_to(index, donor, spare)

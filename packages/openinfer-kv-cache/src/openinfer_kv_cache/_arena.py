@@ -5,8 +5,10 @@
      │                v  every block of it free or evictable ("idle")
      └────────────  lose: what was cached in it is evicted ───────────> gained by another group
 
-A group that needs blocks takes, in this order: its own free ones, a free slab, then whatever was
-let go of longest ago: its own evictable blocks, or another group's idle slab.
+A group that needs blocks takes, in this order: its own free ones, a free slab, then whatever is
+to be given up first: its own evictable blocks, or another group's idle slab. That is what was let
+go of longest ago, or what stands lowest with the groups' policies; a slab stands where its best
+block does.
 """
 
 from collections.abc import Sequence
@@ -14,9 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import Standing
 from openinfer_kv_cache._pool import BlockPool
 
 _NEVER = np.iinfo(np.int64).max
+
+Rank = tuple[tuple[float, ...], int]
+"""What is given up first is lowest: a policy's score, empty where there is none, then the tick at
+which it was let go of."""
 
 
 class SlabPool(BlockPool):
@@ -49,6 +56,8 @@ class SlabPool(BlockPool):
         self._slab_rested = np.zeros(num_slabs, np.int64)
         """Per slab, the tick at which a block of it was last let go of."""
         self._block_rested = np.zeros(num_slabs * blocks_per_slab, np.int64)
+        self._standings: dict[int, Standing] = {}
+        """Of slabs that were idle and asked about; with a policy."""
 
     @property
     def num_idle_slabs(self) -> int:
@@ -107,19 +116,38 @@ class SlabPool(BlockPool):
         kept = free[free // self.blocks_per_slab != slab]
         self._free[: len(kept)] = kept
         self._num_free = len(kept)
+        self._standings.pop(slab, None)
         self._is_ours[slab] = False
         self.num_blocks -= self.blocks_per_slab
 
-    def oldest_idle_slab(self) -> tuple[int, int]:
-        """(tick, slab) of the idle slab let go of longest ago; a late tick where there is none."""
-        rested = np.where(self._is_ours & (self._num_held == 0), self._slab_rested, _NEVER)
+    def lowest_idle_slab(self) -> tuple[Rank, int]:
+        """Of the idle slabs, of which there are some, the one to be given up first."""
+        is_idle = self._is_ours & (self._num_held == 0)
+        if self._policed is not None:
+            return min((self._rank(slab), slab) for slab in np.flatnonzero(is_idle).tolist())
+        rested = np.where(is_idle, self._slab_rested, _NEVER)
         slab = int(rested.argmin())
-        return int(rested[slab]), slab
+        return ((), int(rested[slab])), slab
 
-    def oldest_rest(self) -> int:
-        """Tick of the evictable block let go of longest ago; a late one where there is none."""
+    def lowest_rank(self) -> Rank | None:
+        """Of the evictable block to be given up first; None where there is none."""
+        if not len(self._evictable):
+            return None
+        if self._policed is not None:
+            score, block = self._policed.peek()
+            return score, int(self._block_rested[block])
         is_evictable = (self._refcounts == 0) & self._is_indexed
-        return int(self._block_rested.min(where=is_evictable, initial=_NEVER))
+        return (), int(self._block_rested.min(where=is_evictable, initial=_NEVER))
+
+    def _rank(self, slab: int) -> Rank:
+        """Where an idle slab stands with the policy."""
+        assert self._policed is not None
+        known = self._standings.get(slab)
+        if known is None or self._policed.now() >= known.until:
+            start = slab * self.blocks_per_slab
+            known = self._policed.highest(range(start, start + self.blocks_per_slab))
+            self._standings[slab] = known
+        return known.score, int(self._slab_rested[slab])
 
     def _revive(self, idle: BlockIds) -> None:
         super()._revive(idle)
@@ -133,7 +161,11 @@ class SlabPool(BlockPool):
         self._slab_rested[idle // self.blocks_per_slab] = tick
 
     def _add_held(self, ids: BlockIds, change: int) -> None:
-        np.add.at(self._num_held, ids // self.blocks_per_slab, change)
+        slabs = ids // self.blocks_per_slab
+        np.add.at(self._num_held, slabs, change)
+        if self._standings:
+            for slab in slabs.tolist():
+                self._standings.pop(slab, None)
 
 
 class Arena:
@@ -204,35 +236,36 @@ class Arena:
             return False
         for index, num in enumerate(num_slabs):
             for _ in range(num):
-                self._move_to(index, self._oldest(index, spare), spare)
+                self._move_to(index, self._lowest(index, spare), spare)
         for index, need in enumerate(needs):
-            self._replace_older(index, need, spare)
+            self._replace_lower(index, need, spare)
         return True
 
-    def _replace_older(self, index: int, need: int, spare: list[int]) -> None:
-        """Where own blocks would be evicted for a need, takes free and longer idle slabs first."""
+    def _replace_lower(self, index: int, need: int, spare: list[int]) -> None:
+        """Where own blocks would be evicted for a need, takes free and lower slabs first."""
         pool = self.pools[index]
         while need > pool.num_free:
-            donor = self._oldest(index, spare)
-            if not self._free and (donor is None or donor[0] >= pool.oldest_rest()):
+            donor = self._lowest(index, spare)
+            own = pool.lowest_rank()
+            if not self._free and (donor is None or (own is not None and donor[0] >= own)):
                 return
             self._move_to(index, donor, spare)
 
-    def _oldest(self, index: int, spare: Sequence[int]) -> tuple[int, int, int] | None:
-        """(tick, pool, slab) of the longest idle slab that another group can spare."""
+    def _lowest(self, index: int, spare: Sequence[int]) -> tuple[Rank, int, int] | None:
+        """(rank, pool, slab) of the first slab to be given up that another group can spare."""
         if self._free:
             return None
         found = [
-            (*pool.oldest_idle_slab(), donor)
+            (*pool.lowest_idle_slab(), donor)
             for donor, pool in enumerate(self.pools)
             if donor != index and spare[donor]
         ]
         if not found:
             return None
-        tick, slab, donor = min(found)
-        return tick, donor, slab
+        rank, slab, donor = min(found)
+        return rank, donor, slab
 
-    def _move_to(self, index: int, donor: tuple[int, int, int] | None, spare: list[int]) -> None:
+    def _move_to(self, index: int, donor: tuple[Rank, int, int] | None, spare: list[int]) -> None:
         if donor is None:
             slab = self._free.pop()
         else:

@@ -6,13 +6,13 @@ parent's key, not by its block: a block that is computed again takes its twin's 
 children stay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
+from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy, Standing
 
 _SPARE_ENTRIES = 64
 
@@ -119,6 +119,28 @@ class PolicyQueue:
             self._discard(block)
         self._size -= num
         return np.array(popped, np.int32)
+
+    def now(self) -> float:
+        """The time of the policy's clock."""
+        return self._policy.clock()
+
+    def peek(self) -> tuple[tuple[float, ...], int]:
+        """Score and id of what `pop` would take first; there is something."""
+        self._ask_again()
+        while True:
+            score, entry, block = self._heap[0]
+            if self._entry[block] == entry and self._key[block] not in self._num_children:
+                return score, block
+            if self._entry[block] == entry:
+                self._entry[block] = 0
+            heappop(self._heap)
+
+    def highest(self, blocks: Iterable[int]) -> Standing:
+        """The highest standing of those blocks that are in the queue, and how long it holds."""
+        asked = [self._policy.standing(block) for block in blocks if self._is_evictable[block]]
+        if not asked:
+            return Standing(())
+        return Standing(max(each.score for each in asked), min(each.until for each in asked))
 
     def clear(self) -> BlockIds:
         """Forget every block and return what was in the queue."""

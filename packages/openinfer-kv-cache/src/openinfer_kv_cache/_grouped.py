@@ -127,8 +127,7 @@ class GroupedBlocks:
     def attribute_to(self, use: CacheUse) -> None:
         """Who uses the blocks, for the policies of eviction."""
         for table in self._tables:
-            if isinstance(table, SequenceBlocks):
-                table.attribute_to(use)
+            table.attribute_to(use)
 
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
         """A step has completed that made these seals."""

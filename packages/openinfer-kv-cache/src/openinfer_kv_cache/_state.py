@@ -15,6 +15,7 @@ import numpy as np
 from openinfer_kv_cache._arena import SlabPool
 from openinfer_kv_cache._blocks import Seals
 from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
 from openinfer_kv_cache._resume import ResumePoints
@@ -89,6 +90,7 @@ class StateRow:
         "_row",
         "_source",
         "_tail",
+        "_use",
         "num_blocks",
     )
 
@@ -112,6 +114,7 @@ class StateRow:
         self._checkpoints: list[_Checkpoint] = []
         self._tail: CachedLease | None = None
         """The newest published checkpoint of growing output; the next one replaces it."""
+        self._use = ANONYMOUS
         self._passed = num_tokens
         """Positions below it are planned."""
         self.num_blocks = 0
@@ -190,12 +193,12 @@ class StateRow:
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
         """The copies of a step have been made."""
         if self._restored_in == step_id and self._source is not None:
-            self._source.close()
+            self._let_go(self._source)
             self._source = None
         pending = []
         for checkpoint in self._checkpoints:
             if checkpoint.step_id == step_id and isinstance(checkpoint.lease, CachedLease):
-                checkpoint.lease.close()
+                self._let_go(checkpoint.lease)
             else:
                 checkpoint.is_written |= checkpoint.step_id == step_id
                 pending.append(checkpoint)
@@ -214,7 +217,7 @@ class StateRow:
             sealed, rest = checkpoint.lease.seal([key], self._namespace)
             rest.close()
             if checkpoint.is_lasting:
-                sealed.publish().close()
+                self._let_go(sealed.publish())
             else:
                 self._drop_tail()
                 self._tail = sealed.publish()
@@ -240,11 +243,20 @@ class StateRow:
     def release(self) -> None:
         """Let go of everything; published checkpoints stay cached."""
         for checkpoint in self._checkpoints:
-            checkpoint.lease.close()
+            self._let_go(checkpoint.lease)
         self._checkpoints.clear()
         for lease in (self._tail, self._source, self._row):
             if lease is not None:
-                lease.close()
+                self._let_go(lease)
+
+    def attribute_to(self, use: CacheUse) -> None:
+        """Who uses the checkpoints, for the policy of eviction."""
+        self._use = use
+
+    def _let_go(self, lease: MutableLease | SealedLease | CachedLease) -> None:
+        if isinstance(lease, CachedLease):
+            lease.note_use(self._use)
+        lease.close()
 
     def _next_stop(self) -> int | None:
         """Where the next copy is due; None: nowhere, or the cache was reset meanwhile."""
