@@ -26,7 +26,7 @@ from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._plan_parts import HostRows
+from openinfer_runtime._plan_parts import HostRows, Indices
 from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
 from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import RowTable
@@ -34,7 +34,7 @@ from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._sharing import PrefixGroups, PrefixInput, SharingThresholds
 from openinfer_runtime._transfer import Download, download
 from openinfer_runtime.errors import RecordingFailed
-from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
+from openinfer_sampler import HostTokens, SampledTokens, Sampler, SamplerError, upload
 from openinfer_scheduler import RowStart, StepPlan, StepResult
 
 _logger = logging.getLogger(__name__)
@@ -360,31 +360,37 @@ class TorchExecutor:
             end = begin + scores.packed.numel()
             prompts[scores.row] = scores.unpack(packed[begin:end])
             begin = end
-        counts = np.zeros(len(step.plan.rows), np.int32)
+        result = StepResult(
+            step_id=step.plan.step_id,
+            counts=np.zeros(len(step.plan.rows), np.int32),
+            token_ids=np.zeros(0, np.uint32),
+            prompt_logprobs=prompts,
+        )
         if step.rows is None or step.sampled is None or step.drawn_at is None:
-            return StepResult(
-                step_id=step.plan.step_id,
-                counts=counts,
-                token_ids=np.zeros(0, np.uint32),
-                prompt_logprobs=prompts,
-            )
+            return result
         tokens = step.sampled.unpack(packed[begin:])
-        sampled_rows, drawn_at = step.rows.sampled_rows, step.drawn_at
+        result.counts[step.rows.sampled_rows] = 1
+        if tokens.failed or tokens.logprobs or self._refused:
+            return self._with_more(result, tokens, step.rows, step.drawn_at)
+        return replace(result, token_ids=tokens.token_ids[step.drawn_at])
+
+    def _with_more(
+        self, result: StepResult, tokens: HostTokens, rows: HostRows, drawn_at: Indices
+    ) -> StepResult:
+        """Adds tokens, logprobs, and rows that have failed."""
+        sampled_rows = rows.sampled_rows
         row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
         failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
-        failed |= self._refusals(step.rows)
-        counts[sampled_rows] = 1
-        counts[list(failed)] = 0
-        return StepResult(
-            step_id=step.plan.step_id,
-            counts=counts,
-            token_ids=tokens.token_ids[drawn_at[counts[sampled_rows] == 1]],
+        failed |= self._refusals(rows)
+        result.counts[list(failed)] = 0
+        return replace(
+            result,
+            token_ids=tokens.token_ids[drawn_at[result.counts[sampled_rows] == 1]],
             logprobs={
                 row_of[at]: logprobs
                 for at, logprobs in tokens.logprobs.items()
                 if row_of[at] not in failed
             },
-            prompt_logprobs=prompts,
             failed=failed,
         )
 

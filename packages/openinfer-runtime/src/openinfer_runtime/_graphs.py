@@ -55,6 +55,7 @@ class Logits:
 class _Forward:
     step: StaticStep
     prefixes: PrefixInput | None
+    logits: Logits
     run: Callable[[], None]
 
 
@@ -124,7 +125,7 @@ class StepGraphs:
         if forward.prefixes is not None:
             forward.prefixes.fill(groups)
         forward.run()
-        return rows, self._logits(shape.num_seqs)
+        return rows, forward.logits
 
     def draw(self, num_rows: int, needs: int) -> SampledTokens:
         """Enqueues the draw of the first rows of the logits.
@@ -168,7 +169,7 @@ class StepGraphs:
             RecordingFailed: the device does not.
         """
         step = self._rows.static_step(shape)
-        scores = self._scores[: shape.num_seqs]
+        logits = self._logits(shape.num_seqs)
         prefixes = None
         if shape.shares_prefixes:
             num_kv_heads = self._cache.spec.planes[0].num_heads
@@ -180,9 +181,9 @@ class StepGraphs:
             hidden = self._model.forward(replace(rows.inputs, shared=shared), self._cache)
             if not shape.is_decode:  # where every token's logits are wanted
                 hidden = hidden.index_select(0, rows.inputs.logits_indices)
-            self._model.logits(hidden, scores)
+            self._model.logits(hidden, logits.scores)
 
-        forward = self._forwards[shape] = _Forward(step, prefixes, self._recorded(work))
+        forward = self._forwards[shape] = _Forward(step, prefixes, logits, self._recorded(work))
         return forward
 
     def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:
