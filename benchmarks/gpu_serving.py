@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_serving.py FOLDER CLIENT [--rows start,latency,closed,poisson,warm]
                                      [--client-cores 12-15] [--commit HASH] [--record FILE]
+                                     [--model-8b FOLDER]
                                      [-- SERVER FLAGS]
 
 FOLDER is a checkpoint, CLIENT a load client for OpenAI servers that prints one JSON object a line
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,11 @@ class Server:
             "rss_each_mb": [round(info.rss / 1e6) for info in infos],
         }
 
+    def num_compilations(self) -> int:
+        """Kernels compiled since the engine was ready."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/load", timeout=10) as answer:
+            return int(json.load(answer)["num_compilations"])
+
     def log(self) -> list[str]:
         """What it has written so far."""
         return self._log.read_text().splitlines()
@@ -112,6 +119,19 @@ def floors() -> dict[str, Any]:
     return found
 
 
+def one_request(folder: str, flags: list[str], client: Client) -> dict[str, Any]:
+    """A further model's start, and what one request at a time sees of it."""
+    server = Server(folder, flags, client)
+    try:
+        start_s = server.first_token_s()
+        (row,) = client.run(ROWS["latency"][0])
+    finally:
+        server.close()
+    found = {"model": Path(folder).name, "start_to_first_token_s": start_s, "rows": [row]}
+    print(json.dumps(found), flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -120,6 +140,7 @@ def main() -> None:
     parser.add_argument("--client-cores")
     parser.add_argument("--commit", help="where there is no clone to ask")
     parser.add_argument("--record")
+    parser.add_argument("--model-8b", help="folder of a second model: latency of one request alone")
     # argparse gives a trailing `*` what stands before the first option: nothing.
     ours = sys.argv[1:]
     cut = ours.index("--") if "--" in ours else len(ours)
@@ -143,10 +164,14 @@ def main() -> None:
                     print(json.dumps(row), flush=True)
                     result["rows"].append(row)
         result["memory_after"] = server.memory_mb()
+        result["compilations_after_ready"] = server.num_compilations()
         print(json.dumps(result["memory_after"]), flush=True)
+        print(json.dumps({"compilations_after_ready": result["compilations_after_ready"]}))
     finally:
         result["log"] = server.log()
         server.close()
+        if args.model_8b:
+            result["model_8b"] = one_request(args.model_8b, ours[cut + 1 :], client)
         if args.record:
             Path(args.record).write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(result["log"][-40:]), file=sys.stderr)

@@ -1,5 +1,6 @@
 """Vocabulary and grammars on threads of their own, whose work is native calls."""
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -65,5 +66,13 @@ def _build(make_backend: Callable[[], GrammarBackend]) -> GrammarBackend:
     except BackendUnavailable as error:
         _logger.error("there are no grammars: %s", error)
         raise
+    _trim()
     _logger.info("vocabulary for grammars ready in %.2f s", time.monotonic() - begin)
     return backend
+
+
+def _trim() -> None:
+    """Gives back what reading a vocabulary has taken beyond keeping it: 100 MB for 151k ids."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:  # it is glibc's
+        malloc_trim(0)
