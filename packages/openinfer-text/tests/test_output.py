@@ -124,3 +124,14 @@ def test_silent_and_special_tokens_start_where_the_next_text_does(tokenizer):
     output = OutputText(tokenizer, stops=["b"], stop_token_ids=[a], is_located=True)
     output.push([special, a, special, b, b])
     assert output.take_starts() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("is_context", [True, False])
+def test_a_broken_character_comes_before_the_whole_ones_behind_it(tokenizer, is_context):
+    table = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    broken, *whole = (table[part] for part in (b"\xc3", b"a", b"b"))
+    output = OutputText(tokenizer, context_ids=[broken] if is_context else ())
+    texts = [] if is_context else [output.push([broken]).text]
+    texts += [output.push([token_id]).text for token_id in whole]
+    assert texts == [""] * (not is_context) + ["\ufffda", "b"]
+    assert output.num_held_tokens == 0

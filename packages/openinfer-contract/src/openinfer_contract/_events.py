@@ -212,6 +212,15 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
 
     def rows(self) -> Iterator[tuple[int, TokenEvent]]:
         """The (stream id, event) pairs of this step."""
+        if not (
+            self.scheduled
+            or self.logprobs
+            or self.prompt_logprobs
+            or self.kv_transfers
+            or self.ends
+        ):
+            yield from self._plain_rows()
+            return
         scheduled, logprobs = dict(self.scheduled), dict(self.logprobs)
         prompts, transfers = dict(self.prompt_logprobs), dict(self.kv_transfers)
         ends = dict(self.ends)
@@ -233,6 +242,15 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
                     weights_version=self.weights_version,
                 ),
             )
+            begin = end
+
+    def _plain_rows(self) -> Iterator[tuple[int, TokenEvent]]:
+        """Likewise, of a step that says nothing but tokens."""
+        begin, version, column = 0, self.weights_version, self.token_ids
+        counts = unpack_ids(self.num_tokens)
+        for stream_id, count in zip(unpack_ids(self.stream_ids), counts, strict=True):
+            end = begin + 4 * count
+            yield stream_id, TokenEvent(token_ids=column[begin:end], weights_version=version)
             begin = end
 
 

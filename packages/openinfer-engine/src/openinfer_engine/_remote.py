@@ -57,6 +57,8 @@ class _Stream:
     request_id: str
     sink: EventSink
     state: StreamState = field(init=False)
+    is_open: bool = False
+    """Whether something has come: tokens need no further look then."""
 
     def __post_init__(self) -> None:
         self.state = StreamState(self.request_id)
@@ -284,8 +286,11 @@ class RemoteEngine(asyncio.Protocol):
         stream = self._streams.get(stream_id)
         if stream is None:
             raise WireError(f"an event for stream {stream_id}, which is not open")
-        stream.state.advance(event)
-        if event.end is not None:
+        has_end = event.end is not None
+        if has_end or not (stream.is_open and event.token_ids and event.scheduled is None):
+            stream.state.advance(event)
+            stream.is_open = True
+        if has_end:
             self._forget(stream_id, stream.request_id)
         if not stream.deliver(event):
             self.abort((stream.request_id,))

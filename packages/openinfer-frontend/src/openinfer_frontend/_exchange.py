@@ -290,13 +290,14 @@ class Exchange:
         if events:
             await self._write(events, more=True)
 
-    def send_now(self, events: bytes) -> bool:
+    @property
+    def send_now(self) -> Callable[[bytes], bool] | None:
         """As `send_events`, if nothing has to be waited for; else False, and nothing is sent.
 
-        Only while no other send of this exchange is under way.
+        Only while no other send of this exchange is under way. None where the server lacks it.
         """
-        extension = self._extensions.get(SEND_NOW)
-        return extension is not None and bool(extension["send"](events))
+        send: Callable[[bytes], bool] | None = self._extensions.get(SEND_NOW, {}).get("send")
+        return send
 
     async def end_stream(self, events: bytes = b"") -> None:
         """Sends the last events and the end mark."""

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from openinfer_contract import EventSink, TokenEvent
 
@@ -15,28 +16,43 @@ class EventFanIn:
     `get` belongs to the event loop the object was made in.
     """
 
+    __slots__ = (
+        "_error",
+        "_has_end",
+        "_is_waiting",
+        "_lock",
+        "_loop",
+        "_loop_thread",
+        "_pending",
+        "_waiter",
+        "on_events",
+    )
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
         self._pending: dict[int, TokenEvent] = {}
         self._waiter: asyncio.Future[None] | None = None
-        self.on_events: Callable[[], bool] | None = None
-        """Called on the event loop when the reader waits and something has come. It may take what
-        there is; True lets the reader wait on. What it raises, the reader does."""
+        self._is_waiting = False
+        """Whether the reader waits and was not woken yet."""
+        self.on_events: Callable[[dict[int, TokenEvent]], bool] | None = None
+        """Called on the event loop with what has come while the reader waits, unless a stream's
+        last event is among it. True lets the reader wait on. What it raises, the reader does."""
         self._error: Exception | None = None
         self._has_end = False
         """Whether a stream's last event is pending."""
 
     def sink(self, index: int) -> EventSink:
         """The sink of stream `index`."""
+        return partial(self._put, index=index) if index else self._put
 
-        def put(event: TokenEvent, /) -> None:
-            self._put(index, event)
-
-        return put
-
-    def _put(self, index: int, event: TokenEvent) -> None:
+    def _put(self, event: TokenEvent, /, index: int = 0) -> None:
+        is_here = threading.get_ident() == self._loop_thread
+        if is_here and self._is_waiting and event.end is None and not self._pending:
+            # The usual case: nothing is kept, nobody else is asked.
+            self._pass_on({index: event})
+            return
         with self._lock:
             earlier = self._pending.get(index)
             was_empty = not self._pending
@@ -44,24 +60,38 @@ class EventFanIn:
             if event.end is not None:
                 self._has_end = True
         if was_empty:
-            if threading.get_ident() == self._loop_thread:
+            if is_here:
                 self._wake()
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._wake)
 
+    def _pass_on(self, events: dict[int, TokenEvent]) -> None:
+        """Hands events to who listens; else, or where that is asked for, wakes the reader."""
+        if self.on_events is None:
+            self._pending = events
+        else:
+            try:
+                if self.on_events(events):
+                    return
+            except Exception as error:
+                self._error = error
+        self._wake_reader()
+
     def _wake(self) -> None:
-        waiter = self._waiter
         # Between its waking and its running the reader may hold events that come first.
-        if waiter is None or waiter.done():
+        if not self._is_waiting:
             return
-        try:
-            if self.on_events is not None and self.on_events():
-                return
-        except Exception as error:
-            self._error = error
+        events = None if self.on_events is None else self.take_plain()
+        if events is None:
+            self._wake_reader()
+        else:
+            self._pass_on(events)
+
+    def _wake_reader(self) -> None:
         # What was called may have ended a stream, and an engine may say so at once, by a sink.
-        if not waiter.done():
-            waiter.set_result(None)
+        self._is_waiting = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def get(self) -> dict[int, TokenEvent]:
         """What happened since the last read, one event a stream, in order of arrival.
@@ -69,12 +99,12 @@ class EventFanIn:
         Empty if `on_events` has taken it and does not let the reader wait on.
         """
         if not self._pending:
-            self._waiter = self._loop.create_future()
+            self._waiter, self._is_waiting = self._loop.create_future(), True
             try:
                 if not self._pending:
                     await self._waiter
             finally:
-                self._waiter = None
+                self._waiter, self._is_waiting = None, False
             if self._error is not None:
                 raise self._error
         return self.take()

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
 
@@ -23,7 +24,14 @@ from openinfer_frontend._logprobs import (
 )
 from openinfer_frontend.errors import ApiError
 
+_END = b"}]}\n\n"
 _PLAIN_END = b',"logprobs":null,"finish_reason":null'
+
+
+@cache
+def _shared(part: bytes) -> bytes:
+    """One object for all answers, which many streams at once find in the processor's caches."""
+    return part
 
 
 @dataclass(slots=True)
@@ -71,13 +79,18 @@ class ChoicesFormat(AnswerFormat):
         self._results = [ChoiceResult() for _ in requests]
         self._created = int(time.time())
         self._head = b"data: " + to_json(self._identity(self.chunk_name))[:-1] + b',"choices":['
-        self._prefixes = [
+        self._prefixes = tuple(
             b'%b{"index":%d,%b' % (self._head, index, self._open) for index in range(len(requests))
-        ]
+        )
         self._plain_end = self._close + _PLAIN_END + self._stop_reason(None)
+        self._plain_rest = None if options.return_token_ids else _shared(self._plain_end + _END)
+        """All that follows the text where nothing but text is new; None: there is always more."""
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> bytes:
         """The event of one delta, with the usage so far if it is wanted on every chunk."""
+        is_plain = delta.logprobs is None and delta.finish_reason is None and usage is None
+        if is_plain and self._plain_rest is not None:
+            return self._prefixes[delta.index] + self._payload(delta) + self._plain_rest
         parts = [self._prefixes[delta.index], self._payload(delta)]
         if delta.logprobs is None and delta.finish_reason is None:
             parts.append(self._plain_end)

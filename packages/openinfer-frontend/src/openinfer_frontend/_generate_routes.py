@@ -1,6 +1,6 @@
 """The routes that generate: completions, chat completions, Responses, Messages."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,10 +9,9 @@ from openinfer_frontend._answer import AnswerFormat, FormatOptions
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
-from openinfer_frontend._dialect import to_json, to_json_in_slices
 from openinfer_frontend._exchange import Exchange, translated
 from openinfer_frontend._formats import ChatFormat, CompletionFormat
-from openinfer_frontend._generation import Delta, Generation
+from openinfer_frontend._generation import Generation
 from openinfer_frontend._logprobs import TokenNames
 from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, RequestContext
 from openinfer_frontend._messages_format import MessagesFormat
@@ -21,6 +20,7 @@ from openinfer_frontend._parsed_chat import ParsedChatFormat
 from openinfer_frontend._requests import GenerationRequest, StreamOptions
 from openinfer_frontend._responses_format import ResponsesFormat
 from openinfer_frontend._responses_request import ResponsesRequest
+from openinfer_frontend._sending import send_stream, send_whole
 from openinfer_frontend._structured import WantedForm, check_form, wanted_form
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
@@ -28,9 +28,6 @@ from openinfer_text import OutputParser, OutputText
 
 MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFormat]
 """Makes the wire format of one response, for these choices, so many of each prompt."""
-
-RunLong = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Runs what may take long where it delays no stream."""
 
 _MAX_INLINE_SCORES = 1024
 """Scores of so many prompt tokens are spelled on the event loop: about a millisecond."""
@@ -219,9 +216,9 @@ class GenerateRoutes:
             exchange.spans.mark("submit")
             run_long = self._text.run_long if _is_long(options, prompts) else None
             if request.stream:
-                await _stream(exchange, generation, form, run_long)
+                await send_stream(exchange, generation, form, run_long)
             else:
-                await _whole(exchange, generation, form, run_long)
+                await send_whole(exchange, generation, form, run_long)
 
     def _sequences(
         self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]
@@ -288,93 +285,3 @@ def _is_long(options: FormatOptions, prompts: Sequence[Prompt]) -> bool:
     """Whether the scores of all prompts take long to be spelled."""
     is_scored = options.num_top_echoed is not None or options.num_top_prompt is not None
     return is_scored and sum(num_ids(p.token_ids) for p in prompts) > _MAX_INLINE_SCORES
-
-
-async def _stream(
-    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
-) -> None:
-    try:
-        with exchange.interruptible():
-            await exchange.end_stream(await _send_chunks(exchange, generation, form, run_long))
-    except ApiError as error:
-        if not exchange.is_stream:
-            raise
-        await exchange.end_stream(form.failure(error))
-
-
-async def _send_chunks(
-    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
-) -> bytes:
-    """Sends all events but the last ones; returns these."""
-    is_open: set[int] = set()
-    is_counted = form.options.continuous_usage
-
-    def opening(index: int) -> bytes:
-        return form.opening(index, generation.usage(index), generation.prompt_logprobs(index))
-
-    def render(deltas: list[Delta]) -> bytes:
-        parts = []
-        for delta in deltas:
-            index = delta.index
-            if index not in is_open:
-                is_open.add(index)
-                parts.append(opening(index))
-            parts.append(form.chunk(delta, generation.usage(index) if is_counted else None))
-        return b"".join(parts)
-
-    async def open_long(deltas: list[Delta]) -> bytes:
-        """The openings of choices with long prompts, made where they delay no stream."""
-        if run_long is None:
-            return b""
-        parts = []
-        for index in sorted({delta.index for delta in deltas} - is_open):
-            is_open.add(index)
-            parts.append(await run_long(partial(opening, index)))
-        return b"".join(parts)
-
-    unsent = b""
-
-    def pass_on() -> bool:
-        """Most events need no task: waking one costs as much as all the rest."""
-        nonlocal unsent
-        deltas = generation.take_plain()
-        if deltas is None:
-            return False
-        unsent = render(deltas)
-        if not generation.is_done and (not unsent or exchange.send_now(unsent)):
-            unsent = b""
-            return True
-        return False
-
-    while not generation.is_done:
-        try:
-            deltas = await generation.next()
-        except ApiError:
-            await exchange.send_events(unsent)
-            raise
-        # Until now a refusal could still have a status of its own.
-        if deltas and not exchange.has_begun:
-            await exchange.begin_stream()
-        unsent += await open_long(deltas)
-        unsent += render(deltas)
-        if unsent and not generation.is_done:
-            events, unsent = unsent, b""
-            await exchange.send_events(events)
-            if run_long is None or len(is_open) == generation.num_choices:
-                generation.listen(pass_on)
-    return unsent + form.ending(generation.usage())
-
-
-async def _whole(
-    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
-) -> None:
-    while not generation.is_done:
-        for delta in await generation.next():
-            form.add(delta)
-
-    def body() -> bytes:
-        scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
-        whole = form.body(generation.usage(), scores)
-        return to_json_in_slices(whole) if run_long else to_json(whole)
-
-    await exchange.respond(200, await run_long(body) if run_long else body())

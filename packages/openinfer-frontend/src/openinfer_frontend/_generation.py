@@ -112,6 +112,21 @@ class Generation:
     context manager: leaving it early, for whatever reason, aborts.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_choices",
+        "_engine",
+        "_eos_token_ids",
+        "_fan_in",
+        "_grammar_param",
+        "_hand_over",
+        "_is_aborted",
+        "_is_prompt_only",
+        "_num_open",
+        "_num_samples",
+        "_prompt_param",
+    )
+
     def __init__(
         self,
         engine: EngineHandle,
@@ -186,22 +201,16 @@ class Generation:
         if any(not choice.is_released for choice in self._choices):
             self.abort()
 
-    def listen(self, on_events: Callable[[], bool]) -> None:
+    def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
         """Has a function called whenever `next` waits and something has happened.
 
         Args:
-            on_events: called on the event loop, not in the task; it may call `take_plain`. True
-                lets `next` wait on, else it returns; what it raises, `next` does.
+            on_events: called on the event loop, not in the task; it takes what it is given by
+                `deltas`. Not called where `next` may have to wait, as the engine's last word on a
+                choice may ask for. True lets `next` wait on, else it returns; what it raises,
+                `next` does.
         """
         self._fan_in.on_events = on_events
-
-    def take_plain(self) -> list[Delta] | None:
-        """As `next`, if nothing has to be waited for; None, and nothing taken, where that may be.
-
-        The engine's last word on a choice may be one that is waited for.
-        """
-        events = self._fan_in.take_plain()
-        return None if events is None else self._deltas(events)
 
     async def next(self) -> list[Delta]:
         """What happened since the last call, at most one delta a choice; possibly nothing to show.
@@ -226,13 +235,14 @@ class Generation:
                     raise _failure(event.end, self._grammar_param)
                 lost.append(index)
                 failed, events[index] = event.end, replace(event, end=None)
-        deltas = self._deltas(events)
+        deltas = self.deltas(events)
         lost = [index for index in lost if not self._choices[index].is_done]
         if lost:
             await self._resume(lost, failed)
         return deltas
 
-    def _deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
+    def deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
+        """What these events add, at most one delta a choice."""
         deltas = []
         for index, event in events.items():
             delta = self._take(index, self._choices[index], event)

@@ -28,6 +28,16 @@ class IncrementalDetokenizer:
     characters that were complete; those were sent by then and stay.
     """
 
+    __slots__ = (
+        "_bare_neighbours",
+        "_last_was_added",
+        "_shown_ids",
+        "_skip",
+        "_stream",
+        "_tokenizer",
+        "is_plain",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -57,6 +67,9 @@ class IncrementalDetokenizer:
         self._stream: _ByteStream | _WindowStream = (
             _ByteStream(tokenizer) if is_table else _WindowStream(tokenizer)
         )
+        is_bare = self._bare_neighbours or tokenizer.decoder_plan.num_leading_spaces > 0
+        self.is_plain = is_table and not is_bare
+        """Whether an ordinary token of whole characters adds its own text, if nothing is held."""
         for token_id in list(context_ids)[-_CONTEXT_TOKENS:]:
             self.push(token_id)
 
@@ -90,6 +103,8 @@ class IncrementalDetokenizer:
 
 class _ByteStream:
     """Table of bytes and a UTF-8 decoder, for decoders that treat every token alike."""
+
+    __slots__ = ("_decoder", "_num_strip", "_token_bytes")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         plan = tokenizer.decoder_plan

@@ -26,6 +26,20 @@ class OutputText:
     Tokens may be pushed one by one or in any groups, the text and the stop are the same.
     """
 
+    # Thousands of streams take turns, each with cold memory: what one token touches is what it
+    # costs. Hence slots here and below, and a short way for tokens that are whole characters.
+    __slots__ = (
+        "_detokenizer",
+        "_is_clean",
+        "_num_decoded",
+        "_num_unwatched",
+        "_silent",
+        "_starts",
+        "_stops",
+        "_waiting",
+        "_whole_text",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -73,6 +87,14 @@ class OutputText:
         self._starts: list[int] | None = [] if is_located else None
         # Per token not yet shown whole: the length of decoded text at which it will be.
         self._waiting: deque[int] = deque()
+        self._is_clean = not self._detokenizer.has_pending
+        """Whether nothing is held back."""
+        is_short = (
+            self._detokenizer.is_plain
+            and not (stops or is_located)
+            and all(tokenizer.added_token(i) is not None for i in self._silent)
+        )
+        self._whole_text = tokenizer.whole_text if is_short else None
 
     @property
     def stopped_by(self) -> str | None:
@@ -89,8 +111,13 @@ class OutputText:
         """How many of the last tokens have text or bytes that were not shown yet."""
         return len(self._waiting)
 
-    def push(self, token_ids: Iterable[int]) -> TextDelta:
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Appends tokens; after a stop string nothing more is used or shown."""
+        if self._is_clean and self._whole_text is not None and len(token_ids) == 1:
+            text = self._whole_text(token_ids[0])
+            if text is not None:
+                self._num_decoded += len(text)
+                return TextDelta(text, None, 1)
         shown: list[str] = []
         num_tokens = 0
         for token_id in token_ids:
@@ -141,6 +168,7 @@ class OutputText:
         pending = self._detokenizer.has_pending
         if pending or self._stops.held or self._waiting:
             self._settle(pending)
+        self._is_clean = not (pending or self._waiting)
         return shown
 
     def _settle(self, pending: bool) -> None:

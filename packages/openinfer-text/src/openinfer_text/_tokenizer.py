@@ -187,6 +187,15 @@ class Tokenizer:
             self._bytes[token_id] = known
         return known
 
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of an ordinary token; None of an added one, or a part of a character."""
+        if token_id in self._added:
+            return None
+        try:
+            return self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return None
+
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text for display, U+FFFD where a character is cut."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
