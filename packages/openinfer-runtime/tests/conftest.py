@@ -1,6 +1,7 @@
 """A tiny checkpoint, an engine loop over its executor, and requests through it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,17 @@ BLOCK_BYTES = 16 * 3 * 2 * 2 * 64 * 4  # of gqa2-d64-untied in float32
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_when_launched():
+    """Engines come and go here: to look for all kernels of each would take longer than they run.
+
+    `test_compilations` starts one as it is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("openinfer_runtime._launch._compiling_ahead", lambda *_: nullcontext())
+        yield
 
 
 @pytest.fixture(scope="session")
