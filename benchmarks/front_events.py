@@ -65,7 +65,8 @@ def main() -> None:
     }
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = Path(__file__).parent / "results" / f"front_events-{report['date'][:10]}.json"
+        name = f"front_events-{arguments.sim_model}-{report['date'][:10]}.json"
+        file = Path(__file__).parent / "results" / name
         file.write_text(json.dumps(report, indent=2) + "\n")
 
 
