@@ -84,3 +84,12 @@ def test_steps_that_cannot_be_tried_cost_no_start(compile_ahead):
         counts, log = compile_ahead("a", "256", "fail")
         assert counts[0] == 2
         assert "not every step can be tried: RuntimeError: no such step" in log
+
+
+@pytest.mark.long
+def test_a_cache_that_cannot_be_written_costs_no_start(compile_ahead, tmp_path):
+    tmp_path.rmdir()
+    tmp_path.touch()
+    counts, log = compile_ahead("a", "256")
+    assert counts == (0, 0, 0)
+    assert "kernels are compiled when they are first needed: " in log

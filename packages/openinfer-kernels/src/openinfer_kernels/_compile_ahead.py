@@ -56,9 +56,13 @@ class CompileAhead:
 
     def __init__(self, run: Callable[[], None], identity: str, arch: int) -> None:
         """Looks what there is, and begins to compile what is missing."""
-        kernels = _KernelList(identity, arch)
-        self._num_cached = kernels.num_cached()
+        self._num_cached: int | None = 0
         self._forked: Forked[KernelReport] | None = None
+        try:
+            kernels = _KernelList(identity, arch)
+            self._num_cached = kernels.num_cached()
+        except OSError as error:  # a cache that can only be read may have what is launched
+            _logger.warning("kernels are compiled when they are first needed: %s", error)
         if self._num_cached is None:
             self._forked = Forked(partial(_compile_all, run, kernels, arch))
         # A third of a second that the first launch of this process would take: it hashes Triton.
