@@ -122,14 +122,15 @@ def test_keys_that_change_are_read_in_turn_and_where_they_matter():
     assert list(ranking.order(queue.now()))[-1] is sequences[0]
 
 
-def alive():
+def kept(prefix):
+    """Ids of requests with this prefix that anything still holds on to."""
     gc.collect()
-    return sum(isinstance(each, SequenceState | Stay) for each in gc.get_objects())
+    found = [each for each in gc.get_objects() if isinstance(each, SequenceState | Stay)]
+    return {each.request_id for each in found if each.request_id.startswith(prefix)}
 
 
 @pytest.mark.parametrize("name", ["fcfs", *POLICIES])
 def test_nothing_is_left_of_ten_thousand_requests(name):
-    num_before = alive()
     group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
     config = SchedulerConfig(max_model_len=64, max_num_seqs=64, max_num_batched_tokens=256)
     policy = POLICIES[name]() if name in POLICIES else None
@@ -152,7 +153,7 @@ def test_nothing_is_left_of_ten_thousand_requests(name):
     while num_added < 10_000 or scheduler.has_work:
         while num_added < 10_000 and scheduler.load().num_waiting < 100:
             request = GenerateRequest(
-                request_id=str(num_added),
+                request_id=f"{name} {num_added}",
                 prompt_token_ids=pack_ids([num_added % 9] * 3),
                 stop=StopRules(max_tokens=1 + num_added % 2),
                 deadline=1e9 + num_added,
@@ -162,12 +163,12 @@ def test_nothing_is_left_of_ten_thousand_requests(name):
             assert scheduler.add(request, 0.0) is None
             num_added += 1
             if num_added % 10 == 0:
-                scheduler.abort([str(num_added - 2)], 0.0)
+                scheduler.abort([f"{name} {num_added - 2}"], 0.0)
         step()
     # Some decode to the very end, and the last that wait are aborted: no plan follows.
     for number in range(100):
         request = GenerateRequest(
-            request_id=str(number),
+            request_id=f"{name} last {number}",
             prompt_token_ids=pack_ids([number]),
             stop=StopRules(max_tokens=40),
             deadline=1e9,
@@ -175,7 +176,8 @@ def test_nothing_is_left_of_ten_thousand_requests(name):
         scheduler.add(request, 0.0)
     for _ in range(20):
         step()
+    assert len(kept(f"{name} ")) == 100
     scheduler.abort_all(0.0)
     while in_flight:
         complete()
-    assert alive() == num_before
+    assert not kept(f"{name} ")
