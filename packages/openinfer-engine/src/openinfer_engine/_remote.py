@@ -292,8 +292,9 @@ class RemoteEngine(asyncio.Protocol):
             stream.is_open = True
         if has_end:
             self._forget(stream_id, stream.request_id)
-        if not stream.deliver(event):
-            self.abort((stream.request_id,))
+        if not stream.deliver(event) and stream_id in self._streams:
+            # Not by its id: a refused duplicate has that of a request which goes on.
+            self._send(Abort((stream_id,)))
 
     def _forget(self, stream_id: int, request_id: str) -> None:
         del self._streams[stream_id]

@@ -37,6 +37,8 @@ class Backend:
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
         """What is being generated, by the ids of the responses."""
+        self._claimed: set[str] = set()
+        """Ids of these responses and of their sequences at the engine."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -105,14 +107,24 @@ class Backend:
 
     @contextmanager
     def listed(self, response_id: str, generation: Generation) -> Iterator[None]:
-        """Lets `/abort_requests` find a response while it is generated."""
+        """Keeps a response's ids to itself, and lets `/abort_requests` find it.
+
+        Enter it before the generation: clients choose ids, and the engine aborts by id, so that a
+        duplicate which reached it would take the live request along when it gives up.
+
+        Raises:
+            ApiError: 409, if a live request has one of the ids.
+        """
+        ids = {response_id, *generation.request_ids}
+        if not self._claimed.isdisjoint(ids):
+            raise ApiError(409, "this request id is live already", param="request_id")
+        self._claimed |= ids
         self.live[response_id] = generation
         try:
             yield
         finally:
-            # Another request may have taken the same id in the meantime.
-            if self.live.get(response_id) is generation:
-                del self.live[response_id]
+            self._claimed -= ids
+            del self.live[response_id]
 
     async def wait_idle(self) -> None:
         """Returns when no admitted request is left."""

@@ -200,19 +200,17 @@ class GenerateRoutes:
             parsers=parsers,
         )
         form = make_format(options, [lowered for lowered, _ in sequences], request.n)
-        with (
-            Generation(
-                job.engine,
-                sequences,
-                num_samples=request.n,
-                eos_token_ids=job.lowering.eos_token_ids,
-                prompt_param=context.prompt_param,
-                grammar_param=None if job.form is None else job.form.param,
-                is_prompt_only=request.wanted_max_tokens == 0,
-                hand_over=self._backend.hand_over if config.resume_timeout_s else None,
-            ) as generation,
-            self._backend.listed(context.response_id, generation),
-        ):
+        generation = Generation(
+            job.engine,
+            sequences,
+            num_samples=request.n,
+            eos_token_ids=job.lowering.eos_token_ids,
+            prompt_param=context.prompt_param,
+            grammar_param=None if job.form is None else job.form.param,
+            is_prompt_only=request.wanted_max_tokens == 0,
+            hand_over=self._backend.hand_over if config.resume_timeout_s else None,
+        )
+        with self._backend.listed(context.response_id, generation), generation:
             exchange.spans.mark("submit")
             run_long = self._text.run_long if _is_long(options, prompts) else None
             if request.stream:

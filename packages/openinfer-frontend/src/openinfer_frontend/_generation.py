@@ -173,6 +173,11 @@ class Generation:
         """Prompts times samples."""
         return len(self._choices)
 
+    @property
+    def request_ids(self) -> list[str]:
+        """What the engine knows the choices by."""
+        return [choice.request.request_id for choice in self._choices]
+
     def __enter__(self) -> Self:
         """Submits everything.
 
@@ -221,16 +226,17 @@ class Generation:
         lost: list[int] = []
         events = await self._fan_in.get()
         for index, event in events.items():
+            # Of all of them, before the first one raises: a refused id may be another request's.
+            self._choices[index].is_released |= event.end is not None
+        for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
-                choice.is_released = True
                 raise ApiError.from_rejection(
                     event.end,
                     prompt_param=self._prompt_param,
                     grammar_param=self._grammar_param,
                 )
             if isinstance(event.end, Failed):
-                choice.is_released = True
                 if not (event.end.is_retryable and self._can_resume(choice)):
                     raise _failure(event.end, self._grammar_param)
                 lost.append(index)
