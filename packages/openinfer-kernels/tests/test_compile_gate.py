@@ -41,6 +41,23 @@ compile_gate.compile_cases = lambda ops: cases
 sys.exit(compile_gate.main([]))
 """
 
+_ONE_STEP = """
+import torch
+from openinfer_kernels.compile_gate import compiled_for
+from openinfer_kernels.fused_linear import FusedLinearSpec, _triton
+from openinfer_kernels.linear import LinearSpec
+
+linear = LinearSpec(in_features=256, out_features=1024, dtype=torch.bfloat16)
+case = _triton._few_rows_case(FusedLinearSpec(linear=linear, adds_residual=True), 16)
+of = case.constexprs
+assert of["TILE_IN"] == of["IN"]
+before, *after = compiled_for(case, 90).asm["ptx"].split("griddepcontrol.wait")
+weights = of["TILE_OUT"] * of["TILE_IN"] // (8 * 32 * case.num_warps) * (case.num_stages - 1)
+assert before.count("cp.async.cg.shared") == weights, before.count("cp.async.cg.shared")
+assert before.count("cp.async.ca.shared") == before.count("ld.global") == 0
+assert after
+"""
+
 _FEW_ROWS = """
 from openinfer_kernels import compile_gate
 from openinfer_kernels.compile_gate import compile_cases, compiled_for
@@ -123,6 +140,12 @@ def test_only_the_first_weights_are_read_before_the_kernel_before_is_done():
     done = _run("-c", _FEW_ROWS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.split()) == 8
+
+
+@pytest.mark.long
+def test_nor_is_the_residual_where_one_step_is_a_whole_product():
+    done = _run("-c", _ONE_STEP)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():

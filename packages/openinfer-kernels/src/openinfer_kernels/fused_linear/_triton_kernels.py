@@ -163,8 +163,10 @@ def few_rows_kernel(
         first_out = (first + step // NUM_IN * num_programs) * TILE_OUT
         first_in = step % NUM_IN * TILE_IN
         weight = _weight_tile(weight_ptr, offsets, first_out, first_in, IN, OUT, TILE_OUT, TILE_IN)
+        zero = 0
         if PDL:
-            first_in = tl.multiple_of(first_in + _wait_for_rows(step), 16)
+            zero = _wait_for_rows(step)
+            first_in = tl.multiple_of(first_in + zero, 16)
         mask = (rows < num_rows)[:, None]
         if IN % TILE_IN != 0:
             mask = mask & (first_in + cols < IN)[None, :]
@@ -181,7 +183,7 @@ def few_rows_kernel(
             outs = first_out + tl.arange(0, TILE_OUT)
             out_mask = (rows < num_rows)[:, None] & (outs < OUT)[None, :]
             at = rows[:, None] * OUT + outs[None, :]
-            if ADD:
-                out += tl.load(residual_ptr + at, mask=out_mask, other=0.0).to(tl.float32)
+            if ADD:  # where one step is a whole product, this load is pipelined, too
+                out += tl.load(residual_ptr + zero + at, mask=out_mask, other=0.0).to(tl.float32)
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=out_mask)
             acc = tl.zeros_like(acc)
