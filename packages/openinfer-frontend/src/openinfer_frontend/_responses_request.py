@@ -177,38 +177,54 @@ class ResponsesRequest(RequestModel):
 
 
 class _Turns:
-    """Messages as they are put together: what the model said in one go is one message."""
+    """Messages as they are put together: what the model said in one go is one message.
+
+    Texts that belong together are joined once, in `whole`: time is linear in the items.
+    """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._system: list[str] = []
+        """Templates want one system message, and want it first."""
+        self._messages: list[dict[str, Any]] = []
+        """The rest. Reasoning is a list of texts here."""
 
-    def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
-        """A message of a role."""
-        last = self.messages[-1] if self.messages else {}
-        if role == "assistant" and last.get("role") == role and last["content"] is None:
+    @property
+    def is_begun(self) -> bool:
+        """Whether more than system messages have come."""
+        return bool(self._messages)
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The messages, once all have come."""
+        for message in self._messages:
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "\n".join(message["reasoning_content"])
+        system = [{"role": "system", "content": "\n\n".join(self._system)}] if self._system else []
+        return [*system, *self._messages]
+
+    def add(self, role: str, content: str | list[dict[str, Any]], **fields: str) -> None:
+        """A message of a role; `fields` stand in it, too."""
+        last = self._messages[-1] if self._messages else {}
+        if role == "system" and not self.is_begun:
+            self._system.append(_plain(content))
+        elif role == "assistant" and last.get("role") == role and last["content"] is None:
             last["content"] = content
-        elif role == last.get("role") == "system" and len(self.messages) == 1:
-            # Templates want one system message, and want it first.
-            last["content"] += f"\n\n{_plain(content)}"
-        elif role == "system" and not self.messages:
-            self.messages.append({"role": role, "content": _plain(content)})
         else:
-            self.messages.append({"role": role, "content": content})
+            self._messages.append({"role": role, **fields, "content": content})
 
     def think(self, thoughts: str) -> None:
         """Reasoning: the assistant's next message begins."""
-        last = self.messages[-1] if self.messages else {}
+        last = self._messages[-1] if self._messages else {}
         if set(last) == {"role", "content", "reasoning_content"} and last["content"] is None:
-            last["reasoning_content"] += f"\n{thoughts}"
+            last["reasoning_content"].append(thoughts)
             return
-        message = {"role": "assistant", "content": None, "reasoning_content": thoughts}
-        self.messages.append(message)
+        message = {"role": "assistant", "content": None, "reasoning_content": [thoughts]}
+        self._messages.append(message)
 
     def call(self, call: dict[str, Any]) -> None:
         """A call, beside what the assistant said or thought before it."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": None})
-        self.messages[-1].setdefault("tool_calls", []).append(call)
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": None})
+        self._messages[-1].setdefault("tool_calls", []).append(call)
 
 
 def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[dict[str, Any]]:
@@ -217,12 +233,13 @@ def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[di
         turns.add("system", instructions)
     if isinstance(given, str):
         turns.add("user", given)
-        return turns.messages
+        return turns.whole()
     for index, item in enumerate(given):
         _add_item(turns, item, f"input[{index}]")
-    if not turns.messages:
+    messages = turns.whole()
+    if not messages:
         raise _wrong("input", "there is nothing in it")
-    return turns.messages
+    return messages
 
 
 def _add_item(turns: _Turns, item: _Item, field: str) -> None:
@@ -230,8 +247,7 @@ def _add_item(turns: _Turns, item: _Item, field: str) -> None:
     if kind == "message":
         role = _string(item, "role", field)
         # A message in the middle keeps its role; those at the start are the system's.
-        is_first = all(message["role"] == "system" for message in turns.messages)
-        role = "system" if role == "developer" and is_first else role
+        role = "system" if role == "developer" and not turns.is_begun else role
         turns.add(role, _content(item.get("content"), f"{field}.content"))
     elif kind == "function_call":
         name = _string(item, "name", field)
@@ -241,7 +257,7 @@ def _add_item(turns: _Turns, item: _Item, field: str) -> None:
     elif kind == "function_call_output":
         output = _content(item.get("output"), f"{field}.output")
         call_id = _string(item, "call_id", field)
-        turns.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+        turns.add("tool", output, tool_call_id=call_id)
     elif kind == "reasoning":
         thoughts = _reasoning(item, field)
         if thoughts:
@@ -307,7 +323,7 @@ def _chosen(tools: list[dict[str, Any]], choice: _Item) -> tuple[list[dict[str, 
     allowed = choice.get("tools")
     if not isinstance(allowed, list):
         raise _wrong("tool_choice.tools", "must be a list")
-    names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
+    names = {str(tool.get("name")) for tool in allowed if isinstance(tool, dict)}
     return [tool for tool in tools if tool["function"]["name"] in names], mode
 
 

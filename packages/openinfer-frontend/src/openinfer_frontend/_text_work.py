@@ -172,17 +172,33 @@ class TextWork:
 
 
 def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    placed: list[dict[str, Any]] = []
-    for message in messages:
-        is_late = bool(placed) and message["role"] in _SYSTEM_ROLES
-        if not is_late or all(earlier["role"] in _SYSTEM_ROLES for earlier in placed):
-            placed.append(message)
-        elif placed[-1]["role"] == "user":
-            content = [*_parts(placed[-1]), *_parts(message)]
-            placed[-1] = placed[-1] | {"content": content}
+    """The messages with late system messages in the user's turn beside them, in linear time.
+
+    What stood between two user messages joins them to one: templates may want turns to alternate.
+    """
+    is_system = [message["role"] in _SYSTEM_ROLES for message in messages]
+    start = is_system.index(False) if False in is_system else len(messages)
+    turns: list[list[dict[str, Any]]] = []
+    for index in range(start, len(messages)):
+        is_joined = index > start and (is_system[index] or is_system[index - 1])
+        if is_joined and all(_is_users(message) for message in messages[index - 1 : index + 1]):
+            turns[-1].append(messages[index])
         else:
-            placed.append(message | {"role": "user"})
-    return placed
+            turns.append([messages[index]])
+    return [*messages[:start], *map(_users_turn, turns)]
+
+
+def _is_users(message: Mapping[str, Any]) -> bool:
+    return message["role"] in ("user", *_SYSTEM_ROLES)
+
+
+def _users_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One message of those that belong together."""
+    first = next((message for message in messages if message["role"] == "user"), messages[0])
+    if len(messages) > 1:
+        parts = [part for message in messages for part in _parts(message)]
+        return first | {"role": "user", "content": parts}
+    return first | {"role": "user"} if first["role"] in _SYSTEM_ROLES else first
 
 
 def _parts(message: Mapping[str, Any]) -> list[Any]:
