@@ -187,6 +187,85 @@ def test_a_slow_request_is_no_slow_head(start, app, engine, monkeypatch):
     thread.join()
 
 
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _read_head(sock):
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += sock.recv(4096)
+    return head
+
+
+@pytest.mark.parametrize("line", [b"x: " + b"y" * 1000 + b"\r\n", b"z" * 1000])
+@pytest.mark.parametrize("settings", [{"api_keys": ("k",)}, {}])
+def test_trailers_without_end_end_the_connection(start, make_app, engine, settings, line):
+    server = start(make_app(engine, **settings))
+    with socket.create_connection(server.socket.getsockname(), timeout=5) as sock:
+        sock.sendall(CHUNKED)
+        if settings:
+            assert _read_head(sock).startswith(b"HTTP/1.1 401")
+        sock.sendall(b"0\r\n" + (b"" if line[1:2] == b":" else b"x: "))
+        with pytest.raises(ConnectionError):
+            sock.sendall(line * 20_000)
+
+
+def test_trailers_are_no_headers(start, app, engine):
+    body = b'{"prompt":"Hi"}'
+    chunks = b"%x\r\n%b\r\n0\r\nx-request-id: theirs\r\n\r\n" % (len(body), body)
+    with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        for _ in range(2):
+            sock.sendall(CHUNKED + chunks)
+            head = _read_head(sock)
+            assert head.startswith(b"HTTP/1.1 200")
+            assert b"theirs" not in head
+
+
+@pytest.mark.parametrize("end", [b"", b"0\r\n"])
+def test_a_body_that_nobody_reads_has_a_time(start, make_app, engine, monkeypatch, end):
+    monkeypatch.setattr(_connection, "UNREAD_TIMEOUT_S", 0.3)
+    server = start(make_app(engine, api_keys=("k",)))
+    with socket.create_connection(server.socket.getsockname(), timeout=2) as sock:
+        sock.sendall(CHUNKED)
+        assert _read_head(sock).startswith(b"HTTP/1.1 401")
+        deadline = time.monotonic() + 5
+        sock.sendall(end)
+        sock.settimeout(0.05)
+        while time.monotonic() < deadline:
+            try:
+                sock.sendall(b"x: y\r\n" if end else b"1\r\na\r\n")
+                if sock.recv(1000) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+        pytest.fail("the connection is still there")
+
+
+@pytest.mark.parametrize("after", [b"0\r\n\r\n", b"0\r\n\r\n\r\n"])
+def test_a_connection_idles_no_longer_for_an_unread_body(
+    start, make_app, engine, monkeypatch, after
+):
+    seconds = property(lambda _: 0.3, lambda _, __: None)
+    monkeypatch.setattr(_connection.Connection, "timeout_keep_alive", seconds, raising=False)
+    server = start(make_app(engine, api_keys=("k",)))
+    with socket.create_connection(server.socket.getsockname(), timeout=3) as sock:
+        sock.sendall(CHUNKED)
+        _read_head(sock)
+        sock.sendall(after + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answers = b""
+        while part := sock.recv(4096):
+            answers += part
+        assert b"HTTP/1.1 200" in answers
+    with socket.create_connection(server.socket.getsockname(), timeout=3) as sock:
+        sock.sendall(CHUNKED)
+        _read_head(sock)
+        sock.sendall(after)
+        while sock.recv(4096):
+            pass
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")

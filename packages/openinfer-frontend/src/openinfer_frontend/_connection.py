@@ -1,4 +1,4 @@
-"""uvicorn's connection, with bounds on what comes before a request's body."""
+"""uvicorn's connection, with bounds on what the application does not read itself."""
 
 import asyncio
 import socket
@@ -12,7 +12,10 @@ from openinfer_frontend._exchange import ABORT, SEND_NOW
 HEAD_TIMEOUT_S = 30.0
 """A request line and its headers that take longer end the connection."""
 MAX_HEAD_BYTES = 1 << 16
-"""Likewise if there are more of them than these; a last packet may pass it."""
+"""Likewise if there are more of them than these; a last packet may pass it. Also the bound of what
+follows a head without being body: trailers, and what chunks say of themselves."""
+UNREAD_TIMEOUT_S = 30.0
+"""What is left of a request that was answered already ends the connection if it takes longer."""
 
 
 class Connection(HttpToolsProtocol):
@@ -21,8 +24,13 @@ class Connection(HttpToolsProtocol):
     _is_close_delimited = False
     """Whether the answer under way has neither a length nor chunks: it ends with the connection."""
     _is_in_head = False
+    _is_in_body = False
+    """Whether a request has a head and no end yet."""
+    _has_brought_body = False
+    """Whether the packet of the moment did."""
     _num_head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
+    """Of a head, or in a row of what is no body behind one."""
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop: a request is expected."""
@@ -35,16 +43,23 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop; what is too long for a head ends the connection."""
+        """Called by the loop; what is too long for a head or trailers ends the connection."""
+        self._has_brought_body = False
         super().data_received(data)
-        if self._is_in_head:
-            self._num_head_bytes += len(data)
+        if self._is_in_head or self._is_in_body:
+            self._num_head_bytes = 0 if self._has_brought_body else self._num_head_bytes + len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._give_up()
+        elif self.timeout_keep_alive_task is None and self._is_idle():
+            # uvicorn stops it with every packet, and sets it only behind a response.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         """Called by the parser: a request begins."""
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self.scope["extensions"] = {
             ABORT: {"abort": self._abort},
             SEND_NOW: {"send": self._send_now},
@@ -52,13 +67,42 @@ class Connection(HttpToolsProtocol):
         if not self._is_in_head:
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser; trailers are dropped, they are read by nobody."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Called by the parser: the head is whole."""
-        self._is_in_head = False
+        self._is_in_head, self._is_in_body = False, True
+        self._num_head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self._send_without_chunks()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._has_brought_body = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser: a request is whole."""
+        self._is_in_body = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Called by a response at its end; the rest of its request has a time of its own."""
+        super().on_response_complete()
+        if self._is_in_body and self._is_idle():
+            self._stop_timer()
+            self._timer = self.loop.call_later(UNREAD_TIMEOUT_S, self._give_up)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is being answered, on a connection that is to stay."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and not self.transport.is_closing()
 
     def _send_without_chunks(self) -> None:
         """Has a body of unknown length end with the connection: HTTP/1.0 knows no chunks."""
@@ -79,12 +123,12 @@ class Connection(HttpToolsProtocol):
     def _await_head(self) -> None:
         self._is_in_head = True
         self._num_head_bytes = 0
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
         self._stop_timer()
