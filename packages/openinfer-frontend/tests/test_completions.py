@@ -3,6 +3,7 @@
 import pytest
 
 from openinfer_contract import Finished, unpack_ids
+from openinfer_text import StopSet
 
 
 def test_a_prompt_is_completed(client, engine):
@@ -129,3 +130,14 @@ def test_return_token_ids(client, fakes):
     first, second = client.stream("/v1/completions", {"prompt": "Hi", "return_token_ids": True})
     assert first["choices"][0]["prompt_token_ids"] == [72, 105]
     assert second["choices"][0]["token_ids"] == [*b"Hello", fakes.IM_END]
+
+
+def test_samples_share_their_stop_strings(client, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "openinfer_frontend._generate_routes.StopSet",
+        lambda stops: made.append(stops) or StopSet(stops),
+    )
+    body = client.complete(["Hi", "Ho"], n=3, stop=["l", "x"])
+    assert [choice["stop_reason"] for choice in body["choices"]] == ["l"] * 6
+    assert made == [("l", "x")]

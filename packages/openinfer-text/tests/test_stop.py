@@ -1,8 +1,10 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_text import StopStrings
+from openinfer_text import StopSet, StopStrings
 
 
 def _naive(text, stops):
@@ -57,3 +59,19 @@ def test_without_stops_text_passes():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])
+
+
+def test_long_stops_take_memory_once_and_in_proportion():
+    stops = [f"{number:04}" + "ab" * 510 for number in range(64)]
+    tracemalloc.start()
+    try:
+        shared = StopSet(stops)
+        watches = [StopStrings(shared) for _ in range(1000)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
+    for watch in watches[:3]:
+        assert watch.push("x" + stops[7][:-1]) == "x"
+        assert watch.push("b") == ""
+        assert watch.matched == stops[7]

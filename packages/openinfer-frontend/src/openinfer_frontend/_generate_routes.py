@@ -24,7 +24,7 @@ from openinfer_frontend._sending import send_stream, send_whole
 from openinfer_frontend._structured import WantedForm, check_form, wanted_form
 from openinfer_frontend._text_work import Prompt
 from openinfer_frontend.errors import ApiError
-from openinfer_text import OutputParser, OutputText
+from openinfer_text import OutputParser, OutputText, StopSet
 
 MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFormat]
 """Makes the wire format of one response, for these choices, so many of each prompt."""
@@ -224,6 +224,7 @@ class GenerateRoutes:
         """Every sample of every prompt: what the engine gets, and the text that comes of it."""
         request, response_id = job.request, job.context.response_id
         is_single = len(prompts) * request.n == 1
+        stops = StopSet(request.stops)
         return [
             (
                 job.lowering.build(
@@ -231,16 +232,18 @@ class GenerateRoutes:
                     sample,
                     response_id if is_single else f"{response_id}-{number * request.n + sample}",
                 ),
-                self._output(job, prompt, markers),
+                self._output(job, prompt, markers, stops),
             )
             for number, prompt in enumerate(prompts)
             for sample in range(request.n)
         ]
 
-    def _output(self, job: _Job, prompt: Prompt, markers: Sequence[str]) -> OutputText:
+    def _output(
+        self, job: _Job, prompt: Prompt, markers: Sequence[str], stops: StopSet
+    ) -> OutputText:
         request = job.request
         return self._text.model.output(
-            stops=request.stops,
+            stops=stops,
             include_stop_str_in_output=request.include_stop_str_in_output,
             stop_token_ids=job.lowering.stop_token_ids,
             min_tokens=request.min_tokens,

@@ -32,7 +32,7 @@ from openinfer_text._pieces import (
     ToolCallEnd,
     ToolCallStart,
 )
-from openinfer_text._stop import StopStrings
+from openinfer_text._stop import StopSet, StopStrings
 from openinfer_text._structured import grammar_of_response_format, grammar_of_structure
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import Tokenizer
@@ -67,6 +67,7 @@ __all__ = [
     "OutputText",
     "TextDelta",
     "IncrementalDetokenizer",
+    "StopSet",
     "StopStrings",
     # reasoning and tool calls
     "OutputParser",

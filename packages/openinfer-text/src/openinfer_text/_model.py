@@ -12,6 +12,7 @@ from openinfer_text._installed_parsers import choose_parser
 from openinfer_text._messages import ContentFormat
 from openinfer_text._output import OutputText
 from openinfer_text._parser import OutputParser, ParseContext, ParserFactory, ReasoningMarks
+from openinfer_text._stop import StopSet
 from openinfer_text._template import ChatTemplate
 from openinfer_text._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
 from openinfer_text._turns import TurnTokens, find_boundaries, learn_turn_tokens
@@ -210,7 +211,7 @@ class TextModel:
     def output(
         self,
         *,
-        stops: Sequence[str] = (),
+        stops: StopSet | Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         stop_token_ids: Collection[int] | None = None,
         min_tokens: int = 0,

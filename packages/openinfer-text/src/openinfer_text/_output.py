@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from openinfer_text._detokenizer import IncrementalDetokenizer
-from openinfer_text._stop import StopStrings
+from openinfer_text._stop import StopSet, StopStrings
 from openinfer_text._tokenizer import Tokenizer
 
 
@@ -44,7 +44,7 @@ class OutputText:
         self,
         tokenizer: Tokenizer,
         *,
-        stops: Sequence[str] = (),
+        stops: StopSet | Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
@@ -58,7 +58,7 @@ class OutputText:
 
         Args:
             tokenizer: shared, not owned.
-            stops: strings that end the text.
+            stops: strings that end the text; streams of one request may share a `StopSet`.
             include_stop_str_in_output: show the stop string, and the text of a stop token too.
             stop_token_ids: ids at which the engine ends the request. It delivers them like any
                 other; their text is not part of the output. Leave out ids that may pass
