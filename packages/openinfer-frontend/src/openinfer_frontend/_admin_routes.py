@@ -17,7 +17,7 @@ from openinfer_contract import (
 )
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._exchange import Exchange
-from openinfer_frontend._requests import RequestModel
+from openinfer_frontend._requests import RequestModel, Strings
 from openinfer_frontend._router import Handler
 from openinfer_frontend.errors import ApiError
 
@@ -27,7 +27,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 class AbortRequest(RequestModel):
     """POST /abort_requests."""
 
-    request_ids: Annotated[list[str], Field(max_length=65536)] | None = None
+    request_ids: Annotated[Strings, Field(max_length=65536)] | None = None
     """Ids of responses, or of their requests; left out: all that this front process answers."""
 
 

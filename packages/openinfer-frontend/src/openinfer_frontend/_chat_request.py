@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from openinfer_frontend._requests import GenerationRequest, Off, On, refuse_boolean
+from openinfer_frontend._requests import GenerationRequest, Objects, Off, On, refuse_boolean
 from openinfer_frontend._tools import check_tool_choice, check_tools
 from openinfer_frontend.errors import ApiError
 
@@ -33,7 +33,7 @@ class ChatRequest(GenerationRequest):
         "echo": (False,),
     }
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Objects, Field(min_length=1)]
     """The conversation: roles system, developer, user, assistant and tool, content as a text or
     as parts."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -54,7 +54,7 @@ class ChatRequest(GenerationRequest):
     """A hint: none asks a template not to think, the others are passed to it."""
     include_reasoning: On = True
     """Whether reasoning is shown."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     """Functions that the model may call."""
     tool_choice: Any = None
     """`auto`, `none`, `required`, or a named function."""

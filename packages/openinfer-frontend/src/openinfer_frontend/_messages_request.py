@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend._chat_request import ChatRequest, Effort, thinking_kwargs
-from openinfer_frontend._requests import RequestModel, StopString, refuse_boolean
+from openinfer_frontend._requests import Objects, RequestModel, StopStrings, refuse_boolean
 from openinfer_frontend.errors import ApiError
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -25,7 +25,7 @@ class InputMessage(BaseModel):
 
     role: Literal["user", "assistant", "system"]
     """`user`, `assistant` or `system`."""
-    content: str | list[dict[str, Any]]
+    content: str | Objects
     """A text, or blocks: text, thinking, tool_use, tool_result."""
 
 
@@ -79,11 +79,11 @@ class CountTokensRequest(RequestModel):
 
     model: str
     """One of the names served."""
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
     """The conversation; one that ends with the assistant's message is continued there."""
-    system: str | list[dict[str, Any]] | None = None
+    system: str | Objects | None = None
     """The system prompt: a text or text blocks; blocks of billing headers are dropped."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     """Tools of other types than `custom` are passed over: they run on other services."""
     tool_choice: ToolChoice | None = None
     """Whether the model may, must or must not call."""
@@ -153,7 +153,7 @@ class MessagesRequest(CountTokensRequest):
     """Output tokens at most."""
     stream: bool = False
     """Whether the answer comes as server-sent events."""
-    stop_sequences: list[StopString] | None = None
+    stop_sequences: StopStrings | None = None
     """Strings that end the output, and are not in it."""
     temperature: float | None = None
     """As in a chat."""

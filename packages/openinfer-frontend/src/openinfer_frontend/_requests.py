@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -25,13 +26,28 @@ def _null_is(default: object) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
 
+def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Validates an object slice by slice, up to the first with an error."""
+    if not isinstance(value, dict):
+        return check(value)
+    items, checked = list(value.items()), {}
+    for at in range(0, len(items), _SLICE):
+        checked |= check(dict(items[at : at + _SLICE]))
+    return checked
+
+
 Off = Annotated[bool, _null_is(False)]
 """A flag that is false where it is left out or null."""
 On = Annotated[bool, _null_is(True)]
 """One that is true there."""
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+# Every list of a body stops at its first wrong item: two million errors are half a gigabyte.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Biases = Annotated[dict[int, float], WrapValidator(_by_slices)]
 StopString = Annotated[str, Field(max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(fail_fast=True)]
 _NUMBERS = (
     *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "priority"),
@@ -39,6 +55,7 @@ _NUMBERS = (
     "prompt_logprobs",
 )
 _MAX_USER_CHARS = 512
+_SLICE = 64
 _INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",
@@ -151,16 +168,19 @@ class GenerationRequest(RequestModel):
     """Taken off the logits of tokens that the output has."""
     frequency_penalty: float | None = None
     """Taken off them as often as the output has them."""
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Biases | None = None
     """Added to logits, by token id."""
     allowed_token_ids: TokenIds | None = None
     """No other token is drawn."""
     bad_words: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=128)]
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=128)]],
+            Field(max_length=128, fail_fast=True),
+        ]
         | None
     ) = None
     """Texts that the output must not contain, as sequences of tokens."""
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | StopStrings | None = None
     """A string or up to 64 that end the output, and are not in it."""
     stop_token_ids: TokenIds | None = None
     """Tokens that end the output."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend._chat_request import ChatRequest, Effort
-from openinfer_frontend._requests import RequestModel, refuse_boolean
+from openinfer_frontend._requests import Objects, RequestModel, Strings, refuse_boolean
 from openinfer_frontend.errors import ApiError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -58,7 +58,7 @@ class ResponsesRequest(RequestModel):
 
     model: str | None = None
     """One of the names served; left out: the first."""
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     """A text, or items: messages, function calls and their outputs, reasoning."""
     instructions: str | None = None
     """The system prompt."""
@@ -78,9 +78,9 @@ class ResponsesRequest(RequestModel):
     """As in a chat."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Logprobs, with so many alternatives to each token."""
-    include: list[str] | None = None
+    include: Strings | None = None
     """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     """Tools of other types than `function` are passed over: they run on other services."""
     tool_choice: Any = None
     """`auto`, `none`, `required`, a function, or `allowed_tools`."""

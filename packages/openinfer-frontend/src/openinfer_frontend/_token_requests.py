@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from openinfer_frontend._requests import RequestModel, TokenIds
+from openinfer_frontend._requests import Objects, RequestModel, TokenIds
 from openinfer_frontend._tools import check_tools
 from openinfer_frontend.errors import ApiError
 
@@ -23,7 +23,7 @@ class TokenizeRequest(RequestModel):
     """One of the names served."""
     prompt: str | None = None
     """A text; or else `messages`."""
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    messages: Annotated[Objects, Field(min_length=1)] | None = None
     """A conversation, as in a chat."""
     add_special_tokens: bool | None = None
     """Whether BOS may come first."""
@@ -33,7 +33,7 @@ class TokenizeRequest(RequestModel):
     """As in a chat."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in a chat."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     """As in a chat."""
     return_token_strs: bool = False
     """Adds the text of each token."""
