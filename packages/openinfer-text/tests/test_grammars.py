@@ -84,9 +84,9 @@ def test_arguments_are_held_where_it_is_asked_for():
         form = json.loads(grammar.text)["format"]
         return form["type"], [tag["content"]["json_schema"] for tag in form.get("tags", ())]
 
-    held = [{"a": 1}, {"b": 1}]
+    held = [{"a": 1, "type": "object"}, {"b": 1, "type": "object"}]
     assert schemas(is_required=True) == ("tags_with_separator", held)
-    assert schemas(is_required=False) == ("triggered_tags", [{"a": 1}, {"type": "object"}])
+    assert schemas(is_required=False) == ("triggered_tags", [held[0], {"type": "object"}])
     assert schemas(is_required=False, otherwise=JSON)[0] == "or"
 
 

@@ -1,11 +1,15 @@
 """Calls that are demanded or strict: what the grammar lets through, every built-in parser reads."""
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from openinfer_testing.parsers import CallCase, CallConformance, allows
 from openinfer_text import StructureError, choose_parser, grammar_of_calls
+from openinfer_text._tool_schemas import ToolSchemas
 
 STRING = {"type": "string"}
 PLACE = {"lat": 5, "names": ["a", {"b": "</parameter></function></tool_call>"}]}
@@ -97,6 +101,10 @@ def _held(schema, **root):
         ({"type": "string", "pattern": "^[a-c]+$"}, "abc", "abd"),
         ({"type": "string", "pattern": "b$"}, "a\nb", "ba"),
         ({"type": "string", "pattern": "a|b"}, "xbx", "xyz"),
+        ({"type": "string", "pattern": "^$"}, "", "x"),
+        ({"type": "string", "pattern": "^()$"}, "", "x"),
+        ({"type": "string", "pattern": "$"}, "x", "</function>"),
+        ({"type": "string", "pattern": "^a"}, "ab", "ba"),
         ({"type": "string", "format": "date"}, "2026-01-31", "2026-04-31"),
         ({"enum": ["1", 1, "yes", None]}, "yes", "no"),
         ({"const": "a b"}, "a b", "a"),
@@ -119,6 +127,14 @@ def test_a_tag_is_held_to_its_schema(schema, good, bad):
     [
         ({}, {"minProperties": 1}, "minProperties"),
         ({}, {"required": ["y"]}, "required"),
+        ({}, {"required": 5}, "required"),
+        ({}, {"required": [["x"]]}, "required"),
+        ({}, {"properties": [], "required": []}, "properties"),
+        (False, {}, "properties.x"),
+        ({"type": {}}, {}, "properties.x.type"),
+        ({"type": "string", "format": []}, {}, "properties.x.format"),
+        ({"type": "string", "maxLength": "9"}, {}, "properties.x.maxLength"),
+        ({"type": "string", "minLength": True}, {}, "properties.x.minLength"),
         ({"type": "string", "not": {}}, {}, "properties.x.not"),
         ({"type": "string", "format": "ipv6"}, {}, "properties.x.format"),
         ({"type": "string", "pattern": "^a|b$"}, {}, "properties.x.pattern"),
@@ -134,3 +150,65 @@ def test_what_a_tag_cannot_be_held_to_is_refused_by_name(schema, root, field):
     with pytest.raises(StructureError) as caught:
         _held(schema, **root)
     assert caught.value.field == f"tools[0].function.parameters.{field}"
+
+
+KEYWORDS = (
+    *("type", "properties", "required", "additionalProperties", "enum", "const", "format"),
+    *("pattern", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "$ref", "$defs", "items"),
+    *("minimum", "description"),
+)
+WORDS = st.sampled_from(["object", "string", "integer", "x", "date", "^$", "#/$defs/x", "#/"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 9) | st.floats(0, 1) | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYWORDS) | WORDS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+SCHEMAS = st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4)
+
+
+@pytest.mark.parametrize("name", [*WRITERS])
+@given(parameters=SCHEMAS, of_x=VALUES | SCHEMAS, is_required=st.booleans())
+def test_whatever_a_schema_holds_is_lowered_or_refused(name, parameters, of_x, is_required):
+    form = choose_parser("tool", name, None)
+    for given_ in (parameters, {"properties": {"x": of_x}} | parameters):
+        function = {"name": "f", "strict": True, "parameters": {"type": "object"} | given_}
+        for tool in (function, function | {"parameters": given_}):
+            tools = [{"type": "function", "function": tool}]
+            with contextlib.suppress(StructureError):
+                grammar_of_calls(form, tools, is_required=is_required, is_single=True)
+            schemas = ToolSchemas(tools)
+            assert isinstance(schemas.kinds("f", "x") | {schemas.accepts("f", {"x"})}, frozenset)
+
+
+@pytest.mark.parametrize("name", [*WRITERS])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "string"},
+        {"type": ["object", "null"]},
+        {"anyOf": [{"type": "array"}]},
+        {"anyOf": [{"type": "object"}, {"type": "array"}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}},
+        {"enum": ["x"]},
+    ],
+)
+def test_arguments_that_are_no_object_are_refused(name, parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    form = choose_parser("tool", name, None)
+    with pytest.raises(StructureError) as caught:
+        grammar_of_calls(form, tools, is_required=True, is_single=True)
+    assert caught.value.field == "tools[0].function.parameters.type"
+
+
+@pytest.mark.parametrize("name", [*WRITERS])
+def test_arguments_of_no_type_are_an_object(name):
+    tool = {"name": "f", "parameters": {"properties": {"x": STRING}, "required": ["x"]}}
+    tools = [{"type": "function", "function": tool}]
+    form = choose_parser("tool", name, None)
+    grammar = grammar_of_calls(form, tools, is_required=True, is_single=True)
+    write = WRITERS[name]
+    assert allows(grammar, write([("f", {"x": "a"})]))
+    assert name == "qwen3_coder" or not allows(grammar, write([("f", "a")]))

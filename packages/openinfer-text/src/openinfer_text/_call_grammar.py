@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from openinfer_contract import Grammar
+from openinfer_text._tool_schemas import object_schema
 from openinfer_text.errors import StructureError
 
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -109,7 +110,10 @@ def _tags(
 ) -> Sequence[Tag]:
     parameters = None
     if is_held or function.get("strict"):
-        parameters = function.get("parameters") or NO_ARGUMENTS
+        parameters = object_schema(function.get("parameters") or NO_ARGUMENTS)
+        if parameters is None:
+            reason = "must be object: the arguments of a call are one"
+            raise StructureError(f"tools[{index}].function.parameters.type", reason)
     try:
         return form.call_tags(function, parameters)
     except StructureError as error:

@@ -40,7 +40,8 @@ class ToolSchemas:
         """Whether a call of the tool with exactly these parameters follows its schema."""
         parameters = self._parameters[name]
         required = parameters.get("required")
-        wanted = set(required) if isinstance(required, list) else set()
+        names = required if isinstance(required, list) else ()
+        wanted = {name for name in names if isinstance(name, str)}
         return wanted <= keys <= _mapping(parameters.get("properties")).keys()
 
     def kinds(self, name: str, parameter: str) -> frozenset[str]:
@@ -57,6 +58,15 @@ def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         root: of all parameters: where its references lead.
     """
     return frozenset(kind for branch in branches_of(schema, root) for kind in _kinds(branch))
+
+
+def object_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a call's arguments, which are an object; None if it allows anything else."""
+    kinds = [set(_kinds(branch)) for branch in branches_of(parameters, parameters)]
+    if kinds and all(found == {"object"} for found in kinds):
+        return parameters
+    says_nothing = not parameters.keys() & {"type", "const", "enum", "$ref", "anyOf", "oneOf"}
+    return {**parameters, "type": "object"} if kinds == [set()] and says_nothing else None
 
 
 def branches_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:

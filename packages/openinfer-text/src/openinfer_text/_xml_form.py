@@ -25,7 +25,8 @@ _DEFINITIONS = ("$defs", "definitions")
 _OF_PARAMETERS = frozenset(
     {"type", "properties", "required", "additionalProperties", "$schema", "$id", *_DEFINITIONS}
 )
-_OF_TEXT = frozenset({"type", "minLength", "maxLength", "pattern", "format"})
+_LENGTHS = frozenset({"minLength", "maxLength"})
+_OF_TEXT = frozenset({"type", "pattern", "format"}) | _LENGTHS
 _NUMBERS = {
     "integer": "-?(0|[1-9][0-9]{0,17})",
     "number": r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?",
@@ -65,8 +66,12 @@ def held_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for keyword in parameters:
         if keyword not in _OF_PARAMETERS | ANNOTATIONS:
             raise _refused(keyword, "cannot be held in calls whose parameters are tags")
-    properties = _properties(parameters)
-    required = parameters.get("required") or ()
+    if not isinstance(parameters.get("properties"), Mapping | None):
+        raise _refused("properties", "must be an object of schemas")
+    properties, required = _properties(parameters), parameters.get("required")
+    required = [] if required is None else required
+    if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+        raise _refused("required", "must be a list of names")
     for name in required:
         if name not in properties:
             raise _refused("required", f"names {name}, which is none of the properties")
@@ -96,7 +101,10 @@ def _row(tags: Sequence[Tag], *, is_single: bool, is_required: bool = False) -> 
 def _value_tags(name: str, parameters: Mapping[str, Any]) -> Iterator[Tag]:
     """The ways to write one parameter."""
     schema = _properties(parameters)[name]
+    schema = {} if schema is True else schema
     where = f"properties.{name}"
+    if not isinstance(schema, Mapping):
+        raise _refused(where, "must be a JSON schema, an object, that something is valid against")
     branches, kinds = branches_of(schema, parameters), kinds_of(schema, parameters)
     if not branches:
         raise _refused(where, "allows too much to be held to")
@@ -105,6 +113,8 @@ def _value_tags(name: str, parameters: Mapping[str, Any]) -> Iterator[Tag]:
         yield from (_json_tag(name, part, parameters) for part in parts)
         return
     for branch in branches:
+        if not isinstance(branch.get("type", ""), str):
+            raise _refused(f"{where}.type", "must be a string or a list of strings")
         if "const" in branch or "enum" in branch:
             values = [branch["const"]] if "const" in branch else branch["enum"]
             yield from _choice_tags(name, values, kinds, where)
@@ -136,6 +146,11 @@ def _text(branch: Mapping[str, Any], where: str) -> dict[str, Any]:
     bounds.pop("type", None)
     for keyword in bounds.keys() - _OF_TEXT:
         raise _refused(f"{where}.{keyword}", "cannot be held in a text without quotes")
+    for keyword, value in bounds.items():
+        if keyword not in _LENGTHS and not isinstance(value, str):
+            raise _refused(f"{where}.{keyword}", "must be a string")
+        if keyword in _LENGTHS and not (type(value) is int and value >= 0):
+            raise _refused(f"{where}.{keyword}", "must be a count")
     if not bounds:
         return {"type": "any_text", "excludes": _EXCLUDES}
     if {"pattern", "format"} & bounds.keys():
@@ -153,12 +168,12 @@ def _pattern(bounds: Mapping[str, Any], where: str) -> str:
         if form is None:
             raise _refused(f"{where}.format", f"can be held only for {', '.join(_FORMATS)}")
         return form
-    pattern = str(bounds["pattern"])
+    pattern = bounds["pattern"]
     inner = pattern.removeprefix("^")
-    if inner.endswith("$") and not inner.endswith("\\$"):
-        inner = inner[:-1]
     before = "" if pattern.startswith("^") else _ANY
-    behind = _ANY if pattern.endswith(inner) else ""
+    behind = "" if inner.endswith("$") and not inner.endswith("\\$") else _ANY
+    if not behind:
+        inner = inner[:-1]
     bare = _NO_SYNTAX.sub("", inner)
     if "^" in bare or "$" in bare or ("|" in _GROUP.sub("", bare) and not (before and behind)):
         raise _refused(f"{where}.pattern", "has ^ or $ elsewhere than around all of it")
