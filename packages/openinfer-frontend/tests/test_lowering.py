@@ -337,4 +337,6 @@ def test_a_deadline_that_passes_is_a_timeout(client, engine):
     response = client.post("/v1/completions", {"prompt": "Hi", "deadline_ms": 1})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (408, "deadline_ms")
+    assert response.headers["x-should-retry"] == "false"
+    assert "connection" not in response.headers, "its body has arrived"
     assert error["message"] == message

@@ -1,6 +1,7 @@
 """Answers whose engine dies: another engine goes on with them, once."""
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -161,6 +162,16 @@ def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(dying, engine, 
             answer.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 10))
+    app.close()
+
+
+def test_nobody_waits_for_an_engine_beyond_the_deadline(dying, lives, client_of):
+    lives(("He", DIED))
+    app, _ = dying(resume_timeout_s=5)
+    began = time.monotonic()
+    response = client_of(app).post("/v1/completions", {"prompt": "Hi", "deadline_ms": 200})
+    assert time.monotonic() - began < 3
+    assert (response.status_code, response.json()["error"]["param"]) == (408, "deadline_ms")
     app.close()
 
 

@@ -274,12 +274,21 @@ class Generation:
         """Hands choices to the next engine, behind the output that they have already.
 
         Raises:
-            ApiError: if there is none in time, with the first one's reason.
+            ApiError: if there is none in time, with the first one's reason; 408, if the deadline
+                passes first.
         """
         assert self._hand_over is not None
-        for index in lost:
-            if not await self._hand_over(partial(self._submit_rest, index)):
-                raise _failure(failed, self._grammar_param)
+        # All choices of a request have the same.
+        deadline = self._choices[0].request.deadline
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                for index in lost:
+                    if not await self._hand_over(partial(self._submit_rest, index)):
+                        raise _failure(failed, self._grammar_param)
+        except TimeoutError:
+            message = "the deadline passed before another engine took over"
+            raise ApiError(408, message, param="deadline_ms") from None
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]

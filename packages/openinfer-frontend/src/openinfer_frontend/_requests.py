@@ -30,7 +30,8 @@ def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Validates an object slice by slice, up to the first with an error."""
     if not isinstance(value, dict):
         return check(value)
-    items, checked = list(value.items()), {}
+    items = list(value.items())
+    checked: dict[Any, Any] = {}
     for at in range(0, len(items), _SLICE):
         checked |= check(dict(items[at : at + _SLICE]))
     return checked

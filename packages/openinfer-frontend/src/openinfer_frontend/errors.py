@@ -157,7 +157,10 @@ class ApiError(FrontendError):
             headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
-        if self.status == 408:
+        if self.status == 408 and self.param == "deadline_ms":
+            # Clients try a 408 again, although nobody waits for the answer any more.
+            headers.append((b"x-should-retry", b"false"))
+        elif self.status == 408:
             # The rest of the body may trickle in for ever.
             headers.append((b"connection", b"close"))
         return headers
