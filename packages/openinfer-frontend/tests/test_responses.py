@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from openinfer_contract import unpack_ids
+from openinfer_contract import Finished, unpack_ids
 
 TOOL = {
     "type": "function",
@@ -205,6 +205,20 @@ def test_logprobs(client):
     assert [entry["token"] for entry in part["logprobs"][:5]] == list("Hello")
     assert len(part["logprobs"][0]["top_logprobs"]) == 2
     assert client.post(ROUTE, {"input": "Hi"}).json()["output"][0]["content"][0]["logprobs"] == []
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_blank_tokens_that_open_a_text_keep_their_logprobs(client, engine, is_stream):
+    engine.is_paced = True
+    engine.script = lambda _: ["\n", "\n", "Hello", Finished(reason="stop")]
+    body = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    if is_stream:
+        response = events_of(client, body)[-1]["response"]
+    else:
+        response = client.post(ROUTE, body).json()
+    (part,) = response["output"][0]["content"]
+    assert part["text"] == "\n\nHello"
+    assert "".join(entry["token"] for entry in part["logprobs"]) == "\n\nHello"
 
 
 def test_forms_and_choices(client, engine, say):

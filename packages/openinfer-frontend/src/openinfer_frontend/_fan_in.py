@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from openinfer_contract import EventSink, TokenEvent
+from openinfer_frontend._pile import Pile
 
 
 class EventFanIn:
     """Sinks for the streams of one HTTP request, and one reader.
 
-    Every stream holds at most one pending event, as `openinfer_contract.EventBuffer` does, so a
-    reader that is slow costs its own output and no more. Sinks may be called from any thread;
+    What is pending of a stream is merged, so a reader that is slow costs its own output and no
+    more. Sinks may be called from any thread;
     `get` belongs to the event loop the object was made in.
     """
 
@@ -32,7 +33,7 @@ class EventFanIn:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._pending: dict[int, TokenEvent] = {}
+        self._pending: dict[int, Pile[TokenEvent]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._is_waiting = False
         """Whether the reader waits and was not woken yet."""
@@ -54,9 +55,8 @@ class EventFanIn:
             self._pass_on({index: event})
             return
         with self._lock:
-            earlier = self._pending.get(index)
             was_empty = not self._pending
-            self._pending[index] = event if earlier is None else earlier.merged(event)
+            self._keep(index, event)
             if event.end is not None:
                 self._has_end = True
         if was_empty:
@@ -65,10 +65,17 @@ class EventFanIn:
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._wake)
 
+    def _keep(self, index: int, event: TokenEvent) -> None:
+        pile = self._pending.get(index)
+        if pile is None:
+            pile = self._pending[index] = Pile()
+        pile.add(event, event.num_tokens)
+
     def _pass_on(self, events: dict[int, TokenEvent]) -> None:
         """Hands events to who listens; else, or where that is asked for, wakes the reader."""
         if self.on_events is None:
-            self._pending = events
+            for index, event in events.items():
+                self._keep(index, event)
         else:
             try:
                 if self.on_events(events):
@@ -112,13 +119,18 @@ class EventFanIn:
     def take(self) -> dict[int, TokenEvent]:
         """What was not read yet, without waiting."""
         with self._lock:
-            events, self._pending, self._has_end = self._pending, {}, False
-        return events
+            piles, self._pending, self._has_end = self._pending, {}, False
+        return _merged(piles)
 
     def take_plain(self) -> dict[int, TokenEvent] | None:
         """As `take`; None, and nothing taken, if a stream's last event is among it."""
         with self._lock:
             if self._has_end:
                 return None
-            events, self._pending = self._pending, {}
-        return events
+            piles, self._pending = self._pending, {}
+        return _merged(piles)
+
+
+def _merged(piles: dict[int, Pile[TokenEvent]]) -> dict[int, TokenEvent]:
+    found = {index: pile.whole() for index, pile in piles.items()}
+    return {index: event for index, event in found.items() if event is not None}

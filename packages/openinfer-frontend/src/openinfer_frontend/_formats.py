@@ -22,6 +22,7 @@ from openinfer_frontend._logprobs import (
     echoed_logprobs,
     prompt_entries,
 )
+from openinfer_frontend._pile import Pile
 from openinfer_frontend.errors import ApiError
 
 _END = b"}]}\n\n"
@@ -41,7 +42,7 @@ class ChoiceResult:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    logprobs: TokenLogprobs | None = None
+    scores: Pile[TokenLogprobs] = field(default_factory=Pile)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     timing: Timing | None = None
@@ -54,10 +55,14 @@ class ChoiceResult:
         self.token_ids += delta.token_ids
         self.starts += delta.starts
         if delta.logprobs is not None:
-            earlier = self.logprobs
-            self.logprobs = earlier.merged(delta.logprobs) if earlier else delta.logprobs
+            self.scores.add(delta.logprobs, len(delta.token_ids))
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         self.timing = delta.timing
+
+    @property
+    def logprobs(self) -> TokenLogprobs | None:
+        """Of `token_ids`, where they are wanted."""
+        return self.scores.whole()
 
 
 class ChoicesFormat(AnswerFormat):

@@ -30,7 +30,7 @@ MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFor
 """Makes the wire format of one response, for these choices, so many of each prompt."""
 
 _MAX_INLINE_SCORES = 1024
-"""Scores of so many prompt tokens are spelled on the event loop: about a millisecond."""
+"""Scores of so many tokens are spelled on the event loop: about a millisecond."""
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
 
@@ -212,11 +212,19 @@ class GenerateRoutes:
         )
         with self._backend.listed(context.response_id, generation), generation:
             exchange.spans.mark("submit")
-            run_long = self._text.run_long if _is_long(options, prompts) else None
+            num_echoed = _num_prompt_scores(options, prompts)
+
+            def is_long() -> bool:
+                is_scored = request.num_top_logprobs is not None
+                num_scores = generation.usage().num_output_tokens if is_scored else 0
+                return num_echoed + num_scores > _MAX_INLINE_SCORES
+
+            run_long = self._text.run_long
             if request.stream:
-                await send_stream(exchange, generation, form, run_long)
+                is_apart = num_echoed > _MAX_INLINE_SCORES
+                await send_stream(exchange, generation, form, run_long if is_apart else None)
             else:
-                await send_whole(exchange, generation, form, run_long)
+                await send_whole(exchange, generation, form, run_long, is_long=is_long)
 
     def _sequences(
         self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]
@@ -282,7 +290,7 @@ def _context(
     )
 
 
-def _is_long(options: FormatOptions, prompts: Sequence[Prompt]) -> bool:
-    """Whether the scores of all prompts take long to be spelled."""
+def _num_prompt_scores(options: FormatOptions, prompts: Sequence[Prompt]) -> int:
+    """How many tokens of all prompts are to be spelled with their scores."""
     is_scored = options.num_top_echoed is not None or options.num_top_prompt is not None
-    return is_scored and sum(num_ids(p.token_ids) for p in prompts) > _MAX_INLINE_SCORES
+    return sum(num_ids(p.token_ids) for p in prompts) if is_scored else 0

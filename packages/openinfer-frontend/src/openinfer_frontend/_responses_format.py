@@ -39,6 +39,8 @@ class ResponsesFormat(BlockFormat):
         self._created = int(time.time())
         self._num_events = 0
         self._delta_head = b""
+        self._is_streamed = True
+        """Else there are no events."""
         self._logprobs: dict[int, list[Any]] = {}
         """Of the text blocks, by their index."""
         self._delta_logprobs: list[Any] = []
@@ -66,9 +68,15 @@ class ResponsesFormat(BlockFormat):
         """The whole response."""
         return self._response(self._status(), usage)
 
+    def add(self, delta: Delta) -> None:
+        """Takes the next part of a response that is not streamed."""
+        self._is_streamed = False
+        super().add(delta)
+
     def _take(self, delta: Delta) -> bytes:
-        if self._open is None or self._open.kind != "text":
-            # What came so far was no text.
+        is_text = self._open.kind == "text" if self._open is not None else not self.blocks
+        if not (is_text or self._blank):
+            # What came so far was no text; at the start and as white space it may become some.
             self._delta_logprobs.clear()
         if delta.logprobs is not None:
             names = self.options.names
@@ -141,7 +149,10 @@ class ResponsesFormat(BlockFormat):
         if block.kind == "text":
             found, self._delta_logprobs = self._delta_logprobs, []
             self._logprobs.setdefault(block.index, []).extend(found)
-            logprobs = b',"logprobs":%b' % (to_json(found) if found else b"[]")
+            if self._is_streamed:
+                logprobs = b',"logprobs":%b' % (to_json(found) if found else b"[]")
+        if not self._is_streamed:
+            return b""
         return b'%b"sequence_number":%d,"delta":%b%b}\n\n' % (
             self._delta_head,
             self._number(),
@@ -166,6 +177,8 @@ class ResponsesFormat(BlockFormat):
         return done
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
+        if not self._is_streamed:
+            return b""
         data = {"type": name, "sequence_number": self._number()} | fields
         return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))
 

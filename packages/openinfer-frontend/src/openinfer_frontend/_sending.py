@@ -15,7 +15,12 @@ RunLong = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 
 
 async def send_whole(
-    exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
+    exchange: Exchange,
+    generation: Generation,
+    form: AnswerFormat,
+    run_long: RunLong,
+    *,
+    is_long: Callable[[], bool],
 ) -> None:
     """Answers once all is there.
 
@@ -23,7 +28,8 @@ async def send_whole(
         exchange: nothing was answered yet.
         generation: submitted.
         form: of the answer.
-        run_long: where a long answer is spelled; None for one that is not.
+        run_long: where a long answer is spelled.
+        is_long: whether this one is, asked once all is there.
 
     Raises:
         ApiError: the generation fails.
@@ -32,18 +38,20 @@ async def send_whole(
         for delta in await generation.next():
             form.add(delta)
 
+    is_spelled_apart = is_long()
+
     def body() -> bytes:
         scores = [generation.prompt_logprobs(index) for index in range(generation.num_choices)]
         whole = form.body(generation.usage(), scores)
-        return to_json_in_slices(whole) if run_long else to_json(whole)
+        return to_json_in_slices(whole) if is_spelled_apart else to_json(whole)
 
-    await exchange.respond(200, await run_long(body) if run_long else body())
+    await exchange.respond(200, await run_long(body) if is_spelled_apart else body())
 
 
 async def send_stream(
     exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
 ) -> None:
-    """Answers event by event; arguments as for `send_whole`.
+    """Answers event by event; arguments as for `send_whole`, `run_long` None for short openings.
 
     Raises:
         ApiError: the generation fails before the first event; later ones are events themselves.
