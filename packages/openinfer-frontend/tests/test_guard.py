@@ -12,8 +12,9 @@ import pytest
 import trustme
 
 from openinfer_contract import Failed, Finished
-from openinfer_frontend import Tls, TlsError, _connection
+from openinfer_frontend import Tls, TlsError, _connection, _token_routes
 
+MESSAGES = [{"role": "user", "content": "Hi"}]
 USER = ("GET", "/v1/models", None)
 ADMIN = ("POST", "/reset_prefix_cache", None)
 OPEN = ("GET", "/health", None)
@@ -127,6 +128,56 @@ def test_too_many_at_once(make_app, fakes):
     first, second = asyncio.run(main())
     assert (first.status_code, second.status_code) == (200, 503)
     assert second.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "b"}),
+        ("/detokenize", {"tokens": [98]}),
+        ("/v1/chat/completions/render", {"messages": MESSAGES}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": MESSAGES}),
+    ],
+)
+def test_tokenizing_counts_as_well(make_app, fakes, monkeypatch, path, body):
+    """Both ways: it is refused behind others, and others are behind it. It runs in a thread."""
+    engine, go_on = fakes.FakeEngine(), threading.Event()
+    app = make_app(engine, max_in_flight=1, max_inline_bytes=0)
+    model = app._backend.text.model
+    threads = []
+
+    def waiting(function):
+        def wait(*arguments, **options):
+            threads.append(threading.current_thread())
+            assert go_on.wait(5)
+            return function(*arguments, **options)
+
+        return wait
+
+    for name in ("encode", "encode_chat", "decode"):
+        monkeypatch.setattr(model, name, waiting(getattr(model, name)))
+    json_threads = []
+    original = _token_routes.to_json_in_slices
+    monkeypatch.setattr(
+        _token_routes,
+        "to_json_in_slices",
+        lambda value: json_threads.append(threading.current_thread()) or original(value),
+    )
+
+    async def main():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            first = asyncio.create_task(client.post(path, json=body))
+            await fakes.wait_for(lambda: threads)
+            second = await client.post(path, json=body)
+            go_on.set()
+            return await first, second
+
+    first, second = asyncio.run(main())
+    assert (first.status_code, second.status_code) == (200, 503)
+    assert threading.main_thread() not in threads + json_threads
+    assert app.num_in_flight == 0
+    assert json_threads or path.endswith("count_tokens")
 
 
 def test_bodies_are_bounded_together(engine, make_app, client_of):
