@@ -146,3 +146,12 @@ def test_a_body_may_name_its_request(client, engine):
     response = client.post("/v1/completions", {"prompt": "Hi", "request_id": "m"}, headers=headers)
     assert response.json()["id"] == "cmpl-theirs"
     assert client.post("/v1/completions", {"prompt": "Hi", "request_id": "a b"}).status_code == 400
+
+
+def test_a_command_that_takes_too_long_says_that_it_stays_queued(make_app, fakes, client_of):
+    engine = fakes.FakeEngine(commands=("pause",))
+    engine.results = [None]
+    response = client_of(make_app(engine, control_timeout_s=0.05)).post("/pause", None)
+    assert response.status_code == 503
+    assert "takes effect later" in response.json()["error"]["message"]
+    assert "retry-after" not in response.headers, "a second one would be queued too"

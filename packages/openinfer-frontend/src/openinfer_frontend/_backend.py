@@ -147,7 +147,9 @@ class Backend:
         except EngineDead as error:
             raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
         except TimeoutError:
-            raise ApiError.unavailable(f"{name} did not end in time") from None
+            # No word of when to try again: that would only queue a second one.
+            message = f"{name} did not end in time; it stays queued and takes effect later"
+            raise ApiError.from_engine(503, message) from None
         if isinstance(result, CommandFailed):
             raise ApiError.from_engine(_STATUS_OF_FAILURE[result.kind], result.message)
         return result
