@@ -82,7 +82,7 @@ class Server:
 
     def log(self) -> list[str]:
         """What it has written so far."""
-        return self._log.read_text().splitlines()
+        return self._log.read_text().replace(str(Path.home()), "~").splitlines()
 
     def close(self) -> None:
         """Ends it and waits."""
