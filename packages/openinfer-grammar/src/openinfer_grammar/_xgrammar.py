@@ -35,6 +35,7 @@ _ALWAYS = frozenset(
 )
 _DATA = frozenset({"enum", "const", "default", "examples"})
 """Keywords whose values are no schemas."""
+_BY_NAME = frozenset({"properties", "$defs", "definitions"})
 _OF_TYPE = {
     "minLength": "string",
     "maxLength": "string",
@@ -198,7 +199,13 @@ def _with_patterns(part: Any) -> Any:
         return [_with_patterns(item) for item in part]
     if not isinstance(part, dict):
         return part
-    plain = {k: v if k in _DATA else _with_patterns(v) for k, v in part.items()}
+    plain: dict[str, Any] = {}
+    for keyword, value in part.items():
+        if keyword in _BY_NAME and isinstance(value, dict):
+            # Names, which may be those of keywords.
+            plain[keyword] = {name: _with_patterns(schema) for name, schema in value.items()}
+        else:
+            plain[keyword] = value if keyword in _DATA else _with_patterns(value)
     if part.get("type") == "string" and ("minLength" in part or "maxLength" in part):
         low, high = plain.pop("minLength", 0), plain.pop("maxLength", "")
         plain["pattern"] = f'^[^\\x00-\\x1f"\\\\]{{{low},{high}}}$'
