@@ -11,8 +11,9 @@ import httpx
 import pytest
 import trustme
 
-from openinfer_contract import Failed, Finished
+from openinfer_contract import Failed, Finished, Rejected
 from openinfer_frontend import Tls, TlsError, _connection, _token_routes
+from openinfer_frontend.errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USER = ("GET", "/v1/models", None)
@@ -362,3 +363,21 @@ def test_tls_with_certificates_of_clients(start, app, certificates):
 def test_certificates_that_cannot_be_used(certificates, fields, word):
     with pytest.raises(TlsError, match=word):
         Tls(**{name: str(certificates / file) for name, file in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("cannot read /secret", "cannot read (path)"),
+        ("cannot read '/secret': gone", "cannot read '(path)': gone"),
+        ("no /a/b/ at 10.0.0.1:80", "no (path) at (address)"),
+        ("#/$defs/x and </tool_call> and/or 3 / 4", "#/$defs/x and </tool_call> and/or 3 / 4"),
+    ],
+)
+def test_words_of_an_engine_name_no_paths(client, engine, message, shown):
+    assert ApiError.from_engine(500, message).message == shown
+    rejected = Rejected(kind="invalid", message=message, field="grammar")
+    assert ApiError.from_rejection(rejected).message == shown
+    engine.script = lambda _: [rejected]
+    error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
+    assert error["message"] == shown

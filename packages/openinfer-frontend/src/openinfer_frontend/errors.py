@@ -42,7 +42,8 @@ _PARAM_OF_FIELD = {
     "deadline": "deadline_ms",
 }
 _MAX_MESSAGE_CHARS = 500
-_PATH = re.compile(r"(?<![\w/])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)+/?")
+_PATH = re.compile(r"(?<![\w/#<])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)*/?")
+"""No closing tag, and no reference within a schema."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?")
 
 
@@ -102,7 +103,7 @@ class ApiError(FrontendError):
         else:
             bare = field.removeprefix("sampling.").removeprefix("stop.")
             param = _PARAM_OF_FIELD.get(field, bare)
-        message = rejected.message
+        message = _scrubbed(rejected.message)
         if field and message.startswith(field):
             message = param + message[len(field) :]
         status = _STATUS_OF_REJECTION[rejected.kind]
@@ -116,9 +117,7 @@ class ApiError(FrontendError):
         cls, status: int, message: str, *, retry_after_s: float | None = None
     ) -> "ApiError":
         """An engine's own words, free of what only its operator may know."""
-        message = _PATH.sub("(path)", message)
-        message = _ADDRESS.sub("(address)", message)
-        return cls(status, message, retry_after_s=retry_after_s)
+        return cls(status, _scrubbed(message), retry_after_s=retry_after_s)
 
     @classmethod
     def unavailable(cls, message: str, retry_after_s: float = 1.0) -> "ApiError":
@@ -175,6 +174,11 @@ class ApiError(FrontendError):
                 "code": self.status,
             }
         }
+
+
+def _scrubbed(message: str) -> str:
+    """An engine's words without paths and addresses."""
+    return _ADDRESS.sub("(address)", _PATH.sub("(path)", message))
 
 
 class ClientGone(FrontendError):
