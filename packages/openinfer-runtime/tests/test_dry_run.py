@@ -120,14 +120,18 @@ print("\\n".join(kernels))
 """
 
 
-def _kernels(script, folder, options, **environment):
+def _run(script, folder, options, **environment):
     inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", script, str(folder), json.dumps(options)],
         capture_output=True,
         text=True,
         env=inherited | environment,
     )
+
+
+def _kernels(*arguments, **environment):
+    done = _run(*arguments, **environment)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines())
 
@@ -140,3 +144,20 @@ def test_a_dry_run_notes_every_kernel_that_steps_launch(checkpoint):
     launched = _kernels(_REAL, folder, options, TRITON_INTERPRET="1")
     assert len(launched) > 10
     assert launched <= noted, "\n".join(sorted(launched - noted))
+
+
+@pytest.mark.parametrize("method", ["sample", "draw_recorded"])
+def test_a_dry_run_that_fails_says_so(checkpoint, method):
+    """Half a list of kernels would be kept as a whole one."""
+    broken = f"""
+from openinfer_sampler import Sampler
+
+def fail(*arguments, **options):
+    raise ValueError("no draw")
+
+Sampler.{method} = fail
+"""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 128}
+    done = _run(broken + _DRY, checkpoint(), options)
+    assert done.returncode != 0
+    assert "no draw" in done.stderr

@@ -6,7 +6,7 @@ kernels, and which ones follows from shapes alone.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Never, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +17,22 @@ from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._memory import allocate_arena
 from openinfer_runtime._model import TorchModel
+from openinfer_runtime.errors import RecordingFailed
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
 T = TypeVar("T")
 
 META = torch.device("meta")
+
+
+class _DryExecutor(TorchExecutor):
+    """Raises at once what goes wrong: nobody waits for these steps, and half a list is none."""
+
+    def _judge(self, error: Exception, plan: StepPlan) -> Never:
+        raise error
+
+    def _stop_recording(self, error: RecordingFailed) -> Never:
+        raise error
 
 
 def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
@@ -30,13 +41,16 @@ def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
     Args:
         model: on the meta device; a layer of it is enough.
         info: of the executor that it stands for, but for the device.
+
+    Raises:
+        Exception: whatever a step raises.
     """
     spec = model.cache_spec()
     (group,) = info.cache_groups
     block_size, num_blocks = group.tokens_per_block, info.num_blocks + 1
     arena = allocate_arena(num_blocks * spec.bytes_per_block(block_size), META)
     cache = CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
-    executor = TorchExecutor(model, cache, info, _run_once)
+    executor = _DryExecutor(model, cache, info, _run_once)
     # The draws first: theirs is the kernel that takes longest to compile.
     for step_id, (request, has_mask) in enumerate(_draws()):
         _prefill(executor, step_id, request, has_mask)

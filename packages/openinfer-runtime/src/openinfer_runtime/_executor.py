@@ -245,9 +245,9 @@ class TorchExecutor:
             self._prompt_requests.pop(start.slot, None)
             if start.request.prompt_logprobs is not None:
                 self._prompt_requests[start.slot] = start.request
-        # Of every plan, so that they follow rows that come and go.
-        groups = () if self._prefix_groups is None else self._prefix_groups.of(plan)
         try:
+            # Of every plan, so that they follow rows that come and go.
+            groups = () if self._prefix_groups is None else self._prefix_groups.of(plan)
             if plan.rows:
                 self._forward_rows(step, plan, groups)
         finally:

@@ -53,10 +53,3 @@ class CudaGraphs:
             return result
 
         return replay
-
-    def warm_up(self, work: Callable[[], object]) -> None:
-        """Runs work where captures run, so that libraries have what they need there."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()
-        torch.cuda.current_stream().wait_stream(self._stream)

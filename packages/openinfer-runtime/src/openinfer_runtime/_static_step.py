@@ -38,7 +38,8 @@ class StaticStep:
         device: torch.device,
     ) -> None:
         self.shape = shape
-        # More in one step are sent beside it: those of several prompts that are in the cache.
+        # More in one step are sent beside it, row by row: of several prompts that are in the cache,
+        # and of many rows that grow at once.
         self.num_new_blocks = 2 * shape.num_seqs + shape.num_tokens // block_size
         if not shape.is_decode:
             self.num_new_blocks += max_blocks
