@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from openinfer_kernels._compile_ahead import _KernelList
+from openinfer_kernels._kernel_builds import is_cached
+
 _SCRIPT = """
 import json, logging, sys
 from dataclasses import asdict
@@ -93,3 +96,42 @@ def test_a_cache_that_cannot_be_written_costs_no_start(compile_ahead, tmp_path):
     counts, log = compile_ahead("a", "256")
     assert counts == (0, 0, 0)
     assert "kernels are compiled when they are first needed: " in log
+
+
+@pytest.mark.long
+def test_a_damaged_list_or_entry_is_compiled_anew(compile_ahead, tmp_path):
+    assert compile_ahead("a", "256")[0] == (2, 2, 0)
+    (kernels,) = tmp_path.glob("*/kernels.json")
+    whole = kernels.read_text()
+    kernels.write_text(whole[:20])
+    assert compile_ahead("a", "256")[0] == (2, 0, 0)
+    assert kernels.read_text() == whole
+    (entry,) = tmp_path.glob("*/__grp___silu_and_mul_kernel.json")
+    entry.write_text("")
+    assert compile_ahead("a", "256")[0] == (2, 1, 0)
+    assert json.loads(entry.read_text())["child_paths"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["", '[["kernel", "ab', "null", "{}", '[["kernel"]]', "[1]", '[["kernel", 1]]', '[["a", "?"]]'],
+)
+def test_a_damaged_list_counts_as_none(damaged, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = _KernelList("a", 90)
+    kernels.write([])
+    assert kernels.num_cached() == 0
+    (path,) = tmp_path.glob("*/kernels.json")
+    path.write_text(damaged)
+    assert kernels.num_cached() is None
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"child_paths": 1}', '{"child_paths": {"a": {}}}'])
+def test_a_damaged_entry_is_taken_out(damaged, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert not is_cached("kernel", "ab")
+    (folder,) = tmp_path.iterdir()
+    entry = folder / "__grp__kernel.json"
+    entry.write_text(damaged)
+    assert not is_cached("kernel", "ab")
+    assert not entry.exists()

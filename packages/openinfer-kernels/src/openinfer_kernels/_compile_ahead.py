@@ -112,12 +112,16 @@ class _KernelList:
         self._folder = get_cache_manager(name)
 
     def num_cached(self) -> int | None:
-        """How many there are, if the cache has every one of them."""
+        """How many there are, if the cache has every one of them; a damaged list counts as none."""
         path = self._folder.get_file(_LIST)
         if path is None:
             return None
-        kernels: list[tuple[str, str]] = json.loads(Path(path).read_bytes())
-        return len(kernels) if all(is_cached(*kernel) for kernel in kernels) else None
+        try:
+            kernels: list[tuple[str, str]] = json.loads(Path(path).read_bytes())
+            has_all = isinstance(kernels, list) and all(is_cached(*each) for each in kernels)
+        except (TypeError, ValueError):  # no JSON, or no list of names and digests
+            return None
+        return len(kernels) if has_all else None
 
     def write(self, builds: Sequence[KernelBuild]) -> None:
         """Remembers them."""

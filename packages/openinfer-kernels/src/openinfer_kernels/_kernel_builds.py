@@ -9,9 +9,10 @@ fill the same cache.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -59,8 +60,19 @@ class KernelBuild:
 
 
 def is_cached(name: str, digest: str) -> bool:
-    """Whether Triton's cache has a kernel."""
-    return bool(get_cache_manager(digest).get_group(f"{name[:150]}.json"))
+    """Whether Triton's cache has a kernel.
+
+    A damaged entry, say of a disk that was full, is taken out: Triton would fail on it for ever.
+    """
+    folder, metadata = get_cache_manager(digest), f"{name[:150]}.json"
+    try:
+        return bool(folder.get_group(metadata))
+    except (AttributeError, TypeError, ValueError):  # no JSON, or not of that form
+        entry = folder.get_file(f"__grp__{metadata}")
+        if entry is not None:
+            with suppress(OSError):  # only readable: launching the kernel will say so
+                Path(entry).unlink()
+        return False
 
 
 @contextmanager
