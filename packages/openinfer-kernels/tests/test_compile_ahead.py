@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from openinfer_kernels._compile_ahead import _KernelList
 from openinfer_kernels._kernel_builds import is_cached
 
 _SCRIPT = """
-import json, logging, sys
+import json, logging, os, sys
 from dataclasses import asdict
 
 import torch
@@ -20,6 +21,7 @@ from openinfer_kernels import (
     CompileAhead, RMSNormSpec, SiluAndMulSpec, num_compiled_kernels, plan_rms_norm,
     plan_silu_and_mul,
 )
+from openinfer_kernels._kernel_builds import KernelBuild
 
 logging.basicConfig(level=logging.INFO)
 count = num_compiled_kernels()
@@ -32,8 +34,13 @@ def run():
     y = plan_silu_and_mul(spec, "meta")(x)
     for rows in range(1, 4):
         plan_rms_norm(norm, "meta")(y[:rows], torch.empty(256, dtype=y.dtype, device="meta"))
-    if sys.argv[3:]:
+    if sys.argv[3:] == ["fail"]:
         raise RuntimeError("no such step")
+
+
+if sys.argv[3:] == ["crash"]:
+    build = KernelBuild.build
+    KernelBuild.build = lambda self: os.abort() if "silu" in self.name else build(self)
 
 
 with CompileAhead(run, sys.argv[1], 90) as ahead:
@@ -87,6 +94,15 @@ def test_steps_that_cannot_be_tried_cost_no_start(compile_ahead):
         counts, log = compile_ahead("a", "256", "fail")
         assert counts[0] == 2
         assert "not every step can be tried: RuntimeError: no such step" in log
+
+
+@pytest.mark.long
+def test_a_compiler_that_crashes_fails_one_kernel(compile_ahead, tmp_path):
+    counts, log = compile_ahead("a", "256", "crash")
+    assert counts == (2, 2, 0)
+    assert re.search("compiling ahead: _silu_and_mul_kernel: .* has ended early", log)
+    # It is tried again; the other kernel is there.
+    assert compile_ahead("a", "256")[0] == (2, 1, 0)
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
+import multiprocessing
 import os
+import signal
 import time
 from functools import partial
 
 import pytest
 
+from openinfer_kernels import _forked
 from openinfer_kernels._forked import Forked, ForkedJobs
 
 
@@ -38,6 +41,47 @@ def test_so_many_run_at_a_time(tmp_path):
 def test_work_without_a_result_says_so():
     with pytest.raises(ChildProcessError, match="has ended early"):
         Forked(partial(os._exit, 3)).take()
+
+
+def test_work_that_dies_between_two_adds_fails_alone():
+    jobs = ForkedJobs(1)
+    jobs.add(partial(time.sleep, 60))
+    ((_, job),) = jobs._running.values()
+    os.kill(job._process.pid, signal.SIGKILL)
+    assert job.result.poll(10)
+    for answer in ("second", "third"):
+        jobs.add(partial(_after, 0, answer))
+    died, *others = jobs.results()
+    assert isinstance(died, ChildProcessError)
+    assert "has ended early" in str(died)
+    assert [answer for answer, _ in others] == ["second", "third"]
+
+
+def test_work_that_is_killed_as_it_answers_has_no_result():
+    job = Forked(partial(time.sleep, 60))
+    job.result.close()
+    job.result, sender = multiprocessing.Pipe(duplex=False)
+    os.write(sender.fileno(), b"\0\0\0\x10half")
+    sender.close()
+    with pytest.raises(ChildProcessError, match="has ended early"):
+        job.take()
+
+
+def test_work_that_cannot_be_started_fails_alone(monkeypatch):
+    jobs = ForkedJobs(2)
+    jobs.add(partial(_after, 0, "first"))
+    with monkeypatch.context() as patch:
+        patch.setattr(_forked, "Forked", _no_process)
+        jobs.add(partial(_after, 0, "second"))
+    jobs.add(partial(_after, 0, "third"))
+    first, second, third = jobs.results()
+    assert (first[0], third[0]) == ("first", "third")
+    assert isinstance(second, ChildProcessError)
+    assert "no process can be started: " in str(second)
+
+
+def _no_process(work):
+    raise BlockingIOError("Resource temporarily unavailable")
 
 
 def test_work_that_takes_too_long_is_given_up():

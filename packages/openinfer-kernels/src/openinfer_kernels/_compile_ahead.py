@@ -138,27 +138,30 @@ def _compile_all(run: Callable[[], None], kernels: _KernelList, arch: int) -> Ke
     leave_out_compiler()
     jobs: ForkedJobs[str | None] = ForkedJobs(num_cores())
     builds: list[KernelBuild] = []
-    num_compiled = 0
+    missing: list[KernelBuild] = []
 
     def note(build: KernelBuild) -> None:
-        nonlocal num_compiled
         builds.append(build)
         if not build.is_cached:
-            num_compiled += 1
+            missing.append(build)
             jobs.add(build.build)
 
-    failed = []
+    failed: list[str] = []
     with noted_launches(arch, note):
         try:
             run()
         except Exception as error:  # what is not noted is compiled when it is needed
             failed.append(f"not every step can be tried: {type(error).__name__}: {error}")
-    failed += [reason for reason in jobs.results() if reason is not None]
+    for build, reason in zip(missing, jobs.results(), strict=True):
+        if isinstance(reason, ChildProcessError):  # the compiler has crashed, or had no memory
+            reason = f"{build.name}: {reason}"
+        if reason is not None:
+            failed.append(reason)
     if not failed:
         kernels.write(builds)
     return KernelReport(
         num_kernels=len(builds),
-        num_compiled=num_compiled,
+        num_compiled=len(missing),
         failed=tuple(failed),
         seconds=time.perf_counter() - begun,
     )

@@ -49,11 +49,15 @@ class Forked(Generic[T]):
         try:
             if not self.result.poll(timeout_s):
                 raise ChildProcessError(f"{self._process.name} takes more than {timeout_s:g} s")
-            done: T = pickle.loads(self.result.recv_bytes())
-        except EOFError as error:
-            raise ChildProcessError(f"{self._process.name} has ended early") from error
+            return self._received()
         finally:
             self.close()
+
+    def _received(self) -> T:
+        try:
+            done: T = pickle.loads(self.result.recv_bytes())
+        except (EOFError, OSError) as error:  # the latter of a process that was killed as it spoke
+            raise ChildProcessError(f"{self._process.name} has ended early") from error
         return done
 
     def close(self) -> None:
@@ -71,17 +75,21 @@ class ForkedJobs(Generic[T]):
         self._limit = num_processes
         self._waiting: deque[tuple[int, Callable[[], T]]] = deque()
         self._running: dict[Connection, tuple[int, Forked[T]]] = {}
-        self._done: dict[int, T] = {}
+        self._done: dict[int, T | ChildProcessError] = {}
         self._num_added = 0
 
     def add(self, work: Callable[[], T]) -> None:
-        """Begins the work, now or when there is room."""
+        """Begins the work, now or when there is room. Of other work that fails it says nothing."""
         self._waiting.append((self._num_added, work))
         self._num_added += 1
         self._go_on(timeout_s=0)
 
-    def results(self) -> Iterator[T]:
-        """What all work so far comes to, in the order of `add`. May raise as `Forked.take`."""
+    def results(self) -> Iterator[T | ChildProcessError]:
+        """What all work so far comes to, in the order of `add`.
+
+        Work whose process ends without a result, or cannot be started, comes to a
+        `ChildProcessError`, which is not raised: it says nothing of the other work.
+        """
         for index in range(self._num_added):
             while index not in self._done:
                 self._go_on(timeout_s=None)
@@ -92,10 +100,19 @@ class ForkedJobs(Generic[T]):
         for result in ready:
             assert isinstance(result, Connection)
             index, job = self._running.pop(result)
-            self._done[index] = job.take()
+            try:
+                self._done[index] = job.take()
+            except ChildProcessError as error:
+                self._done[index] = error
         while self._waiting and len(self._running) < self._limit:
-            index, work = self._waiting.popleft()
+            self._start(*self._waiting.popleft())
+
+    def _start(self, index: int, work: Callable[[], T]) -> None:
+        try:
             job = Forked(work)
+        except OSError as error:  # no memory, or too many processes
+            self._done[index] = ChildProcessError(f"no process can be started: {error}")
+        else:
             self._running[job.result] = (index, job)
 
 

@@ -90,7 +90,11 @@ def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult
     jobs: ForkedJobs[CompileResult] = ForkedJobs(num_cores())
     for case, arch in work:
         jobs.add(partial(_compile, case, arch))
-    yield from jobs.results()
+    for (case, arch), result in zip(work, jobs.results(), strict=True):
+        if isinstance(result, ChildProcessError):  # the compiler has crashed
+            yield CompileResult(name=case.name, arch=arch, shared_bytes=0, error=str(result))
+        else:
+            yield result
 
 
 def _compile(case: CompileCase, arch: int) -> CompileResult:
