@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from openinfer_kernels._compile_ahead import _KernelList
 from openinfer_kernels._kernel_builds import is_cached
+from openinfer_kernels._kernel_list import KernelList
 
 _SCRIPT = """
 import json, logging, os, sys
@@ -134,7 +134,7 @@ def test_a_damaged_list_or_entry_is_compiled_anew(compile_ahead, tmp_path):
 )
 def test_a_damaged_list_counts_as_none(damaged, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels = _KernelList("a", 90)
+    kernels = KernelList("a", 90)
     kernels.write([])
     assert kernels.num_cached() == 0
     (path,) = tmp_path.glob("*/kernels.json")

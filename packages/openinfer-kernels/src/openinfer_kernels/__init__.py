@@ -5,10 +5,11 @@ model is built and returns a callable that does no checking and no choosing. `_r
 what is right; the others are held to it by one parametrised test.
 """
 
-from openinfer_kernels._compile_ahead import CompileAhead, KernelReport
+from openinfer_kernels._compile_ahead import CompileAhead
 from openinfer_kernels._compile_count import num_compiled_kernels
 from openinfer_kernels._dispatch import BACKEND_ORDER
 from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
+from openinfer_kernels._kernel_report import KernelReport
 from openinfer_kernels._report import OpReport, describe, kernel_folder
 from openinfer_kernels._upload import upload
 from openinfer_kernels.advance_rows import (

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-import triton
-
 _num_compiled = 0
 
 
 def num_compiled_kernels() -> int:
     """Triton kernels compiled by this process since the first call; not those from the cache."""
+    try:
+        import triton  # not every system has it
+    except ModuleNotFoundError:
+        return 0
     compilation = triton.knobs.compilation
     if getattr(compilation.listener, "__module__", None) != __name__:
         compilation.listener = _listener(compilation.listener)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
-import triton
 
 from openinfer_kernels._dispatch import BACKEND_ORDER, choose, why_not
 from openinfer_kernels._native import cache_folder, failure
@@ -41,9 +40,13 @@ class OpReport:
 
 def kernel_folder(device: torch.device | str) -> str | None:
     """The folder of kernels that are compiled on the machine; None if there are none."""
-    if torch.device(device).type != "cpu":
-        return str(triton.knobs.cache.dir)
-    return None if failure() is not None else str(cache_folder())
+    if torch.device(device).type == "cpu":
+        return None if failure() is not None else str(cache_folder())
+    try:
+        import triton  # not every system has it
+    except ModuleNotFoundError:
+        return None
+    return str(triton.knobs.cache.dir)
 
 
 def describe(
