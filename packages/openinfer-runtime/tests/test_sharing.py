@@ -1,5 +1,6 @@
 """Groups of rows that share blocks, found from plans."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,3 +140,77 @@ def test_groups_of_a_shape_lie_where_they_lay():
     assert not step.shared.rows.any()
     assert not step.shared.units.any()
     assert step.shared.units.data_ptr() == place
+
+
+def nested_rows(num_rows, lengths):
+    """Groups over rows that share so many blocks of one document, thresholds as they are."""
+    tables = np.zeros((num_rows, max(lengths) + 2), np.int32)
+    for row, length in enumerate(lengths):
+        tables[row, :length] = np.arange(1, length + 1)
+        tables[row, length:] = 1_000_000 + row
+    num_blocks = np.array(lengths) + 1
+    return tables, PrefixGroups(tables, num_blocks, 16, SharingThresholds())
+
+
+def plan_of(slots):
+    rows = [SimpleNamespace(slot=slot) for slot in slots]
+    return SimpleNamespace(rows=rows, num_tokens=len(rows), starts=(), ends=())
+
+
+def found(groups, slots):
+    """Groups, looked for anew."""
+    starts = [SimpleNamespace(slot=slot, num_cached_tokens=512) for slot in slots]
+    groups.of(SimpleNamespace(starts=starts, ends=()))
+    begin = time.process_time()
+    result = groups.of(plan_of(slots))
+    return result, time.process_time() - begin
+
+
+@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize(("num_rows", "bound"), [(256, 1e-3), (512, 2e-3)])
+def test_rows_that_share_ever_more_are_grouped_in_bounded_time(num_rows, bound, step):
+    lengths = [32 + step * each for each in range(num_rows)]
+    np.random.default_rng(0).shuffle(lengths)
+    tables, groups = nested_rows(num_rows, lengths)
+    slots = list(range(num_rows))
+    results = [found(groups, slots) for _ in range(25)]
+    assert min(seconds for _, seconds in results) < bound
+    result = results[0][0]
+    assert_groups_share(tables, np.array(lengths), 16, result)
+    # One group of the longest half alone would save so much.
+    half = sorted(lengths)[num_rows // 2]
+    assert saved(result) > (num_rows // 2 - 1) * half * 16
+
+
+def saved(groups):
+    return sum((len(group.members) - 1) * group.num_tokens for group in groups)
+
+
+def assert_groups_share(tables, shareable, block_size, groups):
+    """Compares every block of every group, which is in none but one and shares all it can."""
+    members = np.concatenate([group.members for group in groups])
+    assert len(set(members.tolist())) == len(members)
+    for group in groups:
+        end = group.num_tokens // block_size
+        assert (tables[group.members, :end] == tables[group.members[0], :end]).all()
+        assert (shareable[group.members] >= end).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_of_any_rows_share_their_blocks(seed):
+    # A tree of prefixes: who has the same block has the same ones before it.
+    rng = np.random.default_rng(seed)
+    thresholds = SharingThresholds(min_rows=3, min_tokens=8, min_saved_tokens=0)
+    rows = Rows(num_slots=120, thresholds=thresholds)
+    prefixes = [list(range(1, 6))]
+    for node in range(12):
+        parent = prefixes[rng.integers(len(prefixes))]
+        kept = parent[: rng.integers(1, len(parent) + 1)]
+        prefixes.append([*kept, *range(100 * node + 100, 100 * node + 100 + rng.integers(1, 40))])
+    for slot in range(120):
+        rows.start([slot], *prefixes[rng.integers(len(prefixes))], num_own=int(rng.integers(1, 90)))
+    rows.of(range(120))
+    assert rows.last
+    assert len(rows.last) <= 8
+    assert all(len(group.members) >= 3 for group in rows.last)
+    assert_groups_share(rows.tables, rows.num_blocks - 1, BLOCK_SIZE, rows.last)

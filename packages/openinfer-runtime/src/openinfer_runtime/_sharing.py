@@ -3,10 +3,15 @@
 Sequences that hit the same cached prefix have the same blocks in their tables, so the blocks' ids
 tell. Nobody shares who has not hit a long prefix or is not hit: where too few rows have, nothing is
 looked at. Groups hold as long as the rows of a step stay the same ones.
+
+Tables are not read through. A block is found by a key that covers all tokens before its end, so
+rows with the same block somewhere have the same tokens up to there. Tables are compared at a few
+depths, and cost what they cost however rows are nested.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,10 @@ from openinfer_scheduler import StepPlan
 
 BlockTables = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
+
+NUM_DEPTHS = 32
+"""Blocks of a table that tell groups apart. Each is at most a fifth deeper than the one before in
+tables of 131,072 tokens: what groups that part between two of them would save more is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,48 +101,136 @@ class PrefixGroups:
         # A row's last block is the one it writes to, which nobody shares.
         shareable = self._num_blocks[slots] - 1
         rows = (shareable >= self._min_blocks).nonzero()[0]
-        groups = self._split(slots, shareable, rows, 0)
-        groups = sorted(groups, key=_saved_tokens, reverse=True)[:MAX_PREFIX_GROUPS]
+        min_rows = self._thresholds.min_rows
+        if len(rows) < min_rows:
+            return ()
+        # Deeper than so no group of enough rows can be.
+        deepest = int(np.partition(shareable[rows], -min_rows)[-min_rows])
+        depths = np.unique(np.geomspace(self._min_blocks, deepest, NUM_DEPTHS).astype(np.int64))
+        order, levels = self._in_order(slots, shareable, rows, depths)
+        spans = _best_spans(levels, [0, *(depths * self._block_size).tolist()], min_rows)
+        groups = self._as_groups(slots, shareable, rows[order], spans, [0, *depths.tolist()])
+        groups.sort(key=_saved_tokens, reverse=True)
         if sum(map(_saved_tokens, groups)) < self._thresholds.min_saved_tokens:
             return ()
         return tuple(groups)
 
-    def _split(self, slots: Rows, shareable: Rows, rows: Rows, begin: int) -> list[PrefixGroup]:
-        """Groups of rows whose tables are the same up to `begin`."""
-        if len(rows) < self._thresholds.min_rows:
+    def _in_order(
+        self, slots: Rows, shareable: Rows, rows: Rows, depths: Rows
+    ) -> tuple[list[int], list[int]]:
+        """Puts rows that share most next to each other.
+
+        Returns:
+            The order, and by neighbours at how many of the depths they are still the same.
+        """
+        blocks = self._blocks(slots[rows, None], depths)
+        # What lies behind a row's own is like nobody's.
+        nobodys = -1 - rows[:, None].astype(np.int32)
+        blocks = np.where(depths <= shareable[rows, None], blocks, nobodys)
+        data, width = blocks.tobytes(), blocks.itemsize * len(depths)
+        keys = [data[begin : begin + width] for begin in range(0, len(data), width)]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        blocks = blocks[order]
+        parts = np.ones((len(rows) - 1, len(depths) + 1), bool)
+        np.not_equal(blocks[1:], blocks[:-1], out=parts[:, :-1])
+        return order, parts.argmax(axis=1).tolist()
+
+    def _as_groups(
+        self, slots: Rows, shareable: Rows, rows: Rows, spans: list["_Span"], depths: list[int]
+    ) -> list[PrefixGroup]:
+        """Groups of spans of rows in order, each up to the very block where its rows part."""
+        owners = np.full(len(rows), len(spans))
+        # What is deeper lies within what is not, and has its rows first.
+        for index, span in sorted(enumerate(spans), key=lambda each: each[1].level):
+            owners[span.begin : span.end] = index
+        counts = np.bincount(owners, minlength=len(spans))[: len(spans)]
+        # Rows of a group that was given up for better ones may have left none to another.
+        found = (counts >= self._thresholds.min_rows).nonzero()[0]
+        if not len(found):
             return []
-        blocks = self._tables[slots[rows], begin]
-        _, kinds, counts = np.unique(blocks, return_inverse=True, return_counts=True)
+        levels = np.array([span.level for span in spans])[found]
+        counts = counts[found]
+        # By group from here on.
+        members = np.concatenate([rows[owners == index] for index in found])
+        begins = np.cumsum(counts) - counts
+        # They part before the next depth looked at.
+        ends, limits = np.array([depths, [*depths[1:], depths[-1]]])[:, levels]
+        limits = np.minimum(limits, np.minimum.reduceat(shareable[members], begins))
+        while (ends < limits).any():
+            middles = (ends + limits + 1) // 2
+            blocks = self._blocks(slots[members], np.repeat(middles, counts))
+            is_same = np.logical_and.reduceat(blocks == np.repeat(blocks[begins], counts), begins)
+            ends = np.where(is_same, middles, ends)
+            limits = np.where(is_same, limits, middles - 1)
         return [
-            group
-            for kind in (counts >= self._thresholds.min_rows).nonzero()[0]
-            for group in self._grouped(slots, shareable, rows[kinds == kind], begin)
+            PrefixGroup(members=each, num_tokens=end * self._block_size)
+            for each, end in zip(np.split(members, begins[1:]), ends.tolist(), strict=True)
         ]
 
-    def _grouped(self, slots: Rows, shareable: Rows, rows: Rows, begin: int) -> list[PrefixGroup]:
-        """Groups of rows whose tables are the same up to `begin` and there.
+    def _blocks(self, slots: Rows, depths: Rows | int) -> BlockTables:
+        """The last of so many blocks of slots."""
+        blocks: BlockTables = self._tables.take(slots * self._tables.shape[1] + (depths - 1))
+        return blocks
 
-        Some may share more among themselves. They make a group of their own if that saves more
-        than their part in the group of all.
-        """
-        end = self._common(slots[rows], begin, int(shareable[rows].min()))
-        deeper = self._split(slots, shareable, rows[shareable[rows] > end], end)
-        num_tokens = end * self._block_size
-        kept = [group for group in deeper if _saved_tokens(group) > len(group.members) * num_tokens]
-        rest = rows[~np.isin(rows, [row for group in kept for row in group.members])]
-        if len(rest) >= self._thresholds.min_rows and end >= self._min_blocks:
-            return [*kept, PrefixGroup(members=rest, num_tokens=num_tokens)]
-        return deeper
 
-    def _common(self, slots: Rows, begin: int, end: int) -> int:
-        """Up to where tables are the same, of at most `end` blocks."""
-        # Compared piece by piece: tables are long, and may part early.
-        for first in range(begin, end, 256):
-            tables = self._tables[slots, first : min(first + 256, end)]
-            is_same = (tables == tables[0]).all(axis=0)
-            if not is_same.all():
-                return first + int(is_same.argmin())
-        return end
+class _Span(NamedTuple):
+    """Neighbours of an order that make a group, without those of deeper spans within."""
+
+    saved_tokens: int
+    begin: int
+    end: int
+    num_rows: int
+    level: int
+
+
+def _best_spans(levels: list[int], num_tokens: list[int], min_rows: int) -> list[_Span]:
+    """The groups of ordered rows that save most, or nearly.
+
+    Args:
+        levels: [num_rows - 1]: how much a row shares with its next.
+        num_tokens: by level; level 0 is nothing shared.
+        min_rows: of a group.
+    """
+    # Open spans, of rising levels: level, first row, and groups within that have ended.
+    stack: list[tuple[int, int, list[_Span]]] = [(0, 0, [])]
+    last = 0
+    for row, level in enumerate([*levels, 0]):
+        if level == last:
+            continue
+        begin, last = row, level
+        inner: list[_Span] = []
+        while stack[-1][0] > level:
+            ended, begin, within = stack.pop()
+            if row + 1 - begin >= min_rows:
+                within += inner
+                inner = _closed(within, begin, row + 1, ended, num_tokens[ended], min_rows)
+        if stack[-1][0] < level:
+            stack.append((level, begin, inner))
+        else:
+            stack[-1][2].extend(inner)
+    return _best(stack[0][2])
+
+
+def _closed(
+    within: list[_Span], begin: int, end: int, level: int, num_tokens: int, min_rows: int
+) -> list[_Span]:
+    """Groups of rows that are the same up to a level.
+
+    Some share more among themselves. They stay a group of their own if that saves more than
+    their part in the group of all.
+    """
+    within = _best(within)
+    kept = [span for span in within if span.saved_tokens > span.num_rows * num_tokens]
+    num_rest = end - begin - sum([span.num_rows for span in kept])
+    if num_rest < min_rows:
+        return within
+    return [*kept, _Span((num_rest - 1) * num_tokens, begin, end, num_rest, level)]
+
+
+def _best(spans: list[_Span]) -> list[_Span]:
+    if len(spans) <= MAX_PREFIX_GROUPS:
+        return spans
+    return sorted(spans, reverse=True)[:MAX_PREFIX_GROUPS]
 
 
 def _saved_tokens(group: PrefixGroup) -> int:
