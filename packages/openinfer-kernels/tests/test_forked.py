@@ -38,6 +38,37 @@ def test_so_many_run_at_a_time(tmp_path):
     assert max(jobs.results()) == 2
 
 
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "350000 100000"}, 3),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"meminfo": "MemTotal: 99999999 kB\nMemAvailable: 5242880 kB\nHugePages_Total: 0"}, 5),
+        ({"meminfo": "MemAvailable: 1 kB"}, 1),
+        ({"memory.max": "max", "memory.current": "9999999999"}, 8),
+        ({"memory.max": str(6 << 30), "memory.current": str(4 << 30)}, 2),
+        (
+            {
+                "memory.max": str(6 << 30),
+                "memory.current": str(6 << 30),
+                "memory.stat": f"anon 7\ninactive_file {3 << 30}\nactive_file {1 << 30}",
+            },
+            4,
+        ),
+        ({"memory.max": str(1 << 30), "memory.current": str(2 << 30)}, 1),
+    ],
+)
+def test_no_more_run_than_a_container_has_cores_and_memory_for(files, most, tmp_path, monkeypatch):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(_forked, "_CGROUP", tmp_path)
+    monkeypatch.setattr(_forked, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert _forked.num_processes(1 << 30) == most
+
+
 def test_work_without_a_result_says_so():
     with pytest.raises(ChildProcessError, match="has ended early"):
         Forked(partial(os._exit, 3)).take()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import Thread
 
-from openinfer_kernels._forked import Forked, num_cores
+from openinfer_kernels._forked import Forked, num_processes
 from openinfer_kernels._kernel_report import KernelReport
 from openinfer_kernels._report import kernel_folder
 
@@ -32,8 +32,10 @@ class CompileAhead:
         # Not every system has Triton, and none but a GPU's executor needs it.
         from triton.runtime.cache import triton_key
 
+        from openinfer_kernels._kernel_builds import COMPILER_BYTES
         from openinfer_kernels._kernel_list import KernelList, compile_all
 
+        self._num_compilers = num_processes(COMPILER_BYTES)
         self._num_cached: int | None = 0
         self._forked: Forked[KernelReport] | None = None
         try:
@@ -42,7 +44,8 @@ class CompileAhead:
         except OSError as error:  # a cache that can only be read may have what is launched
             _logger.warning("kernels are compiled when they are first needed: %s", error)
         if self._num_cached is None:
-            self._forked = Forked(partial(compile_all, run, kernels, arch))
+            work = partial(compile_all, run, kernels, arch, self._num_compilers)
+            self._forked = Forked(work)
         # A third of a second that the first launch of this process would take: it hashes Triton.
         Thread(target=triton_key, daemon=True).start()
 
@@ -61,8 +64,8 @@ class CompileAhead:
         assert self._forked is not None, "it is waited for once"
         forked, self._forked = self._forked, None
         _logger.info(
-            "looking for kernels to compile, on %d cores, into %s; later starts find them there",
-            num_cores(),
+            "looking for kernels to compile, %d at a time, into %s; later starts find them there",
+            self._num_compilers,
             kernel_folder("cuda"),
         )
         try:

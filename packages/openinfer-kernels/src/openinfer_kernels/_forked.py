@@ -5,22 +5,67 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 _context = multiprocessing.get_context("fork")
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def num_processes(bytes_each: int) -> int:
+    """How many processes compute side by side here, at least one.
+
+    There are no more than cores that this process may use, than a container's CPU quota, and than
+    there is memory for.
+
+    Args:
+        bytes_each: Memory that each may take.
+    """
+    return max(1, min(_num_cores(), _available_bytes() // bytes_each))
+
+
+def _num_cores() -> int:
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        cores = os.cpu_count() or 1
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    return min(cores, int(quota) // int(period)) if quota.isdigit() else cores
+
+
+def _available_bytes() -> int:
+    """Memory that can be had now: of the machine, and below the container's limit."""
+    machine = _numbers(_MEMINFO).get("MemAvailable:")
+    available = sys.maxsize if machine is None else machine * 1024
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        pages = _numbers(_CGROUP / "memory.stat")
+        cached = pages.get("active_file", 0) + pages.get("inactive_file", 0)  # given up if needed
+        available = min(available, int(limit) - int(used) + cached)
+    return available
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Name to number of a file with one of each a line."""
+    lines = (line.split() for line in _read(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # another system, or no container
+        return ""
 
 
 class Forked(Generic[T]):

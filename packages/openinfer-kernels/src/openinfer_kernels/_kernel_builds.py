@@ -22,6 +22,8 @@ from triton.runtime._async_compile import AsyncCompileMode
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 
+# Memory that the compiler of one kernel may take.
+COMPILER_BYTES = 1 << 30
 _WARP = 32
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.runtime.cache import get_cache_manager
 
-from openinfer_kernels._forked import ForkedJobs, num_cores
+from openinfer_kernels._forked import ForkedJobs
 from openinfer_kernels._kernel_builds import KernelBuild, is_cached, noted_launches
 from openinfer_kernels._kernel_report import KernelReport
 from openinfer_kernels._untraced import leave_out_compiler
@@ -48,14 +48,16 @@ class KernelList:
         self._folder.put(text, _LIST, binary=False)
 
 
-def compile_all(run: Callable[[], None], kernels: KernelList, arch: int) -> KernelReport:
-    """Compiles what `run` launches as soon as it is noted."""
+def compile_all(
+    run: Callable[[], None], kernels: KernelList, arch: int, num_compilers: int
+) -> KernelReport:
+    """Compiles what `run` launches as soon as it is noted, so many at a time."""
     begun = time.perf_counter()
     # Of a process that is to start: what it has to say is said there.
     logging.disable()
     torch.set_num_threads(1)
     leave_out_compiler()
-    jobs: ForkedJobs[str | None] = ForkedJobs(num_cores())
+    jobs: ForkedJobs[str | None] = ForkedJobs(num_compilers)
     builds: list[KernelBuild] = []
     missing: list[KernelBuild] = []
 

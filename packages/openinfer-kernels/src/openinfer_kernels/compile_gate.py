@@ -18,7 +18,8 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from openinfer_kernels._dispatch import BACKEND_ORDER
-from openinfer_kernels._forked import ForkedJobs, num_cores
+from openinfer_kernels._forked import ForkedJobs, num_processes
+from openinfer_kernels._kernel_builds import COMPILER_BYTES
 from openinfer_kernels._triton_support import CompileCase
 
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
@@ -87,7 +88,7 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
 
 
 def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult]:
-    jobs: ForkedJobs[CompileResult] = ForkedJobs(num_cores())
+    jobs: ForkedJobs[CompileResult] = ForkedJobs(num_processes(COMPILER_BYTES))
     for case, arch in work:
         jobs.add(partial(_compile, case, arch))
     for (case, arch), result in zip(work, jobs.results(), strict=True):
