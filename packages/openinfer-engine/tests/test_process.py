@@ -354,3 +354,20 @@ def test_a_parent_that_went_away_during_the_start_costs_no_traceback(
         with _progress_to(ours):
             logging.getLogger("test").warning("loading")
     assert "Error" not in capsys.readouterr().err
+
+
+def test_no_line_of_another_thread_follows_the_start():
+    """It may have found the handler before that was removed; the parent reads messages by then."""
+    parent, child = socket.socketpair()
+    with parent, child:
+        with _progress_to(child):
+            (handler,) = [each for each in logging.getLogger().handlers if is_progress(each)]
+        record = logging.LogRecord("x", logging.INFO, "", 0, "vocabulary ready", None, None)
+        handler.handle(record)
+        parent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            parent.recv(1)
+
+
+def is_progress(handler: logging.Handler) -> bool:
+    return type(handler).__name__ == "_ProgressHandler"

@@ -44,10 +44,20 @@ class _ProgressHandler(logging.Handler):
 
     def __init__(self, parent: socket.socket) -> None:
         super().__init__(logging.INFO)
-        self._parent = parent
+        self._parent: socket.socket | None = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        _tell(self._parent, Progress(record.getMessage()))
+        if self._parent is not None:
+            _tell(self._parent, Progress(record.getMessage()))
+
+    def close(self) -> None:
+        """Passes nothing on from now, nor what another thread was about to."""
+        self.acquire()  # `emit` is called with it
+        try:
+            self._parent = None
+        finally:
+            self.release()
+        super().close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,6 +141,7 @@ def _progress_to(parent: socket.socket) -> ExitStack:
     root = logging.getLogger()
     root.addHandler(handler)
     stack = ExitStack()
+    stack.callback(handler.close)
     stack.callback(root.removeHandler, handler)
     return stack
 
