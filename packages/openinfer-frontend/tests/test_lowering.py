@@ -84,6 +84,27 @@ def test_whose_request_it_is(client, engine, body, headers, expected):
     assert [(r.tenant, r.session_id) for r in engine.requests] == [expected] * 2
 
 
+@pytest.mark.parametrize(
+    ("body", "header", "expected"),
+    [({}, "7", 7), ({"priority": 3}, "-2147483648", -(2**31)), ({"priority": 3}, "+0", 0)],
+)
+def test_a_gateway_sets_the_priority(client, engine, body, header, expected):
+    headers = {"X-Vllm-Priority": header}
+    client.request("POST", "/v1/completions", json={"prompt": "Hi"} | body, headers=headers)
+    assert [r.priority for r in engine.requests] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "Hi"}), ("/v1/responses", {"input": "Hi"})]
+)
+@pytest.mark.parametrize("header", ["", "high", "1.5", "2147483648", "9" * 5000, "1_0", "\u0661"])
+def test_a_priority_that_is_no_integer_is_refused(client, engine, path, body, header):
+    headers = {"X-Vllm-Priority": header.encode()}
+    response = client.request("POST", path, json=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "X-Vllm-Priority")
+    assert not engine.requests
+
+
 @pytest.mark.parametrize("value", [3, "x" * 513])
 def test_a_session_is_a_short_text(client, engine, value):
     response = client.post("/v1/completions", {"prompt": "Hi", "session_id": value})

@@ -1,5 +1,6 @@
 """The routes that generate: completions, chat completions, Responses, Messages."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, Re
 from openinfer_frontend._messages_format import MessagesFormat
 from openinfer_frontend._messages_request import MessagesRequest
 from openinfer_frontend._parsed_chat import ParsedChatFormat
-from openinfer_frontend._requests import GenerationRequest, StreamOptions
+from openinfer_frontend._requests import MAX_PRIORITY, GenerationRequest, StreamOptions
 from openinfer_frontend._responses_format import ResponsesFormat
 from openinfer_frontend._responses_request import ResponsesRequest
 from openinfer_frontend._sending import send_stream, send_whole
@@ -31,6 +32,7 @@ MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], AnswerFor
 
 _MAX_INLINE_SCORES = 1024
 """Scores of so many tokens are spelled on the event loop: about a millisecond."""
+_INTEGER = re.compile(r"[-+]?[0-9]{1,16}")
 _CONTEXT_BYTES = 32
 """The last eight ids of a prompt: what the text of an output may continue."""
 
@@ -286,8 +288,20 @@ def _context(
         default_max_tokens=default_max_tokens,
         tenant=exchange.header("x-tenant-id") or "",
         session_id=exchange.header("x-session-id") or "",
+        priority=_priority(exchange),
         trace_parent=exchange.header("traceparent") or "",
     )
+
+
+def _priority(exchange: Exchange) -> int | None:
+    """What a gateway says of the request's priority, in vLLM's header."""
+    given = exchange.header("x-vllm-priority")
+    if given is None:
+        return None
+    if not _INTEGER.fullmatch(given) or not -MAX_PRIORITY <= int(given) < MAX_PRIORITY:
+        message = f"X-Vllm-Priority must be an integer, ≥ {-MAX_PRIORITY} and < {MAX_PRIORITY}"
+        raise ApiError(400, message, param="X-Vllm-Priority")
+    return int(given)
 
 
 def _num_prompt_scores(options: FormatOptions, prompts: Sequence[Prompt]) -> int:

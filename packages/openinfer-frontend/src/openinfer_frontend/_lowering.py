@@ -42,6 +42,8 @@ class RequestContext:
     """Whom a gateway in front says the request is from; comes before the body's `user`."""
     session_id: str = ""
     """Comes before the body's."""
+    priority: int | None = None
+    """Likewise."""
     trace_parent: str = ""
 
 
@@ -96,6 +98,8 @@ class Lowering:
         self._prompt_logprobs = (
             None if num_prompt_top is None else PromptLogprobOptions(num_top=num_prompt_top)
         )
+        named = context.priority
+        self._priority = request.priority if named is None else named
         self._salt = (request.cache_salt or "").encode()
         self._check_ids()
         self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
@@ -134,7 +138,7 @@ class Lowering:
             prompt_logprobs=self._prompt_logprobs,
             grammar=self.grammar,
             cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
-            priority=self._request.priority,
+            priority=self._priority,
             tenant=self._context.tenant or self._request.user or "",
             session_id=self._context.session_id or self._request.session_id or "",
             deadline=self._deadline,

@@ -55,6 +55,7 @@ _NUMBERS = (
     "deadline_ms",
     "prompt_logprobs",
 )
+MAX_PRIORITY = 2**31
 _MAX_USER_CHARS = 512
 _SLICE = 64
 _INSTEAD = {
@@ -195,8 +196,9 @@ class GenerationRequest(RequestModel):
     """Whether special tokens that are shown have spaces between them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Cached prompts are shared with requests of the same salt alone."""
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), _null_is(0)] = 0
-    """Lower runs earlier, under policies that look at it."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, lt=MAX_PRIORITY), _null_is(0)] = 0
+    """Lower runs earlier, under policies that look at it; the header X-Vllm-Priority comes
+    first."""
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """After so many milliseconds the request is given up, with what it has: status 408."""
     user: str | None = None
