@@ -176,6 +176,7 @@ def test_a_restarting_engine_is_a_503(text, client_of):
     )
     for response in (
         client.get("/health"),
+        client.get("/ping"),
         client.get("/ready"),
         client.get("/load"),
         client.get("/v1/models"),
@@ -191,7 +192,7 @@ def test_draining_refuses_new_requests(client, app):
     assert client.get("/ready").status_code == 200
     app.start_draining()
     assert client.get("/ready").status_code == 503
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.get("/ping").status_code == 200
     assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 503
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
 from openinfer_frontend._answer import AnswerFormat, FormatOptions
+from openinfer_frontend._choice import Timing
 from openinfer_frontend._dialect import OPENAI, to_json, to_json_in_slices
-from openinfer_frontend._generation import Delta, Timing, Usage
+from openinfer_frontend._generation import Delta, Usage
 from openinfer_frontend._logprobs import (
     Columns,
     chat_logprobs,

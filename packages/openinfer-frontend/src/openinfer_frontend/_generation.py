@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -19,9 +19,9 @@ from openinfer_contract import (
     Rejected,
     TokenEvent,
     TokenLogprobs,
-    num_ids,
     unpack_ids,
 )
+from openinfer_frontend._choice import Choice, Timing
 from openinfer_frontend._fan_in import EventFanIn
 from openinfer_frontend.errors import ApiError
 from openinfer_text import OutputText
@@ -44,29 +44,8 @@ class Delta:
     """Where `token_ids` start in the choice's text, in characters, if that was asked for."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    timing: "Timing | None" = None
+    timing: Timing | None = None
     """With the finish reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where a choice's time went, in seconds."""
-
-    queue_s: float
-    """Until it left the engine's queue."""
-    prefill_s: float | None
-    """The engine's word; None if a stop string ended the choice, and the engine with it."""
-    decode_s: float | None
-    """Likewise."""
-    first_token_s: float
-    """From its submission to its first token, here."""
-    total_s: float
-    """To its end, here."""
-
-    def as_json(self) -> dict[str, float | None]:
-        """The block that clients get, to the microsecond."""
-        values = asdict(self).items()
-        return {name: value if value is None else round(value, 6) for name, value in values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +64,6 @@ class Usage:
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
-
-
-@dataclass(slots=True)
-class _Choice:
-    request: GenerateRequest
-    output: OutputText
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    prompt_logprobs: TokenLogprobs | None = None
-    queue_s: float = 0.0
-    submitted_at: float = 0.0
-    first_token_s: float | None = None
-    output_ids: bytearray = field(default_factory=bytearray)
-    """u32 column of what was sampled so far: what another engine goes on from."""
-    is_resumed: bool = False
-    is_done: bool = False
-    is_released: bool = False
-    """Whether the engine is through with it, or was told to be."""
 
 
 class Generation:
@@ -152,7 +113,7 @@ class Generation:
             hand_over: finds who goes on with what an engine left that died; None: nobody does.
         """
         self._engine = engine
-        self._choices = [_Choice(request, output) for request, output in requests]
+        self._choices = [Choice(request, output) for request, output in requests]
         self._num_samples = num_samples
         self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
@@ -262,7 +223,7 @@ class Generation:
         left = [c.request.request_id for c in self._choices if not c.is_released]
         self._engine.abort(left)
 
-    def _can_resume(self, choice: _Choice) -> bool:
+    def _can_resume(self, choice: Choice) -> bool:
         """Whether another engine would go on as this one had.
 
         Once and no more: a request may itself be what its engine died of.
@@ -292,7 +253,7 @@ class Generation:
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]
-        engine.submit(_continued(choice), self._fan_in.sink(index))
+        engine.submit(choice.continued(), self._fan_in.sink(index))
         self._engine = engine
         choice.is_resumed, choice.is_released = True, False
         if self._is_aborted:
@@ -317,7 +278,7 @@ class Generation:
         """Of choice `index`'s prompt from its second token on; whole once it has a delta."""
         return self._choices[index].prompt_logprobs
 
-    def _take(self, index: int, choice: _Choice, event: TokenEvent) -> Delta | None:
+    def _take(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
         choice.output_ids += event.token_ids
         if event.scheduled is not None and not choice.is_resumed:
             choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
@@ -353,37 +314,16 @@ class Generation:
             if end.stop_token_id not in self._eos_token_ids:
                 delta.stop_reason = end.stop_token_id
         if delta.finish_reason is not None:
-            delta.timing = _timing(choice, end)
+            delta.timing = choice.timing(end)
             self._close(choice)
         return delta
 
-    def _close(self, choice: _Choice) -> None:
+    def _close(self, choice: Choice) -> None:
         choice.is_done = True
         self._num_open -= 1
         if not choice.is_released:
             choice.is_released = True
             self._engine.abort((choice.request.request_id,))
-
-
-def _continued(choice: _Choice) -> GenerateRequest:
-    """The request as it stands: what was sampled is the end of the prompt, and counts as output."""
-    output = bytes(choice.output_ids)
-    return replace(
-        choice.request,
-        prompt_token_ids=choice.request.prompt_token_ids + output,
-        num_output_prefix=num_ids(output),
-    )
-
-
-def _timing(choice: _Choice, end: Finished | None) -> Timing:
-    total_s = time.monotonic() - choice.submitted_at
-    return Timing(
-        queue_s=choice.queue_s,
-        prefill_s=None if end is None else end.timings.prefill_s,
-        decode_s=None if end is None else end.timings.decode_s,
-        first_token_s=total_s if choice.first_token_s is None else choice.first_token_s,
-        total_s=total_s,
-    )
 
 
 def _failure(failed: Failed, grammar_param: str | None) -> ApiError:

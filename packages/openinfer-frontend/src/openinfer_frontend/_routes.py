@@ -109,6 +109,13 @@ def _info(routes: InfoRoutes) -> list[Route]:
         ),
         Route(
             method="GET",
+            path="/ping",
+            handler=routes.health,
+            summary="As `/health`.",
+            access="open",
+        ),
+        Route(
+            method="GET",
             path="/ready",
             handler=routes.ready,
             summary="Whether new requests are served.",
