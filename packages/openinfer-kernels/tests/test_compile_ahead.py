@@ -142,6 +142,24 @@ def test_a_damaged_list_counts_as_none(damaged, tmp_path, monkeypatch):
     assert kernels.num_cached() is None
 
 
+@pytest.mark.parametrize(
+    ("variable", "is_of_kernels"),
+    [
+        ("TRITON_DEFAULT_FP_FUSION", True),
+        ("DISABLE_LLVM_OPT", True),
+        ("TRITON_DUMP_DIR", False),
+        ("HOME", False),
+    ],
+)
+def test_a_list_holds_for_what_the_environment_tells_triton(
+    variable, is_of_kernels, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    KernelList("a", 90).write([])
+    monkeypatch.setenv(variable, "0")
+    assert (KernelList("a", 90).num_cached() is None) == is_of_kernels
+
+
 @pytest.mark.parametrize("damaged", ["", "[]", '{"child_paths": 1}', '{"child_paths": {"a": {}}}'])
 def test_a_damaged_entry_is_taken_out(damaged, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -6,12 +6,14 @@ It imports Triton, which there is not on every system: `CompileAhead` imports it
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.runtime.cache import get_cache_manager
 
 from openinfer_kernels._forked import ForkedJobs
@@ -26,7 +28,8 @@ class KernelList:
     """The kernels of an executor that an earlier start has found, in a file of Triton's cache."""
 
     def __init__(self, identity: str, arch: int) -> None:
-        parts = (identity, arch, triton.__version__, torch.__version__, _LIST)
+        versions = triton.__version__, torch.__version__
+        parts = (identity, arch, *versions, _environment(), _LIST)
         name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         self._folder = get_cache_manager(name)
 
@@ -46,6 +49,16 @@ class KernelList:
         """Remembers them."""
         text = json.dumps([(build.name, build.digest) for build in builds])
         self._folder.put(text, _LIST, binary=False)
+
+
+def _environment() -> dict[str, str]:
+    """What the environment tells Triton, but for where its files are: kernels may change with it.
+
+    More variables than those that do: one that does not costs a look for kernels, no compiling.
+    """
+    told = {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
+    told = {name: value for name, value in told.items() if not name.endswith(("_DIR", "_HOME"))}
+    return dict(sorted({**told, **get_cache_invalidating_env_vars()}.items()))
 
 
 def compile_all(
