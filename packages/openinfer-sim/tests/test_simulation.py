@@ -303,8 +303,3 @@ def test_the_front_process_reads_one_prompt_after_the_other():
     assert first == pytest.approx(1.0 + overheads.latency_s / 2 + cost)
     assert second == pytest.approx(first + cost)
     assert replica.receive(9.0, 1000) == pytest.approx(9.0 + overheads.latency_s / 2 + cost)
-
-
-def test_states_take_memory_by_slot():
-    few, many = (Setup(model="qwen3_5-4b", max_num_seqs=n).num_cache_tokens for n in (1, 257))
-    assert (few - many) * 32_768 == pytest.approx(256 * 51.5e6, rel=1e-3)

@@ -1,5 +1,6 @@
 """What the cost model knows of devices, models and overheads: `figures.toml` as structs."""
 
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -8,12 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from openinfer_kv_cache import CacheGroup, Plane
+from openinfer_kv_cache import CacheGroup, Plane, Resume
 from openinfer_sim.errors import UnknownFigures
 
 _Figures = TypeVar("_Figures")
 
 _BYTES_PER_PARAM = 2
+_POSITIONS_PER_PAGE = 16
+"""A page of keys and values is a multiple of it."""
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,10 +98,39 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         routed = experts.num_layers * experts.num_per_token * experts.num_params if experts else 0
         return self.num_layer_params + routed
 
+    @property
+    def state_block(self) -> int:
+        """Positions whose keys and values take at least the bytes of one layer's state, in 16s.
+
+        The modelled stack has pages of one size for both. So this is its block, and states are
+        kept at multiples of it only: a prefill stops at the last one in the prompt.
+        """
+        state_bytes = self.state_bytes / (self.num_layers - self.num_attention_layers)
+        kv_bytes = self.kv_bytes_per_token / self.num_attention_layers
+        return -(-math.ceil(state_bytes / kv_bytes) // _POSITIONS_PER_PAGE) * _POSITIONS_PER_PAGE
+
     def cache_groups(self, tokens_per_block: int) -> tuple[CacheGroup, ...]:
-        """What the scheduler's cache holds for this model."""
+        """What the scheduler's cache holds for this model.
+
+        Args:
+            tokens_per_block: of keys and values; rounded up to a multiple of a hybrid model's
+                `state_block`.
+        """
         plane = Plane(name="kv", bytes_per_token=self.kv_bytes_per_token)
-        return (CacheGroup(name="full", tokens_per_block=tokens_per_block, planes=(plane,)),)
+        if not self.state_bytes:
+            return (CacheGroup(name="full", tokens_per_block=tokens_per_block, planes=(plane,)),)
+        size = -(-tokens_per_block // self.state_block) * self.state_block
+        state = Plane(name="state", bytes_per_token=self.state_bytes)
+        return (
+            CacheGroup(name="full", tokens_per_block=size, planes=(plane,)),
+            CacheGroup(
+                name="state",
+                kind="state",
+                tokens_per_block=size,
+                planes=(state,),
+                resume=Resume(at_hints=False, output_tokens=size),
+            ),
+        )
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,10 +1,12 @@
 """What is simulated: a model on a device behind one engine's limits."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
 from openinfer_engine import EngineOptions, ExecutorInfo
+from openinfer_kv_cache import SlabLayout, plan_slabs
 from openinfer_sim._executor import HONOURED
 from openinfer_sim._figures import DeviceFigures, ModelFigures, find_device, find_model
 from openinfer_sim.errors import SimError
@@ -82,19 +84,25 @@ class Setup:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the cache: what weights, states and a workspace leave."""
+        """Blocks of the cache, or slabs of several groups: what weights and a workspace leave."""
         model, device = self.model_figures, self.device_figures
         if self.kv_cache_bytes is None:
             free = device.memory_bytes * self.memory_utilization - model.resident_bytes
-            free -= _WORKSPACE_BYTES + self.max_num_seqs * model.state_bytes
+            free -= _WORKSPACE_BYTES
         else:
             free = self.kv_cache_bytes
-        return max(0, int(free // (model.kv_bytes_per_token * self.block_size)))
+        return max(0, int(free // self._layout.slab_bytes))
 
     @property
     def num_cache_tokens(self) -> int:
-        """Positions that the cache holds."""
-        return self.num_blocks * self.block_size
+        """Positions that the cache holds of one sequence; a hybrid model's state lies beside."""
+        groups = self.model_figures.cache_groups(self.block_size)
+        num_slabs = self.num_blocks - (len(groups) - 1)
+        return max(0, num_slabs) * self._layout.blocks_per_slab[0] * groups[0].tokens_per_block
+
+    @property
+    def _layout(self) -> SlabLayout:
+        return _plan_slabs(self.model_figures.cache_groups(self.block_size))
 
     def engine_options(
         self, *, policy: str = "fcfs", has_prefix_cache: bool = True, seed: int | None = None
@@ -151,3 +159,6 @@ class Setup:
             max_logprobs=0,
             honoured=HONOURED,
         )
+
+
+_plan_slabs = cache(plan_slabs)
