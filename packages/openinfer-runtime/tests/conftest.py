@@ -92,11 +92,11 @@ class Engine:
                     plane.fill_(torch.nan)  # reading what was never written shows
         self.loop: EngineLoop = assemble(executor, self.options, model_line="qwen3")
 
-    def pad_steps(self) -> "Engine":
+    def pad_steps(self, tokenizer: Path | None = None) -> "Engine":
         """Takes the path of recorded steps from now on, with every operation run as it is."""
         old = self.executor
         self.executor = TorchExecutor(old._model, old._cache, old.info, repeat_as_is)
-        self.loop = assemble(self.executor, self.options, model_line="qwen3")
+        self.loop = assemble(self.executor, self.options, model_line="qwen3", tokenizer=tokenizer)
         return self
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[Output]:

@@ -81,15 +81,14 @@ def check_held(token_ids):
 
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["as it is", "padded"])
-def test_rows_with_and_without_masks_in_one_step(held_engine, ask, prompts, is_padded):
+def test_rows_with_and_without_masks_in_one_step(held_engine, ask, prompts, tokenizer, is_padded):
     """Each as it is alone: a mask is its row's, whatever path the step takes."""
     runner = held_engine()
     alone = [outputs(runner, [request])[0] for request in mixed(ask, prompts)]
     if is_padded:
         old = runner.loop
-        runner.pad_steps()
-        runner.loop._grammars = old._grammars
-        runner.loop.info = old.info
+        runner.pad_steps(tokenizer)
+        old.close()
     together = outputs(runner, mixed(ask, prompts))
     assert together == alone
     for token_ids in together[1::2]:

@@ -31,7 +31,6 @@ from openinfer_contract import (
     GenerateRequest,
     GetLoad,
     Load,
-    Rejected,
     ResetPrefixCache,
     StartTrace,
     StopTrace,
@@ -41,9 +40,9 @@ from openinfer_contract import (
 from openinfer_engine._command_desk import CommandDesk, Reply
 from openinfer_engine._executor import CompilingExecutor, Executor
 from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._held import HeldRequests
-from openinfer_engine._intake import check_intake
 from openinfer_engine._kv_events import KVEventOutlet, Replay
+from openinfer_engine._outlet import EventOutlet
+from openinfer_engine._reception import Reception
 from openinfer_engine._trace_desk import TraceDesk
 from openinfer_engine.errors import ExecutorDead, StepFailed
 from openinfer_scheduler import Effects, Scheduler, StepPlan
@@ -53,7 +52,6 @@ LOOP_COMMANDS = frozenset(
 )
 """Commands that the loop itself honours, over any executor."""
 
-DRAIN_RETRY_AFTER_S = 5.0
 STALLED_WAIT_S = 0.05
 _COMPILING_WAIT_S = 0.001
 
@@ -103,23 +101,22 @@ class EngineLoop:
         self._traces = TraceDesk(executor, clock, self.load, trace_dir, trace_max_bytes)
         self._depth = executor.info.depth
         self._in_flight: deque[int] = deque()
-        self._sinks: dict[str, EventSink] = {}
-        self._held = HeldRequests(info.limits)
+        self._outlet = EventOutlet(grammars, self._traces)
         self._commands = CommandDesk(
             has_live=lambda: scheduler.has_work,
-            end_live=lambda now: self._deliver(scheduler.abort_all(now)),
-            let_in=self._let_in,
+            end_live=lambda now: self._outlet.deliver(scheduler.abort_all(now)),
+            let_in=lambda: self._reception.release_all(),
             load=self.load,
             obey=self._obey,
         )
+        self._reception = Reception(scheduler, info, self._outlet, grammars, self._commands)
         self._drain_replies: list[Callable[[], None]] = []
-        self._num_refused = 0
         self._death: str | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether `step` should be called: something is live, asked for or in flight."""
-        return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
+        return bool(self._in_flight or self._outlet or self._commands or self._drain_replies) or (
             self._scheduler.has_work and not self._commands.is_paused
         )
 
@@ -145,12 +142,11 @@ class EngineLoop:
             sink(TokenEvent(end=Failed(message=self._death, is_retryable=True)))
             return
         now = self._clock()
-        rejected = self._refusal(request) or self._admit(request, now)
+        rejected = self._reception.take(request, now)
         if rejected is None:
-            self._sinks[request.request_id] = sink
+            self._outlet.open(request.request_id, sink)
             self._traces.steps.arrived(request, now)
         else:
-            self._num_refused += 1
             sink(TokenEvent(end=rejected))
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -160,8 +156,8 @@ class EngineLoop:
         now = self._clock()
         ids = tuple(request_ids)
         for request_id in ids:
-            self._release(request_id)
-        self._deliver(self._scheduler.abort(ids, now))
+            self._reception.release(request_id)
+        self._outlet.deliver(self._scheduler.abort(ids, now))
 
     def control(self, command: Command, reply: Reply) -> None:
         """Runs a command once no step is in flight, in order of arrival; then calls `reply`."""
@@ -171,7 +167,7 @@ class EngineLoop:
         elif isinstance(command, GetLoad):
             reply(CommandDone(load=self.load()))
         elif isinstance(command, AddSpans):
-            self._traces.add(command, is_idle=not self._sinks)
+            self._traces.add(command, is_idle=not self._outlet)
             reply(CommandDone())
         else:
             self._commands.put(command, reply)
@@ -186,9 +182,9 @@ class EngineLoop:
         load, events, executor = self._scheduler.load(), self._kv_events, self._executor
         return replace(
             load,
-            num_waiting=load.num_waiting + len(self._held),
-            num_waiting_tokens=load.num_waiting_tokens + self._held.num_tokens,
-            num_rejected=self._num_refused,
+            num_waiting=load.num_waiting + len(self._reception),
+            num_waiting_tokens=load.num_waiting_tokens + self._reception.num_tokens,
+            num_rejected=self._reception.num_refused,
             is_paused=self._commands.is_paused,
             is_draining=self._commands.is_draining,
             num_kv_event_batches=0 if events is None else events.num_batches,
@@ -211,11 +207,10 @@ class EngineLoop:
         now = self._clock()
         self._traces.steps.resume()
         self._expire(now)
-        if self._grammars is not None and self._grammars.is_compiling:
-            self._take_compiled(self._grammars)
+        self._reception.take_compiled()
         has_obeyed = bool(self._commands) and not self._in_flight and self._commands.run(now)
         is_launched = self._commands.may_plan and self._launch(now)
-        self._traces.write(is_idle=not self._sinks)
+        self._traces.write(is_idle=not self._outlet)
         has_waited = bool(self._in_flight) and (
             not is_launched or len(self._in_flight) >= self._depth
         )
@@ -223,7 +218,7 @@ class EngineLoop:
             self._complete()
         if self._kv_events is not None:
             self._kv_events.flush()
-        if self._drain_replies and not self._sinks and not self._scheduler.has_work:
+        if self._drain_replies and not self._outlet and not self._scheduler.has_work:
             replies, self._drain_replies = self._drain_replies, []
             for reply in replies:
                 reply()
@@ -238,7 +233,7 @@ class EngineLoop:
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
         commands = self._commands
-        is_held_up = commands.is_settling or commands.is_paused or commands or len(self._held)
+        is_held_up = commands.is_settling or commands.is_paused or commands or len(self._reception)
         if is_watched or is_held_up or self._grammars is not None:
             return 0
         return self._scheduler.num_repeats
@@ -256,7 +251,7 @@ class EngineLoop:
         newest = self._in_flight.popleft() + num_steps
         self._in_flight.append(newest)
         self.step_id = newest - 1
-        self._deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
+        self._outlet.deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
 
     def start_trace(self, command: StartTrace) -> None:
         """Begins a trace before the first step; `control` does it later.
@@ -279,7 +274,7 @@ class EngineLoop:
         if isinstance(error, ExecutorDead):
             reason = f"the executor has died: {error}"
             _logger.error("%s", reason)
-            self._deliver(self._scheduler.fail_all(reason, self._clock()))
+            self._outlet.deliver(self._scheduler.fail_all(reason, self._clock()))
         else:
             reason = f"the engine has failed with {type(error).__name__}"
             _logger.error("%s", reason, exc_info=error)
@@ -289,9 +284,7 @@ class EngineLoop:
     def fail_all(self, reason: str) -> None:
         """Tells every live request, and every later one, that the engine is gone."""
         self._death = reason
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink(TokenEvent(end=Failed(message=reason, is_retryable=True)))
+        self._outlet.fail_all(reason)
 
     def close(self) -> None:
         """Frees the executor and ends the events. Idempotent."""
@@ -336,14 +329,14 @@ class EngineLoop:
         for request_id, token_ids in grammars.forced(effects):
             given = self._scheduler.force(request_id, token_ids, now)
             failures = grammars.follow(given)
-            self._deliver(given)
+            self._outlet.deliver(given)
             self._fail_grammars(failures)
 
     def _fail_grammars(self, failures: Mapping[str, str]) -> None:
         """Ends requests whose grammar cannot go on: it is theirs, and nobody else's trouble."""
         if failures:
             now = self._clock()
-            self._deliver(self._scheduler.fail_some(failures, now, field="grammar"))
+            self._outlet.deliver(self._scheduler.fail_some(failures, now, field="grammar"))
 
     def _complete(self) -> None:
         ticket, trace = self._in_flight[0], self._traces.steps
@@ -354,83 +347,21 @@ class EngineLoop:
             _logger.error("step %d has failed: %s", ticket, error)
             trace.mark(ticket, "wait")
             self._in_flight.popleft()
-            self._deliver(self._scheduler.fail(ticket, str(error), self._clock()))
+            self._outlet.deliver(self._scheduler.fail(ticket, str(error), self._clock()))
             trace.completed(ticket, str(error))
             return
         trace.waited(ticket)
         self._in_flight.popleft()
         effects = self._scheduler.apply(result, self._clock())
-        self._deliver(effects)
+        self._outlet.deliver(effects)
         if self._grammars is not None and self._grammars.has_constraints:
             self._constrain(effects, self._grammars)
         trace.completed(ticket)
 
-    def _deliver(self, effects: Effects) -> None:
-        sinks = self._sinks
-        for request_id, event in effects:
-            if event.end is None:
-                sinks[request_id](event)
-            else:
-                self._finish(request_id, event)
-
-    def _finish(self, request_id: str, event: TokenEvent) -> None:
-        if self._grammars is not None:
-            self._grammars.forget(request_id)
-        self._traces.steps.ended(request_id, event)
-        self._sinks.pop(request_id)(event)
-
-    def _refusal(self, request: GenerateRequest) -> Rejected | None:
-        if self._commands.is_draining:
-            return Rejected(
-                kind="draining",
-                message="the engine is shutting down",
-                retry_after_s=DRAIN_RETRY_AFTER_S,
-            )
-        return check_intake(request, self.info)
-
-    def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
-        if not self._commands.is_holding and request.grammar is None:
-            return self._scheduler.add(request, now)
-        if request.request_id in self._sinks:
-            return Rejected(
-                kind="duplicate", field="request_id", message="this request id is live already"
-            )
-        rejected = self._held.hold(request, now)
-        if rejected is None and request.grammar is not None and self._grammars is not None:
-            self._grammars.compile(request)
-        return rejected
-
-    def _take_compiled(self, grammars: GrammarDesk) -> None:
-        """Hands over requests whose grammar is ready, and refuses those whose never will be."""
-        for request_id, rejected in grammars.compiled():
-            if rejected is not None:
-                self._held.take(request_id)
-                self._num_refused += 1
-                self._finish(request_id, TokenEvent(end=rejected))
-            elif not self._commands.is_holding:
-                self._release(request_id)
-
-    def _release(self, request_id: str) -> None:
-        """Hands a held request to the scheduler, which may refuse it after all."""
-        held = self._held.take(request_id)
-        if held is None:
-            return
-        rejected = self._scheduler.add(held.request, held.arrival)
-        if rejected is not None:
-            self._num_refused += 1
-            self._finish(request_id, TokenEvent(end=rejected))
-
     def _expire(self, now: float) -> None:
-        """Fails what is past its deadline, held requests too: the scheduler says it."""
-        for request_id in self._held.late(now):
-            self._release(request_id)
-        self._deliver(self._scheduler.expire(now))
-
-    def _let_in(self) -> None:
-        """Hands over what a pause has held back; grammars are waited for all the same."""
-        for request_id in self._held:
-            if self._grammars is None or not self._grammars.waits_for(request_id):
-                self._release(request_id)
+        """Fails what is past its deadline, held requests too."""
+        self._reception.release_late(now)
+        self._outlet.deliver(self._scheduler.expire(now))
 
     def _obey(self, command: Command) -> CommandResult:
         """Runs a command, with no step in flight."""

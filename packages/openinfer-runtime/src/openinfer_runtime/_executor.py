@@ -6,7 +6,7 @@ next step reads it there, and one small copy a step brings ids and logprobs to t
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from openinfer_contract import (
     CommandFailed,
     CommandResult,
     GenerateRequest,
-    TokenLogprobs,
     command_name,
 )
 from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed, Tracer
@@ -25,36 +24,20 @@ from openinfer_kernels import PrefixGroup, num_compiled_kernels
 from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._device_trace import DeviceTrace
 from openinfer_runtime._graphs import Logits, StepGraphs
+from openinfer_runtime._launched_step import LaunchedStep
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._plan_parts import HostRows, Indices
-from openinfer_runtime._prompt_logprobs import PromptScores, score_prompts
+from openinfer_runtime._plan_parts import HostRows
+from openinfer_runtime._prompt_logprobs import score_prompts
 from openinfer_runtime._recorder import Recorder
 from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime._sharing import PrefixGroups, PrefixInput, SharingThresholds
-from openinfer_runtime._transfer import Download, download
+from openinfer_runtime._transfer import download
 from openinfer_runtime.errors import RecordingFailed
-from openinfer_sampler import HostTokens, SampledTokens, Sampler, SamplerError, upload
+from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
 from openinfer_scheduler import RowStart, StepPlan, StepResult
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step between launch and wait."""
-
-    plan: StepPlan
-    rows: HostRows | None = None
-    logits: Logits | None = None
-    is_padded: bool = False
-    """Whether `logits` has a row for every row of the plan and more, not the sampled ones alone."""
-    prompts: list[PromptScores] = field(default_factory=list)
-    sampled: SampledTokens | None = None
-    drawn_at: npt.NDArray[np.int64] | None = None
-    """By sampled row, its row in `sampled`."""
-    packed: Download | None = None
-    error: StepFailed | ExecutorDead | None = None
 
 
 class TorchExecutor:
@@ -104,7 +87,7 @@ class TorchExecutor:
             self._prefix_groups = PrefixGroups(
                 *self._rows.host_blocks, cache.block_size, SharingThresholds()
             )
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, LaunchedStep] = {}
         self._refused: dict[int, str] = {}
         self._prompt_requests: dict[int, GenerateRequest] = {}
         self._death: ExecutorDead | None = None
@@ -165,7 +148,7 @@ class TorchExecutor:
 
     def launch(self, plan: StepPlan, /) -> int:
         """Starts a step's forward pass; what goes wrong is said by `wait`."""
-        step = self._steps[plan.step_id] = _Step(plan, error=self._death)
+        step = self._steps[plan.step_id] = LaunchedStep(plan, error=self._death)
         if step.error is not None:
             return plan.step_id
         trace = self._trace
@@ -206,7 +189,7 @@ class TorchExecutor:
         step = self._steps.pop(ticket)
         if step.error is None:
             try:
-                result = self._result(step)
+                result = step.read(self._refused)
                 if self._trace is not None:
                     self._trace.settle()
                 return result
@@ -237,7 +220,7 @@ class TorchExecutor:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _forward(self, step: _Step) -> None:
+    def _forward(self, step: LaunchedStep) -> None:
         plan = step.plan
         for slot in plan.ends:
             self._prompt_requests.pop(slot, None)
@@ -255,7 +238,9 @@ class TorchExecutor:
             for start in plan.starts:
                 self._set_sampling(start)
 
-    def _forward_rows(self, step: _Step, plan: StepPlan, groups: Sequence[PrefixGroup]) -> None:
+    def _forward_rows(
+        self, step: LaunchedStep, plan: StepPlan, groups: Sequence[PrefixGroup]
+    ) -> None:
         graphs, scored = self._graphs, self._scored_prompts(plan)
         shape = graphs.shape_of(plan, groups) if graphs is not None and not scored else None
         if graphs is not None and shape is not None:
@@ -309,7 +294,7 @@ class TorchExecutor:
             # One request's parameters are no reason to fail the others of its step.
             self._refused[start.slot] = str(error)
 
-    def _draw(self, step: _Step, rows: HostRows, masks: GrammarMasks) -> None:
+    def _draw(self, step: LaunchedStep, rows: HostRows, masks: GrammarMasks) -> None:
         parts = [scores.packed.flatten() for scores in step.prompts]
         if step.logits is not None and len(rows.sampled_rows):
             step.sampled = sampled = self._sampled(step, rows, step.logits, masks)
@@ -319,7 +304,7 @@ class TorchExecutor:
             step.packed = download(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _sampled(
-        self, step: _Step, rows: HostRows, logits: Logits, masks: GrammarMasks
+        self, step: LaunchedStep, rows: HostRows, logits: Logits, masks: GrammarMasks
     ) -> SampledTokens:
         if step.is_padded and not masks and self._graphs is not None:
             needs = self._sampler.recordable_needs(rows.sampled_slots)
@@ -350,60 +335,6 @@ class TorchExecutor:
         index = np.array([at[row] for row in masks], np.int64)
         bits = np.stack(list(masks.values())).view(np.int32)
         return index, upload(bits, self._device)
-
-    def _result(self, step: _Step) -> StepResult:
-        """Reads what a step has come to. Waits for the device."""
-        packed = step.packed.wait() if step.packed is not None else np.zeros(0, np.int32)
-        prompts: dict[int, TokenLogprobs] = {}
-        begin = 0
-        for scores in step.prompts:
-            end = begin + scores.packed.numel()
-            prompts[scores.row] = scores.unpack(packed[begin:end])
-            begin = end
-        result = StepResult(
-            step_id=step.plan.step_id,
-            counts=np.zeros(len(step.plan.rows), np.int32),
-            token_ids=np.zeros(0, np.uint32),
-            prompt_logprobs=prompts,
-        )
-        if step.rows is None or step.sampled is None or step.drawn_at is None:
-            return result
-        tokens = step.sampled.unpack(packed[begin:])
-        result.counts[step.rows.sampled_rows] = 1
-        if tokens.failed or tokens.logprobs or self._refused:
-            return self._with_more(result, tokens, step.rows, step.drawn_at)
-        return replace(result, token_ids=tokens.token_ids[step.drawn_at])
-
-    def _with_more(
-        self, result: StepResult, tokens: HostTokens, rows: HostRows, drawn_at: Indices
-    ) -> StepResult:
-        """Adds tokens, logprobs, and rows that have failed."""
-        sampled_rows = rows.sampled_rows
-        row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
-        failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
-        failed |= self._refusals(rows)
-        result.counts[list(failed)] = 0
-        return replace(
-            result,
-            token_ids=tokens.token_ids[drawn_at[result.counts[sampled_rows] == 1]],
-            logprobs={
-                row_of[at]: logprobs
-                for at, logprobs in tokens.logprobs.items()
-                if row_of[at] not in failed
-            },
-            failed=failed,
-        )
-
-    def _refusals(self, rows: HostRows) -> dict[int, str]:
-        """Sampled rows whose parameters were refused when they started, and why."""
-        if not self._refused:
-            return {}
-        slots = rows.sampled_slots.tolist()
-        return {
-            row: self._refused[slot]
-            for row, slot in zip(rows.sampled_rows.tolist(), slots, strict=True)
-            if slot in self._refused
-        }
 
     def _judge(self, error: Exception, plan: StepPlan) -> StepFailed | ExecutorDead:
         """What an exception means for the engine: a step lost, or the device."""

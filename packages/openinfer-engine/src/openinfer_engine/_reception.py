@@ -1,0 +1,113 @@
+"""From a request's arrival to the scheduler, which some may reach only later."""
+
+from openinfer_contract import EngineInfo, GenerateRequest, Rejected, TokenEvent
+from openinfer_engine._command_desk import CommandDesk
+from openinfer_engine._grammars import GrammarDesk
+from openinfer_engine._held import HeldRequests
+from openinfer_engine._intake import check_intake
+from openinfer_engine._outlet import EventOutlet
+from openinfer_scheduler import Scheduler
+
+DRAIN_RETRY_AFTER_S = 5.0
+
+
+class Reception:
+    """Takes requests in; those that wait for a grammar or a pause are held. For the step thread.
+
+    Args:
+        scheduler: that they go to.
+        info: what they are checked against.
+        outlet: tells those that are refused once they were taken in.
+        grammars: compile what a request may ask for; None where none may.
+        commands: know of pauses, and of the end.
+
+    Attributes:
+        num_refused: requests that were not let in, ever.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        info: EngineInfo,
+        outlet: EventOutlet,
+        grammars: GrammarDesk | None,
+        commands: CommandDesk,
+    ) -> None:
+        self._scheduler = scheduler
+        self._info = info
+        self._outlet = outlet
+        self._grammars = grammars
+        self._commands = commands
+        self._held = HeldRequests(info.limits)
+        self.num_refused = 0
+
+    def __len__(self) -> int:
+        """Requests that are held."""
+        return len(self._held)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompts of requests that are held."""
+        return self._held.num_tokens
+
+    def take(self, request: GenerateRequest, now: float) -> Rejected | None:
+        """Why a request is not let in; None: it is, and its sink is to be opened."""
+        rejected = self._refusal(request) or self._admit(request, now)
+        self.num_refused += rejected is not None
+        return rejected
+
+    def release(self, request_id: str) -> None:
+        """Hands a held request to the scheduler, which may refuse it after all."""
+        held = self._held.take(request_id)
+        if held is None:
+            return
+        rejected = self._scheduler.add(held.request, held.arrival)
+        if rejected is not None:
+            self._refuse(request_id, rejected)
+
+    def release_late(self, now: float) -> None:
+        """Hands over what is past its deadline: the scheduler says it."""
+        for request_id in self._held.late(now):
+            self.release(request_id)
+
+    def release_all(self) -> None:
+        """Hands over what a pause has held back; grammars are waited for all the same."""
+        for request_id in self._held:
+            if self._grammars is None or not self._grammars.waits_for(request_id):
+                self.release(request_id)
+
+    def take_compiled(self) -> None:
+        """Hands over requests whose grammar is ready, and refuses those whose never will be."""
+        if self._grammars is None or not self._grammars.is_compiling:
+            return
+        for request_id, rejected in self._grammars.compiled():
+            if rejected is not None:
+                self._held.take(request_id)
+                self._refuse(request_id, rejected)
+            elif not self._commands.is_holding:
+                self.release(request_id)
+
+    def _refuse(self, request_id: str, rejected: Rejected) -> None:
+        self.num_refused += 1
+        self._outlet.finish(request_id, TokenEvent(end=rejected))
+
+    def _refusal(self, request: GenerateRequest) -> Rejected | None:
+        if self._commands.is_draining:
+            return Rejected(
+                kind="draining",
+                message="the engine is shutting down",
+                retry_after_s=DRAIN_RETRY_AFTER_S,
+            )
+        return check_intake(request, self._info)
+
+    def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
+        if not self._commands.is_holding and request.grammar is None:
+            return self._scheduler.add(request, now)
+        if request.request_id in self._outlet:
+            return Rejected(
+                kind="duplicate", field="request_id", message="this request id is live already"
+            )
+        rejected = self._held.hold(request, now)
+        if rejected is None and request.grammar is not None and self._grammars is not None:
+            self._grammars.compile(request)
+        return rejected

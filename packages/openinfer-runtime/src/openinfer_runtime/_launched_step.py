@@ -1,0 +1,107 @@
+"""A step between launch and wait, and what it has come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from openinfer_contract import TokenLogprobs
+from openinfer_engine import ExecutorDead, StepFailed
+from openinfer_runtime._graphs import Logits
+from openinfer_runtime._plan_parts import HostRows, Indices
+from openinfer_runtime._prompt_logprobs import PromptScores
+from openinfer_runtime._transfer import Download
+from openinfer_sampler import HostTokens, SampledTokens
+from openinfer_scheduler import StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """What an executor knows of one step. Filled by the step thread as it goes on.
+
+    Attributes:
+        plan: that it follows.
+        rows: of the plan; None: it has none, or its forward pass was not launched.
+        logits: until the draw.
+        is_padded: whether `logits` has a row for every row of the plan and more, not the sampled
+            ones alone.
+        prompts: scores of prompts that ask for them.
+        sampled: what was drawn; None: nothing.
+        drawn_at: by sampled row, its row in `sampled`.
+        packed: scores and draws on their way to the host.
+        error: what went wrong, to be raised by who waits.
+    """
+
+    plan: StepPlan
+    rows: HostRows | None = None
+    logits: Logits | None = None
+    is_padded: bool = False
+    prompts: list[PromptScores] = field(default_factory=list)
+    sampled: SampledTokens | None = None
+    drawn_at: Indices | None = None
+    packed: Download | None = None
+    error: StepFailed | ExecutorDead | None = None
+
+    def read(self, refused: Mapping[int, str]) -> StepResult:
+        """What the step has come to. Waits for the device.
+
+        Args:
+            refused: by slot, why the sampling parameters of the request in it were refused.
+        """
+        packed = self.packed.wait() if self.packed is not None else np.zeros(0, np.int32)
+        prompts: dict[int, TokenLogprobs] = {}
+        begin = 0
+        for scores in self.prompts:
+            end = begin + scores.packed.numel()
+            prompts[scores.row] = scores.unpack(packed[begin:end])
+            begin = end
+        result = StepResult(
+            step_id=self.plan.step_id,
+            counts=np.zeros(len(self.plan.rows), np.int32),
+            token_ids=np.zeros(0, np.uint32),
+            prompt_logprobs=prompts,
+        )
+        if self.rows is None or self.sampled is None or self.drawn_at is None:
+            return result
+        tokens = self.sampled.unpack(packed[begin:])
+        result.counts[self.rows.sampled_rows] = 1
+        if tokens.failed or tokens.logprobs or refused:
+            return _with_more(result, tokens, self.rows, self.drawn_at, refused)
+        return replace(result, token_ids=tokens.token_ids[self.drawn_at])
+
+
+def _with_more(
+    result: StepResult,
+    tokens: HostTokens,
+    rows: HostRows,
+    drawn_at: Indices,
+    refused: Mapping[int, str],
+) -> StepResult:
+    """Adds tokens, logprobs, and rows that have failed."""
+    sampled_rows = rows.sampled_rows
+    row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
+    failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
+    failed |= _refusals(rows, refused)
+    result.counts[list(failed)] = 0
+    return replace(
+        result,
+        token_ids=tokens.token_ids[drawn_at[result.counts[sampled_rows] == 1]],
+        logprobs={
+            row_of[at]: logprobs
+            for at, logprobs in tokens.logprobs.items()
+            if row_of[at] not in failed
+        },
+        failed=failed,
+    )
+
+
+def _refusals(rows: HostRows, refused: Mapping[int, str]) -> dict[int, str]:
+    """Sampled rows whose parameters were refused when they started, and why."""
+    if not refused:
+        return {}
+    slots = rows.sampled_slots.tolist()
+    return {
+        row: refused[slot]
+        for row, slot in zip(rows.sampled_rows.tolist(), slots, strict=True)
+        if slot in refused
+    }
