@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
@@ -70,8 +71,13 @@ def test_the_server_is_as_accurate_as_transformers(start_server, tmp_path, name,
     rng = np.random.default_rng(0)
     lengths = (2, 17, 65, 40, 65, 40)
     sequences = [rng.integers(3, checkpoint.vocab_size, size=n).tolist() for n in lengths]
-    path = _http_path(server, checkpoint.vocab_size)
-    report = run_gate(folder, path, sequences, getattr(torch, dtype))
+    rows = _http_path(server, checkpoint.vocab_size)(sequences)
+    report = run_gate(folder, lambda _: rows, sequences, getattr(torch, dtype))
     report.check()
     assert report.num_compared >= _NUM_TOP * sum(n - 1 for n in lengths)
     server.assert_idle()
+
+    # The negative control: what the server says is not the truth of a model with another theta.
+    other = replace(checkpoint, rope_theta=checkpoint.rope_theta * 10).write(tmp_path / "other")
+    report = run_gate(other, lambda _: rows, sequences, getattr(torch, dtype))
+    assert not report.is_accurate, report

@@ -10,7 +10,7 @@ import torch
 from openinfer_nn import CacheView, StepInputs, load_weights
 from openinfer_qwen3.config import Qwen3Config
 from openinfer_qwen3.model import Qwen3Model
-from openinfer_testing.torch import TINY_CHECKPOINTS, TinyCheckpoint
+from openinfer_testing.torch import TINY_CHECKPOINTS, TinyCheckpoint, next_token_only
 
 BLOCK_SIZE = 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -202,10 +202,8 @@ def decoded_at_length(harness: Harness, prompts, num_decoded: int = 24):
         harness.step([(s, [ids[index]]) for s, ids in zip(sequences, prompts, strict=True)])
     rows = rows_of(sequences)
     for logprobs, ids in zip(rows, prompts, strict=True):
-        for row in range(len(ids) - num_decoded):
-            came = logprobs[row, ids[row + 1]]
-            logprobs[row] = np.nan
-            logprobs[row, ids[row + 1]] = came
+        of_prompt = len(ids) - num_decoded
+        logprobs[:of_prompt] = next_token_only(logprobs[:of_prompt], ids)
     return rows
 
 

@@ -1,11 +1,13 @@
 """The executor against transformers, on every path there is, driven by the real scheduler."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from openinfer_contract import PromptLogprobOptions, unpack_floats, unpack_ids
-from openinfer_testing.torch import run_gate, teacher_forced_logprobs
+from openinfer_testing.torch import next_token_only, run_gate, teacher_forced_logprobs
 
 NUM_TOP = 20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,42 +84,77 @@ WAYS = {
 }
 
 
+@pytest.fixture
+def decoded(engine, ask, prompts, block_bytes):
+    """Decodes the prompts in one of the ways and returns the gate's report."""
+
+    def report_of(way, dtype, fault=lambda model: None):
+        options, is_batched = WAYS[way]
+        if "kv_cache_bytes" in options:
+            scale = 1 if dtype == "float32" else 0.5
+            options = options | {"kv_cache_bytes": int(9 * block_bytes * scale)}
+        runner = engine(dtype=dtype, **options)
+        if is_batched == "padded":
+            runner.pad_steps()
+        fault(runner.executor._model)
+        requests = [ask(ids, max_tokens=40, wants_all=True) for ids in prompts]
+        if is_batched:
+            outputs = runner.run(requests)
+            if is_batched == "again":
+                assert runner.loop.load().num_cached_tokens == 0
+                outputs = runner.run(requests)
+                assert runner.loop.load().num_cached_tokens > 0
+        else:
+            outputs = [runner.run([request])[0] for request in requests]
+        assert (runner.loop.load().num_preemptions > 0) == (way == "preempted")
+        return gate_report(runner, prompts, outputs, DTYPES[dtype])
+
+    return report_of
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_decoded_tokens(engine, ask, prompts, block_bytes, way, dtype):
-    options, is_batched = WAYS[way]
-    if "kv_cache_bytes" in options:
-        scale = 1 if dtype == "float32" else 0.5
-        options = options | {"kv_cache_bytes": int(9 * block_bytes * scale)}
-    runner = engine(dtype=dtype, **options)
-    if is_batched == "padded":
-        runner.pad_steps()
-    requests = [ask(ids, max_tokens=40, wants_all=True) for ids in prompts]
-    if is_batched:
-        outputs = runner.run(requests)
-        if is_batched == "again":
-            assert runner.loop.load().num_cached_tokens == 0
-            outputs = runner.run(requests)
-            assert runner.loop.load().num_cached_tokens > 0
-    else:
-        outputs = [runner.run([request])[0] for request in requests]
-    assert (runner.loop.load().num_preemptions > 0) == (way == "preempted")
-    check_decoded(runner, prompts, outputs, DTYPES[dtype])
+def test_decoded_tokens(decoded, way, dtype):
+    decoded(way, dtype).check()
 
 
-def check_decoded(runner, prompts, outputs, compute):
-    """Holds the logprobs of all ids at every output position to the gate."""
+def wrong_theta(model):
+    rotary = model.layers[0].attention.attention.rotary
+    num_positions, head_dim = rotary.cos_sin.shape
+    frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(torch.arange(num_positions).float(), frequencies)
+    rotary.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def one_stale_block(model):
+    forward = model.forward
+
+    def stale(inputs, cache):
+        table = inputs.block_table.clone()
+        table[inputs.seq_lens > 32, 0] = table[inputs.seq_lens > 32, 1]
+        return forward(replace(inputs, block_table=table), cache)
+
+    model.forward = stale
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [wrong_theta, one_stale_block], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gate_goes_red(decoded, way, fault, dtype):
+    report = decoded(way, dtype, fault)
+    assert not report.is_accurate, report
+
+
+def gate_report(runner, prompts, outputs, compute):
+    """Of the logprobs of all ids at every output position; prompts are judged above."""
     sequences = [ids + output.token_ids for ids, output in zip(prompts, outputs, strict=True)]
-
-    # What the prompts' own positions say is tested above: here they count as exact.
     folder = runner.spec.model_path
+    own = teacher_forced_logprobs(folder, sequences, compute)
     rows = [
-        np.concatenate([own[: len(ids) - 1], output.by_id])
-        for own, ids, output in zip(
-            teacher_forced_logprobs(folder, sequences, compute), prompts, outputs, strict=True
-        )
+        np.concatenate([next_token_only(rows[: len(ids) - 1], ids), output.by_id])
+        for rows, ids, output in zip(own, prompts, outputs, strict=True)
     ]
-    run_gate(folder, lambda _: rows, sequences, compute).check()
+    return run_gate(folder, lambda _: rows, sequences, compute)
 
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["exact", "padded"])
@@ -145,7 +182,7 @@ def test_decoded_tokens_over_a_shared_prefix(
     runner.run(requests[:1])
     outputs = runner.run(requests)
     assert {2, 3} <= set(num_shared)
-    check_decoded(runner, prompts, outputs, torch.float32)
+    gate_report(runner, prompts, outputs, torch.float32).check()
 
 
 def check_shared(inputs, block_size):

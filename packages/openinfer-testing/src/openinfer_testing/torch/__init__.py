@@ -8,6 +8,7 @@ from openinfer_testing.torch._gate import (
     MAX_FLOAT32_ERROR,
     GateReport,
     LogprobPath,
+    next_token_only,
     run_gate,
 )
 from openinfer_testing.torch._reference import (
@@ -36,5 +37,6 @@ __all__ = [
     "LogprobPath",
     "MAX_ERROR_RATIO",
     "MAX_FLOAT32_ERROR",
+    "next_token_only",
     "run_gate",
 ]

@@ -106,6 +106,19 @@ def run_gate(
     )
 
 
+def next_token_only(rows: FloatArray, token_ids: Sequence[int]) -> FloatArray:
+    """Returns rows that report nothing but the token that came next; the others stay unjudged.
+
+    Args:
+        rows: [num_rows, vocab_size]: row i is about `token_ids[i + 1]`.
+        token_ids: More than `num_rows`.
+    """
+    came = np.asarray(token_ids[1 : len(rows) + 1])[:, np.newaxis]
+    reported = np.full_like(rows, np.nan)
+    np.put_along_axis(reported, came, np.take_along_axis(rows, came, axis=1), axis=1)
+    return reported
+
+
 def _errors(got: Sequence[FloatArray], truth: Sequence[FloatArray]) -> list[FloatArray]:
     return [np.abs(g - t) for g, t in zip(got, truth, strict=True)]
 
