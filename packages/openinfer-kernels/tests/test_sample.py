@@ -204,6 +204,27 @@ def test_half_precision_logits_are_computed_in_float32(backend, triton_device, r
     )
 
 
+def test_processed_scores_of_a_recorded_draw_are_those_before_its_tokens(triton_device, random):
+    logits, plain = random(len(MIXED), 320) * 2, ~Needs.PROCESSED
+    left, asked = (Bench("triton", MIXED, 320, triton_device) for _ in range(2))
+    for _ in range(3):
+        expected = asked.step(logits)
+        rows = SampleRows(
+            torch.from_numpy(left.slots.copy()).to(triton_device),
+            left.positions,
+            left.needs & plain,
+        )
+        left.positions = left.positions + 1
+        device_logits = logits.to(triton_device)
+        drawn = left.draw(device_logits, rows)
+        assert drawn.processed is None
+        processed = left.draw.processed(device_logits, rows, drawn.packed)
+        assert torch.equal(drawn.packed, expected.packed)
+        for row, mixed in enumerate(MIXED):
+            if mixed.is_processed:
+                assert torch.equal(processed[row], expected.processed[row])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_captured_step_draws_what_an_eager_one_draws(random):

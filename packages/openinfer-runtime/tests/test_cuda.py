@@ -95,6 +95,42 @@ def test_graphs_draw_what_launches_draw(engine, ask, prompts, shape):
     assert run(max_num_seqs=3) == expected
 
 
+@pytest.mark.parametrize("num_with", [1, 8])
+def test_logprobs_leave_the_recorded_draw_as_it_is(engine, ask, prompts, monkeypatch, num_with):
+    """Rows that ask for them are scored beside it, and nobody is drawn for in another way."""
+    modes = ("raw", "processed")
+    wishes = [
+        {"logprobs": LogprobOptions(num_top=index, token_ids=pack_ids([7]), mode=modes[index % 2])}
+        if index >= 8 - num_with
+        else {}
+        for index in range(8)
+    ]
+
+    def run(**options):
+        runner = engine(dtype="float32", **options, **CUDA)
+        requests = [
+            ask(ids, max_tokens=40, **sampling, **wish)
+            for ids, sampling, wish in zip(prompts * 2, (*MIXED, *SHAPED), wishes, strict=True)
+        ]
+        if not options:
+
+            def refuse(*arguments, **more):
+                raise AssertionError("this draw should have been a recorded one")
+
+            monkeypatch.setattr(runner.executor._sampler, "sample", refuse)
+        return runner.run(requests)
+
+    for ours, theirs in zip(run(), run(enforce_eager=True), strict=True):
+        assert ours.token_ids == theirs.token_ids
+        ours, theirs = ours.event.logprobs, theirs.event.logprobs
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert ours.ranks == theirs.ranks
+            for column in ("sampled", "by_id"):
+                got, expected = (unpack_floats(getattr(each, column)) for each in (ours, theirs))
+                assert got == pytest.approx(expected, abs=1e-3)
+
+
 def test_what_was_recorded_holds_while_slots_change_hands(engine, ask, prompts):
     runner = engine(dtype="float32", max_num_seqs=3, **CUDA)
     alone = [runner.run([ask(ids, max_tokens=9)])[0].token_ids for ids in prompts]

@@ -58,6 +58,7 @@ from openinfer_kernels.sample import (
     Column,
     Drawn,
     Needs,
+    RecordableSample,
     Sample,
     SampleRows,
     SampleSpec,
@@ -71,6 +72,7 @@ __all__ = [
     # Normalisation
     "RMSNorm",
     "RMSNormSpec",
+    "RecordableSample",
     "plan_rms_norm",
     # Projections and the MLP
     "Linear",

@@ -11,7 +11,14 @@ from typing import Never, TypeVar
 import numpy as np
 import torch
 
-from openinfer_contract import GenerateRequest, LogprobOptions, Sampling, StopRules, pack_ids
+from openinfer_contract import (
+    GenerateRequest,
+    LogprobOptions,
+    PromptLogprobOptions,
+    Sampling,
+    StopRules,
+    pack_ids,
+)
 from openinfer_engine import ExecutorInfo, GrammarMasks
 from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._executor import TorchExecutor
@@ -94,22 +101,24 @@ def _prompt(num_tokens: int, max_seqlen_k: int, block_size: int) -> StepInputs:
 
 
 def _draws() -> Iterator[tuple[GenerateRequest, bool]]:
-    """A request for each draw that is not recorded, and whether a grammar's mask is with it."""
+    """A request for each kind of draw, and whether a grammar's mask is with it.
+
+    Prompts that are scored are drawn for as they come, and so are rows with masks.
+    """
     filtered = Sampling(top_k=2, top_p=0.5)
     controlled = Sampling(repetition_penalty=2.0)
     both = Sampling(top_k=2, top_p=0.5, repetition_penalty=2.0)
-    modes = (None, LogprobOptions(num_top=1), LogprobOptions(num_top=1, mode="processed"))
     for sampling in (Sampling(temperature=0.0), filtered, controlled, both):
-        for logprobs in modes:
-            for has_mask in (False, True):
-                request = GenerateRequest(
-                    request_id="dry",
-                    prompt_token_ids=pack_ids([0, 0]),
-                    stop=StopRules(max_tokens=1),
-                    sampling=sampling,
-                    logprobs=logprobs,
-                )
-                yield request, has_mask
+        for has_mask, is_scored in ((False, False), (False, True), (True, False)):
+            request = GenerateRequest(
+                request_id="dry",
+                prompt_token_ids=pack_ids([0, 0]),
+                stop=StopRules(max_tokens=1),
+                sampling=sampling,
+                logprobs=LogprobOptions(num_top=1, mode="processed"),
+                prompt_logprobs=PromptLogprobOptions() if is_scored else None,
+            )
+            yield request, has_mask
 
 
 def _prefill(

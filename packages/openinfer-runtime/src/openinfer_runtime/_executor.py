@@ -311,7 +311,7 @@ class TorchExecutor:
             try:
                 if needs is not None:
                     step.drawn_at = rows.sampled_rows
-                    return self._graphs.draw(len(logits.slots), needs)
+                    return self._graphs.draw(logits, rows, needs)
             except RecordingFailed as error:
                 self._stop_recording(error)
         if step.is_padded:

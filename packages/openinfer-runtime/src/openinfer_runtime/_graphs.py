@@ -127,18 +127,28 @@ class StepGraphs:
         forward.run()
         return rows, forward.logits
 
-    def draw(self, num_rows: int, needs: int) -> SampledTokens:
-        """Enqueues the draw of the first rows of the logits.
+    def draw(self, logits: Logits, rows: HostRows, needs: int) -> SampledTokens:
+        """Enqueues the draw of a step, and beside it the logprobs that its rows ask for.
 
         Args:
-            num_rows: of a shape.
+            logits: of `forward`, just now.
+            rows: of `forward`.
             needs: of `Sampler.recordable_needs`.
 
         Raises:
             RecordingFailed: of a draw that comes for the first time.
         """
+        num_rows = len(logits.slots)
         draw = self._draws.get((num_rows, needs)) or self.record_draw(num_rows, needs)
-        return draw()
+        return self._sampler.add_logprobs(
+            draw(),
+            logits.scores,
+            logits.slots,
+            logits.positions,
+            needs,
+            slots=rows.sampled_slots,
+            at=rows.sampled_rows,
+        )
 
     def record_next(self, *, is_urgent: bool = False) -> bool:
         """Records the next shape, and its draws, that no step has had yet.

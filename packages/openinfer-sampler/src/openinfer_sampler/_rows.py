@@ -42,6 +42,8 @@ HONOURED = frozenset(
 RAW_LOGPROBS = 1 << 16
 """A further bit of a row's needs, beside `Needs`."""
 
+LOGPROBS = RAW_LOGPROBS | Needs.PROCESSED
+
 Indices = npt.NDArray[np.int64]
 TokenIds = npt.NDArray[np.uint32]
 
@@ -142,6 +144,10 @@ class SamplingRows:
     def all_needs(self, slots: Indices) -> int:
         """What any of these slots needs."""
         return int(np.bitwise_or.reduce(self._needs[slots]))
+
+    def with_need(self, slots: Indices, need: int) -> Indices:
+        """Indices of the slots with any of these needs."""
+        return (self._needs[slots] & need).nonzero()[0]
 
     def _filter_bounds(self, slots: Indices) -> tuple[int, bool]:
         """The largest top_k in force (0: none), and whether any row has top_p."""

@@ -4,7 +4,8 @@ Which work a step needs is known on the host (`SamplingRows`); everything else s
 and is enqueued without waiting for it. The draw itself is `openinfer_kernels.Sample`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,16 @@ from openinfer_contract import (
     TokenLogprobs,
     pack_ids,
 )
-from openinfer_kernels import Drawn, Needs, SampleRows, SampleSpec, plan_sample, upload
+from openinfer_kernels import (
+    Needs,
+    RecordableSample,
+    SampleRows,
+    SampleSpec,
+    plan_sample,
+    upload,
+)
 from openinfer_sampler._logprobs import LogprobLayout, pack_logprobs
-from openinfer_sampler._rows import RAW_LOGPROBS, Indices, SamplingRows, TokenIds
+from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
 
 RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
 """What `Sampler.recordable_needs` answers, besides None."""
@@ -59,7 +67,12 @@ class SampledTokens:
 
     num_rows: int
     packed: torch.Tensor
-    layouts: tuple[LogprobLayout, ...]
+    layouts: tuple[LogprobLayout, ...] = ()
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[n], int32."""
+        return self.packed[: self.num_rows]
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> HostTokens:
         """Reads `packed` once it has arrived on the host."""
@@ -167,7 +180,12 @@ class Sampler:
                 device: a bit per id, least significant first, set where the id is allowed.
         """
         rows = self._rows.rows(slots, positions, device_slots, masks)
-        return self._pack(logits, self._draw(logits, rows), rows, slots)
+        drawn = self._draw(logits, rows)
+        sampled = SampledTokens(num_rows=len(slots), packed=drawn.packed.view(-1))
+        if not rows.all_needs & LOGPROBS:
+            return sampled
+        at = np.arange(len(slots))
+        return self._with_logprobs(sampled, logits, drawn.processed, slots, at)
 
     @property
     def last_token(self) -> torch.Tensor:
@@ -186,11 +204,11 @@ class Sampler:
             slots: [n], on the host: whose rows they are.
 
         Returns:
-            One of `RECORDED_NEEDS`; None if only `sample` does what they ask for.
+            One of `RECORDED_NEEDS`; None if there is nothing that could be recorded.
         """
-        needs = self._rows.all_needs(slots)
-        if not self.is_recordable or needs & (RAW_LOGPROBS | Needs.PROCESSED):
+        if not self.is_recordable:
             return None
+        needs = self._rows.all_needs(slots)
         self._rows.send()
         return RECORDED_NEEDS[bool(needs & (Needs.FILTER | Needs.CONTROLS))]
 
@@ -198,6 +216,8 @@ class Sampler:
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, needs: int
     ) -> SampledTokens:
         """Draws one token a row; may be recorded and replayed over other contents of the tensors.
+
+        Logprobs that rows ask for are left to `add_logprobs`.
 
         Args:
             logits: [n, vocab_size], any float dtype.
@@ -208,7 +228,44 @@ class Sampler:
         """
         rows = SampleRows(slots, positions, np.full(len(slots), needs, np.int64))
         drawn = self._draw(logits, rows)
-        return SampledTokens(num_rows=len(slots), packed=drawn.packed.view(-1), layouts=())
+        return SampledTokens(num_rows=len(slots), packed=drawn.packed.view(-1))
+
+    def add_logprobs(
+        self,
+        sampled: SampledTokens,
+        logits: torch.Tensor,
+        device_slots: torch.Tensor,
+        positions: torch.Tensor,
+        needs: int,
+        *,
+        slots: Indices,
+        at: Indices,
+    ) -> SampledTokens:
+        """Scores what `draw_recorded` has drawn, in the rows that ask for it. Enqueues and returns.
+
+        Rows that do not ask are not read, so that they pay for the launches at most.
+
+        Args:
+            sampled: of the draw before.
+            logits: as they were drawn from.
+            device_slots: of the draw.
+            positions: of the draw.
+            needs: of the draw.
+            slots: [m], on the host: of the rows that are more than padding.
+            at: [m], on the host: which rows of the draw they are.
+
+        Returns:
+            The same tokens with the logprobs; `sampled` itself if none are asked for.
+        """
+        wanted = self._rows.all_needs(slots)
+        if not wanted & LOGPROBS:
+            return sampled
+        processed = None
+        if wanted & Needs.PROCESSED:
+            rows = SampleRows(device_slots, positions, np.full(len(logits), needs, np.int64))
+            packed = sampled.packed.view(2, -1)
+            processed = cast(RecordableSample, self._draw).processed(logits, rows, packed)
+        return self._with_logprobs(sampled, logits, processed, slots, at)
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.
@@ -233,24 +290,27 @@ class Sampler:
         positions = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
         self.sample(logits, np.arange(len(logits)), positions)
 
-    def _pack(
-        self, logits: torch.Tensor, drawn: Drawn, rows: SampleRows, slots: Indices
+    def _with_logprobs(
+        self,
+        sampled: SampledTokens,
+        logits: torch.Tensor,
+        processed: torch.Tensor | None,
+        slots: Indices,
+        at: Indices,
     ) -> SampledTokens:
-        parts = [drawn.packed.view(-1)]
-        layouts = []
-        sources = ((RAW_LOGPROBS, logits), (Needs.PROCESSED, drawn.processed))
-        for need, scores in sources:
-            index = rows.need(need)
+        """`sampled` with the logprobs that `slots` ask for, which are in rows `at`."""
+        parts, layouts = [sampled.packed], []
+        for need, scores in ((RAW_LOGPROBS, logits), (Needs.PROCESSED, processed)):
+            index = self._rows.with_need(slots, need)
             if len(index) == 0:
                 continue
             assert scores is not None
             num_top, by_id = self._rows.logprobs_of(slots[index])
-            layout = LogprobLayout(rows=index, num_top=num_top, by_id=by_id)
-            ids = drawn.token_ids.to(torch.int64)
-            if len(index) < len(rows.needs):
-                at = upload(index, self._device)
-                scores, ids = scores.index_select(0, at), ids.index_select(0, at)
+            layout = LogprobLayout(rows=at[index], num_top=num_top, by_id=by_id)
+            ids = sampled.token_ids.to(torch.int64)
+            if len(index) < sampled.num_rows:
+                rows = upload(layout.rows, self._device)
+                scores, ids = scores.index_select(0, rows), ids.index_select(0, rows)
             parts.append(pack_logprobs(scores.to(torch.float32), ids, layout).flatten())
             layouts.append(layout)
-        packed = torch.cat(parts) if layouts else parts[0]
-        return SampledTokens(num_rows=len(slots), packed=packed, layouts=tuple(layouts))
+        return replace(sampled, packed=torch.cat(parts), layouts=tuple(layouts))

@@ -218,11 +218,7 @@ class Sample(Protocol):
 
     @property
     def is_recordable(self) -> bool:
-        """Whether a call without masks can be recorded and replayed for other rows and needs.
-
-        What is enqueued then depends on the number of rows and on `all_needs` alone; what a row
-        gets follows from the tables, whatever further needs are enqueued for.
-        """
+        """Whether it is a `RecordableSample`."""
         ...
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
@@ -232,6 +228,30 @@ class Sample(Protocol):
             logits: [n, vocab_size], any float dtype, contiguous rows, left as they are; they are
                 computed with in float32.
             rows: whose they are.
+        """
+        ...
+
+
+class RecordableSample(Sample, Protocol):
+    """A `Sample` whose calls without masks may be recorded and replayed for other rows and needs.
+
+    What is enqueued then depends on the number of rows and on `all_needs` alone; what a row gets
+    follows from the tables, whatever further needs are enqueued for. Processed scores are left to a
+    call of their own, for the steps that want some.
+    """
+
+    def processed(
+        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, /
+    ) -> torch.Tensor:
+        """The processed scores of a draw that was not told to leave any.
+
+        Args:
+            logits: of the draw before, which no other has followed.
+            rows: of it.
+            packed: what it came to.
+
+        Returns:
+            See `Drawn.processed`.
         """
         ...
 

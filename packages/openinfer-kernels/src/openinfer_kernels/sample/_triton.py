@@ -5,7 +5,7 @@
    the sum of exponentials, and the largest score of each group of ids. Where no row filters, the
    last of a row's programs merges its blocks and enters the token in the tables: that is all.
 3. `row_kernel`, a program a row: merges the blocks, and filters where a row asks for it.
-4. `process_kernel` and `count_kernel`, where processed scores are wanted.
+4. `process_kernel`, where processed scores are wanted.
 
 **Filters without a sort.** The k-th largest group maximum is at most the k-th largest score, so the
 scores from it on are few and hold all that top-k leaves. They are gathered, and bisection over the
@@ -42,7 +42,6 @@ from openinfer_kernels.sample import (
 from openinfer_kernels.sample._triton_kernels import (
     ban_kernel,
     block_kernel,
-    count_kernel,
     process_kernel,
     row_kernel,
 )
@@ -164,7 +163,6 @@ class _TritonSample:
         num_rows, device = len(logits), logits.device
         has_controls = bool(needs & Needs.CONTROLS) or rows.masks is not None
         has_filters = bool(needs & Needs.FILTER)
-        is_processed = bool(needs & Needs.PROCESSED)
         packed = torch.empty((2, num_rows), dtype=torch.int32, device=device)
         if num_rows == 0:
             return Drawn(packed=packed, processed=None)
@@ -175,10 +173,8 @@ class _TritonSample:
             *(state.counts, state.bias, self._bans, self._is_banned),
         )
         out = state.recent, state.last_token, packed, self._thresholds
-        sizes = shape.sizes(has_controls)
         common = {
-            **sizes, **self._block_sizes, **self._launch,
-            "COUNTS": not is_processed, "PDL": self._has_pdl,
+            **shape.sizes(has_controls), **self._block_sizes, **self._launch, "PDL": self._has_pdl,
         }  # fmt: skip
         blocks: Any = block_kernel
         blocks[(num_rows, shape.num_blocks)](
@@ -191,8 +187,23 @@ class _TritonSample:
                 *scores, *self._partials, *self._lists, *out, **common, **self._row_sizes,
                 num_warps=_ROW_WARPS,
             )  # fmt: skip
-        processed = self._process(logits, rows, packed, sizes) if is_processed else None
+        processed = self.processed(logits, rows, packed) if needs & Needs.PROCESSED else None
         return Drawn(packed=packed, processed=processed)
+
+    def processed(
+        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor
+    ) -> torch.Tensor:
+        """See `RecordableSample.processed`."""
+        state, shape = self._state, self._shape
+        has_controls = bool(rows.all_needs & Needs.CONTROLS) or rows.masks is not None
+        processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        process: Any = process_kernel
+        process[(len(logits), shape.num_blocks)](
+            logits, logits.stride(0), rows.slots, state.table, state.counts, state.bias,
+            self._bans, self._is_banned, packed, self._thresholds, processed,
+            **shape.sizes(has_controls), BLOCK=_BLOCK, num_warps=_BLOCK_WARPS,
+        )  # fmt: skip
+        return processed
 
     def _ban(self, rows: SampleRows, num_rows: int) -> None:
         state = self._state
@@ -208,26 +219,6 @@ class _TritonSample:
             masks, mask_rows, self._bans, self._is_banned,
             **self._ban_sizes, HAS_MASKS=rows.masks is not None, num_warps=8,
         )  # fmt: skip
-
-    def _process(
-        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, sizes: dict[str, Any]
-    ) -> torch.Tensor:
-        state, shape = self._state, self._shape
-        processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        process: Any = process_kernel
-        process[(len(logits), shape.num_blocks)](
-            logits, logits.stride(0), rows.slots, state.table, state.counts, state.bias,
-            self._bans, self._is_banned, self._thresholds, processed,
-            **sizes, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS,
-        )  # fmt: skip
-        # The scores above are those before this token.
-        count: Any = count_kernel
-        count[(len(logits),)](
-            rows.slots, rows.positions, state.table, packed, state.counts, state.recent,
-            VOCAB=shape.vocab, NUM_COLUMNS=shape.num_columns, LENGTH=self._spec.max_bad_word_ids,
-            num_warps=1,
-        )  # fmt: skip
-        return processed
 
 
 def compile_cases() -> list[CompileCase]:
@@ -252,7 +243,7 @@ def _compile_cases_of(spec: SampleSpec, dtype: str, is_full: bool) -> list[Compi
     shape = _Shape(spec)
     name = f"{dtype}-{spec.vocab_size}-{'full' if is_full else 'plain'}"
     logits = {"logits_ptr": f"*{dtype}", **_LOGITS}
-    sizes = {**shape.sizes(is_full), **shape.block_sizes(spec), "COUNTS": True}
+    sizes = {**shape.sizes(is_full), **shape.block_sizes(spec)}
     block = CompileCase(
         name=f"sample.block-{name}",
         kernel=block_kernel,
@@ -301,21 +292,11 @@ def _controls_cases(spec: SampleSpec) -> list[CompileCase]:
             signature={
                 "logits_ptr": "*bf16",
                 **_LOGITS,
+                "packed_ptr": "*i32",
                 "threshold_ptr": "*fp32",
                 "processed_ptr": "*fp32",
             },
             constexprs={**shape.sizes(True), "BLOCK": _BLOCK},
             num_warps=_BLOCK_WARPS,
-        ),
-        CompileCase(
-            name="sample.count",
-            kernel=count_kernel,
-            signature={**rows, "token_ptr": "*i32", "counts_ptr": "*i32"},
-            constexprs={
-                "VOCAB": shape.vocab,
-                "NUM_COLUMNS": shape.num_columns,
-                "LENGTH": spec.max_bad_word_ids,
-            },
-            num_warps=1,
         ),
     ]

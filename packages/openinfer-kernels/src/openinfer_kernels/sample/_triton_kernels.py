@@ -102,7 +102,7 @@ def block_kernel(
     best_ptr, best_id_ptr, best_score_ptr, max_ptr, sum_ptr, group_max_ptr,
     arrived_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
     VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
-    CONTROLS: tl.constexpr, FILTERS: tl.constexpr, COUNTS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    CONTROLS: tl.constexpr, FILTERS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def block_kernel(
             _enter(
                 token, is_failed, -INFINITY, row, slot, positions, needs,
                 counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-                VOCAB, LENGTH, COUNTS,
+                VOCAB, LENGTH,
             )  # fmt: skip
             tl.store(arrived_ptr + row, 0)
 
@@ -190,7 +190,7 @@ def _merge(
 def _enter(
     token, is_failed, threshold, row, slot, positions, needs,
     counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-    VOCAB: tl.constexpr, LENGTH: tl.constexpr, COUNTS: tl.constexpr,
+    VOCAB: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
     """What a row has come to: for the host, and in the tables for the steps that follow."""
     token = tl.minimum(token, VOCAB - 1)
@@ -198,9 +198,11 @@ def _enter(
     tl.store(packed_ptr + tl.num_programs(0) + row, is_failed.to(tl.int32))
     tl.store(last_token_ptr + slot, token.to(tl.int64))
     tl.store(threshold_ptr + row, threshold)
-    if COUNTS:
+    if needs & PENALTIES:
+        tl.atomic_add(counts_ptr + slot * VOCAB + token, 1)
+    if needs & BAD_WORDS:
         position = tl.load(positions + row)
-        _count(token, slot, position, needs, counts_ptr, recent_ptr, VOCAB, LENGTH)
+        tl.store(recent_ptr + slot * LENGTH + (position & (LENGTH - 1)), token)
 
 
 @triton.jit
@@ -210,7 +212,7 @@ def row_kernel(
     list_ptr, candidate_ptr, candidate_id_ptr,
     recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
     VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
-    CONTROLS: tl.constexpr, COUNTS: tl.constexpr,
+    CONTROLS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
     NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     SMALL_K: tl.constexpr, LISTED: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
@@ -268,41 +270,18 @@ def row_kernel(
             )  # fmt: skip
     _enter(
         token, is_failed, threshold, row, slot, positions, needs,
-        counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB, LENGTH, COUNTS,
+        counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB, LENGTH,
     )  # fmt: skip
-
-
-@triton.jit
-def _count(
-    token, slot, position, needs, counts_ptr, recent_ptr, VOCAB: tl.constexpr, LENGTH: tl.constexpr
-):
-    """Enters a token in the tables of its row."""
-    if needs & PENALTIES:
-        tl.atomic_add(counts_ptr + slot * VOCAB + token, 1)
-    if needs & BAD_WORDS:
-        tl.store(recent_ptr + slot * LENGTH + (position & (LENGTH - 1)), token)
-
-
-@triton.jit
-def count_kernel(
-    slots, positions, table_ptr, token_ptr, counts_ptr, recent_ptr,
-    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, LENGTH: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    needs = tl.load(table_ptr + slot * NUM_COLUMNS + NEEDS_COLUMN)
-    token = tl.load(token_ptr + row)
-    _count(token, slot, tl.load(positions + row), needs, counts_ptr, recent_ptr, VOCAB, LENGTH)
 
 
 @triton.jit
 def process_kernel(
     logits_ptr, stride, slots, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
-    threshold_ptr, processed_ptr,
+    packed_ptr, threshold_ptr, processed_ptr,
     VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     CONTROLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one block of a row's scores after every control."""
+    """Writes one block of the scores after every control that a row's token was drawn from."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
@@ -315,6 +294,7 @@ def process_kernel(
         x = scores_of(
             logits_ptr + row * stride, counts_ptr + slot * VOCAB, bias_ptr + slot * VOCAB,
             bans_ptr + row * WIDTH, table, needs, is_banned, cols, cols < VOCAB, CONTROLS,
+            drawn=tl.load(packed_ptr + row),
         )  # fmt: skip
         x = tl.where(x >= tl.load(threshold_ptr + row), x, -INFINITY)
         tl.store(processed_ptr + row * VOCAB + cols, x, mask=cols < VOCAB)

@@ -106,11 +106,13 @@ def noise_of(stream, ids):
 
 @triton.jit
 def scores_of(
-    logits, counts, bias, bans, table, needs, is_banned, cols, is_inside, CONTROLS: tl.constexpr
-):
+    logits, counts, bias, bans, table, needs, is_banned, cols, is_inside, CONTROLS: tl.constexpr,
+    drawn=None,
+):  # fmt: skip
     """Scores of `cols` before the filters; -inf outside the vocabulary.
 
-    `logits` and `bans` point at the row, `counts`, `bias` and `table` at its slot.
+    `logits` and `bans` point at the row, `counts`, `bias` and `table` at its slot. Where `drawn` is
+    given, the scores are those from which it was drawn, though it has been counted.
     """
     x = tl.load(logits + cols, mask=is_inside, other=-INFINITY).to(tl.float32)
     if CONTROLS:
@@ -118,6 +120,8 @@ def scores_of(
             x += tl.load(bias + cols, mask=is_inside, other=0.0)
         if needs & PENALTIES:
             seen = tl.load(counts + cols, mask=is_inside, other=0)
+            if drawn is not None:
+                seen -= (cols == drawn).to(tl.int32)
             num_output = seen & COUNT_BITS
             repetition = float_at(table, REPETITION_COLUMN)
             repeated = tl.where(x > 0, x / repetition, x * repetition)
