@@ -5,14 +5,15 @@
 Every case decodes so many sequences at about one length through the real loop, scheduler and
 executor. A step's time on the device is that between two events around it on its stream; what lies
 between one step's end and the next one's begin is idle time. At 64 rows and more every case is also
-run with a quarter of them under a grammar. -o sets options of the engine, such as
-`enforce_eager=true`. Prints one JSON object a line.
+run with a quarter of them under a grammar, and with one row that asks for logprobs. -o sets options
+of the engine, such as `enforce_eager=true`. Prints one JSON object a line.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from typing import Any
 import msgspec
 import torch
 
-from openinfer_contract import GenerateRequest, Grammar, Sampling, StopRules, pack_ids
+from openinfer_contract import (
+    GenerateRequest,
+    Grammar,
+    LogprobOptions,
+    Sampling,
+    StopRules,
+    pack_ids,
+)
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 
@@ -66,9 +74,15 @@ def _event() -> Any:
 
 
 def decode(
-    loop: EngineLoop, meter: Meter, batch: int, context: int, num_held: int = 0, **sampling: Any
+    loop: EngineLoop,
+    meter: Meter,
+    batch: int,
+    context: int,
+    num_held: int = 0,
+    scored: Sequence[LogprobOptions] = (),
+    **sampling: Any,
 ) -> dict:
-    """Steps of so many rows, the first `num_held` of them under a grammar."""
+    """Steps of so many rows, the first of them under a grammar or with logprobs, as given."""
     generator = torch.Generator().manual_seed(batch * 7919 + context)
     for index in range(batch):
         ids = torch.randint(1000, 100_000, (context,), generator=generator).tolist()
@@ -76,11 +90,12 @@ def decode(
         most = _NUM_WARM + _NUM_STEPS + 40
         loop.submit(
             GenerateRequest(
-                request_id=f"{batch}-{context}-{index}-{len(sampling)}-{num_held}",
+                request_id=f"{batch}-{context}-{index}-{len(sampling)}-{num_held}-{len(scored)}",
                 prompt_token_ids=pack_ids(ids),
                 stop=StopRules(max_tokens=most * (1 + is_held), ignore_eos=not is_held),
                 sampling=Sampling(**({"temperature": 0.0} | sampling)),
                 grammar=_HELD if is_held else None,
+                logprobs=scored[index] if index < len(scored) else None,
             ),
             lambda event: None,
         )
@@ -107,6 +122,7 @@ def decode(
         "batch": batch,
         "context": context,
         "rows_under_a_grammar": num_held,
+        "rows_with_logprobs": len(scored),
         "sampling": sampling,
         "step_us": round(statistics.median(steps), 1),
         "idle_us": round(statistics.median(gaps), 1),
@@ -179,6 +195,9 @@ def main() -> None:
             if batch >= 64 and "grammar" in loop.info.honoured:
                 held = decode(loop, meter, batch, context, num_held=batch // 4, temperature=1.0)
                 print(json.dumps(held), flush=True)
+            if batch >= 64:
+                top = [LogprobOptions(num_top=5)]
+                print(json.dumps(decode(loop, meter, batch, context, scored=top)), flush=True)
     if args.trace:
         _trace(loop, meter, args.trace)
     free, total = torch.cuda.mem_get_info()
