@@ -20,6 +20,7 @@ def test_defaults():
             "port": 8000,
             "log_level": "info",
             "api_server_count": 1,
+            "trust_request_chat_template": False,
             "tool_call_parser": "auto",
             "reasoning_parser": "auto",
             "max_body_bytes": 64 << 20,

@@ -303,6 +303,7 @@ async def _run_child(line: bytes) -> None:
     finally:
         loop.remove_reader(sys.stdin.fileno())
         keeper.cancel()
+        text.close()
     with suppress(asyncio.CancelledError):
         await keeper
 

@@ -65,6 +65,7 @@ async def _run(
         front = _front_spec(prepared, values)
         stack.push_async_callback(supervisor.shutdown)
         info, text = await asyncio.gather(supervisor.start(), asyncio.to_thread(front.load_text))
+        stack.callback(text.close)
         if front.generation_config == "auto":
             defaults = keep_honoured_defaults(text, info)
             front = msgspec.structs.replace(front, defaults=defaults)

@@ -13,6 +13,14 @@ SERVER_FLAGS: tuple[Flag, ...] = (
     ),
     Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
     Flag(
+        "trust_request_chat_template",
+        ("--trust-request-chat-template",),
+        "switch",
+        "frontend",
+        "take chat templates from requests, rendered in a process with bounds",
+        off=("--no-trust-request-chat-template",),
+    ),
+    Flag(
         "tool_call_parser",
         ("--tool-call-parser",),
         "str",

@@ -27,7 +27,10 @@ class FrontendApp:
 
     def __init__(self, provider: EngineProvider, text: TextModel, config: FrontendConfig) -> None:
         work = TextWork(
-            text, num_threads=config.num_text_threads, max_inline_bytes=config.max_inline_bytes
+            text,
+            num_threads=config.num_text_threads,
+            max_inline_bytes=config.max_inline_bytes,
+            takes_templates=config.trust_request_chat_template,
         )
         self._backend = Backend(provider, work, config)
         self._guard = Guard(config)

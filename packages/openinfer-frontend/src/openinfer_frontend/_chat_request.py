@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from openinfer_frontend._requests import GenerationRequest, Objects, Off, On, refuse_boolean
+from openinfer_frontend._requests import (
+    GenerationRequest,
+    Objects,
+    Off,
+    On,
+    TemplateSource,
+    refuse_boolean,
+)
 from openinfer_frontend._tools import check_tool_choice, check_tools
 from openinfer_frontend.errors import ApiError
 
@@ -26,7 +33,6 @@ class ChatRequest(GenerationRequest):
         "modalities": (["text"],),
         "audio": (),
         "web_search_options": (),
-        "chat_template": (),
         "documents": ([],),
         "mm_processor_kwargs": ({},),
         "media_io_kwargs": ({},),
@@ -48,6 +54,8 @@ class ChatRequest(GenerationRequest):
     """Leaves the last message open, and the output goes on with it."""
     add_special_tokens: Off = False
     """Puts BOS before what the template made."""
+    chat_template: TemplateSource | None = None
+    """Jinja to be used instead of the model's own, where the operator allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None

@@ -36,6 +36,8 @@ class FrontendConfig:
     """Origins whose pages may read responses; `*` for all."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto: the checkpoint's sampling defaults. vllm: temperature 1 and no truncation."""
+    trust_request_chat_template: bool = False
+    """Whether requests may bring chat templates, which are programs."""
     max_body_bytes: int = 64 << 20
     max_pending_body_bytes: int = 1 << 30
     """Bodies that are being received or read, together; beyond it 503."""

@@ -70,6 +70,7 @@ class CountTokensRequest(RequestModel):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "mcp_servers": ([],),
         "container": (),
+        "chat_template": (),
     }
     PARAMS: ClassVar[dict[str, str]] = {
         "stop": "stop_sequences",

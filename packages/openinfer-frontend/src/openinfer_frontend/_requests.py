@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from openinfer_frontend.errors import ApiError
+from openinfer_text import MAX_TEMPLATE_CHARS
 
 
 def _null_is(default: object) -> BeforeValidator:
@@ -47,6 +48,7 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Biases = Annotated[dict[int, float], WrapValidator(_by_slices)]
+TemplateSource = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 StopString = Annotated[str, Field(max_length=1024)]
 StopStrings = Annotated[list[StopString], Field(fail_fast=True)]
 _NUMBERS = (

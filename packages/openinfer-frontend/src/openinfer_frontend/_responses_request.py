@@ -47,6 +47,7 @@ class ResponsesRequest(RequestModel):
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
+        "chat_template": (),
     }
     PARAMS: ClassVar[dict[str, str]] = {
         "messages": "input",

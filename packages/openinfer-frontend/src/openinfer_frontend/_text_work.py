@@ -42,16 +42,25 @@ class Prompt:
 class TextWork:
     """A `TextModel` behind a small pool of threads, so that long prompts delay no stream."""
 
-    def __init__(self, model: TextModel, *, num_threads: int, max_inline_bytes: int) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        num_threads: int,
+        max_inline_bytes: int,
+        takes_templates: bool = False,
+    ) -> None:
         """Starts no thread before there is long work.
 
         Args:
             model: shared, not owned.
             num_threads: threads at most.
             max_inline_bytes: work on inputs up to this size stays on the event loop.
+            takes_templates: whether requests may bring templates.
         """
         self.model = model
         self._max_inline_bytes = max_inline_bytes
+        self._takes_templates = takes_templates
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
 
     def defaults(self, mode: str) -> GenerationDefaults:
@@ -102,7 +111,14 @@ class TextWork:
             ApiError: if the template, the tools or the messages do not fit each other.
         """
         template, tools = self.model.chat_template, request.offered_tools
-        if tools and template is not None and not template.takes_tools:
+        foreign = request.chat_template
+        if foreign is not None and not self._takes_templates:
+            message = (
+                "chat_template: this server takes no templates from requests; "
+                "its operator can allow them with --trust-request-chat-template"
+            )
+            raise ApiError(400, message, param="chat_template")
+        if tools and foreign is None and template is not None and not template.takes_tools:
             message = "tools: this model's chat template has no place for them"
             raise ApiError(400, message, param="tools")
 
@@ -114,6 +130,7 @@ class TextWork:
                 continue_final_message=request.continue_final_message,
                 chat_template_kwargs=request.template_kwargs,
                 add_special_tokens=bool(request.add_special_tokens),
+                chat_template=foreign,
             )
             return Prompt(
                 token_ids=chat.token_ids,
@@ -123,6 +140,9 @@ class TextWork:
                 call_ids=chat.call_ids,
             )
 
+        if foreign is not None:
+            # Another process renders it, which is waited for.
+            return await self._run(encode, self._max_inline_bytes + 1, "chat_template")
         return await self._run(encode, size, "messages")
 
     def placed(self, chat: ChatRequest) -> ChatRequest:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from openinfer_frontend._requests import Objects, RequestModel, TokenIds
+from openinfer_frontend._requests import Objects, RequestModel, TemplateSource, TokenIds
 from openinfer_frontend._tools import check_tools
 from openinfer_frontend.errors import ApiError
 
@@ -14,7 +14,6 @@ class TokenizeRequest(RequestModel):
     """POST /tokenize: a prompt, or messages as a chat would see them."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "chat_template": (),
         "mm_processor_kwargs": ({},),
         "media_io_kwargs": ({},),
     }
@@ -30,6 +29,8 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: bool = True
     """As in a chat."""
     continue_final_message: bool = False
+    """As in a chat."""
+    chat_template: TemplateSource | None = None
     """As in a chat."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in a chat."""

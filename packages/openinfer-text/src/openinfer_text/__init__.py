@@ -35,6 +35,7 @@ from openinfer_text._pieces import (
 from openinfer_text._stop import StopSet, StopStrings
 from openinfer_text._structured import grammar_of_response_format, grammar_of_structure
 from openinfer_text._template import ChatTemplate
+from openinfer_text._template_process import MAX_TEMPLATE_CHARS
 from openinfer_text._tokenizer import Tokenizer
 from openinfer_text._tool_definitions import check_tools
 from openinfer_text.errors import (
@@ -62,6 +63,7 @@ __all__ = [
     # chats
     "ChatTemplate",
     "ContentFormat",
+    "MAX_TEMPLATE_CHARS",
     "check_tools",
     # output streams
     "OutputText",

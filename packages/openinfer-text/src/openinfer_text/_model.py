@@ -1,6 +1,7 @@
 """`TextModel`: everything about text that a checkpoint folder says, in one object."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from openinfer_text._output import OutputText
 from openinfer_text._parser import OutputParser, ParseContext, ParserFactory, ReasoningMarks
 from openinfer_text._stop import StopSet
 from openinfer_text._template import ChatTemplate
+from openinfer_text._template_process import TemplateProcess
 from openinfer_text._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
 from openinfer_text._turns import TurnTokens, find_boundaries, learn_turn_tokens
 from openinfer_text.errors import CheckpointTextError, NoChatTemplate
@@ -71,6 +73,7 @@ class TextModel:
         turns = TurnTokens()
         if chat_template is not None:
             turns = learn_turn_tokens(chat_template, tokenizer.added_tokens)
+        self._foreign_templates = TemplateProcess(tokenizer.special_tokens)
         self._borders = turns.openers | turns.closers
         self._opener_ids = [tokenizer.added_tokens[token] for token in turns.openers]
         self._closer_ids = [tokenizer.added_tokens[token] for token in turns.closers]
@@ -153,22 +156,30 @@ class TextModel:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        chat_template: str | None = None,
     ) -> ChatPrompt:
         """Renders and encodes a chat; parameters as `ChatTemplate.render`.
 
         Special tokens inside message contents become their ids, as they do in vLLM and
         transformers: content can imitate turns. `add_special_tokens` puts BOS in front once more
-        for templates that leave it to the tokenizer.
+        for templates that leave it to the tokenizer. `chat_template` is a foreign template instead
+        of the checkpoint's, rendered in a process of its own (`TemplateProcess`); boundaries and
+        the open turn are found by what the checkpoint's ends messages with.
 
         Raises:
-            NoChatTemplate: if the checkpoint has none.
+            NoChatTemplate: if the checkpoint has none, and none is given.
             InvalidChatInput: naming the field that cannot be used.
             TemplateError: if the template fails or refuses.
         """
-        if self.chat_template is None:
+        render: Callable[..., str]
+        if chat_template is not None:
+            render = partial(self._foreign_templates.render, chat_template)
+        elif self.chat_template is not None:
+            render = self.chat_template.render
+        else:
             raise NoChatTemplate
         messages, call_ids = name_calls(messages, self.tool_parser)
-        text = self.chat_template.render(
+        text = render(
             messages,
             tools=tools,
             documents=documents,
@@ -202,6 +213,7 @@ class TextModel:
 
     def close(self) -> None:
         """Ends what works in the background, as `Tokenizer.close`."""
+        self._foreign_templates.close()
         self.tokenizer.close()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

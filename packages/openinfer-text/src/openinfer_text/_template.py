@@ -15,7 +15,7 @@ from openinfer_text._messages import ContentFormat, normalizer_for
 from openinfer_text._renderer import Renderer
 from openinfer_text.errors import InvalidChatInput, TemplateError
 
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 # Two private-use characters nobody types; the space tells whether the template trims.
 _END_MARK = "\U000f0c0d\U000f0c0e"
 _END_MARK_SPACED = _END_MARK + " "

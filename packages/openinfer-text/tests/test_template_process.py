@@ -1,0 +1,141 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from openinfer_contract import unpack_ids
+from openinfer_text import (
+    ChatTemplate,
+    InvalidChatInput,
+    NoChatTemplate,
+    TemplateError,
+    TextModel,
+    Tokenizer,
+)
+from openinfer_text._template_process import TemplateProcess
+
+SPECIALS = {"bos_token": "<s>"}
+SOURCE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ mood }}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = [{"role": "user", "content": "Grüß dich \ud83d 😀"}, {"role": "assistant", "content": "So"}]
+
+
+@pytest.fixture
+def process():
+    process = TemplateProcess(SPECIALS)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add_generation_prompt": True, "chat_template_kwargs": {"mood": "glad"}},
+        {"tools": [{"type": "function", "function": {"name": "weather"}}]},
+        {"continue_final_message": True},
+    ],
+)
+def test_it_renders_what_the_template_renders(process, options):
+    wanted = ChatTemplate(SOURCE, special_tokens=SPECIALS).render(CHAT, **options)
+    assert [process.render(SOURCE, CHAT, **options) for _ in range(2)] == [wanted] * 2
+
+
+def test_many_templates_are_rendered_by_one_process(process):
+    texts = [process.render(f"{n}", CHAT) for n in range(40)]
+    child = process._process
+    assert texts == [str(n) for n in range(40)]
+    assert process.render("3", CHAT) == "3"
+    assert process._process is child
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("\n{{ 1/0 }}", "line 2: ZeroDivisionError"),
+        ("a\nb\n{% if %}", "line 3: Expected an expression"),
+        ("\n\n{{ raise_exception('roles must alternate') }}", "line 3: roles must alternate"),
+        ("{{ messages[0].nothing.at_all }}", "line 1: 'dict object' has no attribute"),
+        ("{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}", "nested too deeply"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "line 1: RecursionError"),
+        ("{{ messages.append(1) }}", "line 1: "),
+        ("{% for i in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "more than 16777216"),
+    ],
+)
+def test_a_template_that_fails_says_where(process, source, words):
+    with pytest.raises(TemplateError) as caught:
+        process.render(source, CHAT)
+    assert words in caught.value.message
+    assert process.render("{{ 1 }}", CHAT) == "1"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "long"),
+        ("{{ 10 ** (10 ** 8) }}", "long"),
+        ("{{ 'x' * 10 ** 10 }}", "too much memory"),
+        ("{% set n = namespace(x='xxxxxxxx') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}"
+         "{% endfor %}", "too much memory|too long"),
+    ],
+)  # fmt: skip
+def test_a_template_that_takes_too_much_takes_nobody_with_it(process, source, words):
+    with pytest.raises(TemplateError, match=words):
+        process.render(source, CHAT)
+    assert process.render("{{ 1 }}", CHAT) == "1"
+
+
+def test_a_process_that_was_lost_is_replaced(process):
+    assert process.render("1", CHAT) == "1"
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(TemplateError):
+        process.render("1", CHAT)
+    assert process.render("2", CHAT) == "2"
+
+
+def test_wrong_messages_are_named(process):
+    with pytest.raises(InvalidChatInput, match="messages") as caught:
+        process.render(SOURCE, [{"role": "user", "content": [{"type": "image"}]}])
+    assert caught.value.field == "messages[0].content[0].type"
+    with pytest.raises(InvalidChatInput, match="tools"):
+        process.render("{{ messages }}", CHAT, tools=[{"type": "function"}])
+    with pytest.raises(InvalidChatInput, match=r"chat_template_kwargs\.chat_template"):
+        process.render(SOURCE, CHAT, chat_template_kwargs={"chat_template": "{{ 1 }}"})
+
+
+def test_closing_ends_the_process_in_the_middle_of_a_template():
+    process = TemplateProcess(SPECIALS)
+    assert process.render("1", CHAT) == "1"
+    pid, errors = process._process.pid, []
+
+    def render():
+        try:
+            process.render("{{ 10 ** (10 ** 8) }}", CHAT)
+        except TemplateError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    time.sleep(0.1)
+    process.close()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(TemplateError):
+        process.render("1", CHAT)
+    process.close()
+
+
+def test_a_model_without_a_template_takes_a_foreign_one(checkpoints):
+    model = TextModel(Tokenizer.from_folder(checkpoints["qwen"]))
+    with pytest.raises(NoChatTemplate):
+        model.encode_chat(CHAT[1:])
+    prompt = model.encode_chat(CHAT[1:], chat_template="{{ messages[0].content }}")
+    assert (prompt.text, model.decode(unpack_ids(prompt.token_ids))) == ("So", "So")
+    model.close()
