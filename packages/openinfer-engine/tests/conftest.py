@@ -10,7 +10,6 @@ import pytest
 from openinfer_contract import EngineHandle, GenerateRequest, Sampling, StopRules, pack_ids
 from openinfer_engine import (
     EngineChild,
-    EngineOptions,
     EngineSupervisor,
     InProcessEngine,
     LaunchSpec,
@@ -19,7 +18,7 @@ from openinfer_engine import (
     SupervisorOptions,
 )
 from openinfer_testing import ModelledExecutor
-from openinfer_testing.engine import EngineFactory, EngineNeeds, modelled_options
+from openinfer_testing.engine import EngineFactory, EngineNeeds, engine_options, modelled_options
 
 MODELLED = "openinfer_testing:modelled_executor"
 
@@ -29,7 +28,7 @@ def process_spec(needs: EngineNeeds) -> ProcessSpec:
         launch=LaunchSpec(
             model_path="",
             model_line="modelled",
-            engine=EngineOptions(max_queued_requests=needs.max_queued_requests),
+            engine=engine_options(needs),
             line_options=msgspec.to_builtins(modelled_options(needs)),
         ),
         factory=MODELLED,
@@ -39,8 +38,7 @@ def process_spec(needs: EngineNeeds) -> ProcessSpec:
 @asynccontextmanager
 async def in_process(needs: EngineNeeds) -> AsyncIterator[EngineHandle]:
     engine = InProcessEngine(
-        lambda: ModelledExecutor(modelled_options(needs)),
-        EngineOptions(max_queued_requests=needs.max_queued_requests),
+        lambda: ModelledExecutor(modelled_options(needs)), engine_options(needs)
     )
     try:
         yield engine

@@ -109,12 +109,19 @@ class Bench:
 @pytest.fixture
 def make_bench() -> Callable[..., Bench]:
     def make(
-        *, max_queued_requests: int = 64, depth: int = 2, max_num_seqs: int = 4, **options: Any
+        *,
+        max_queued_requests: int = 64,
+        max_queued_tokens: int = 100_000,
+        depth: int = 2,
+        max_num_seqs: int = 4,
+        **options: Any,
     ) -> Bench:
         shape = CountingShape(depth=depth, max_num_seqs=max_num_seqs)
         return Bench(
             ModelledOptions(shape=shape, **{"step_s": 0.01} | options),
-            EngineOptions(max_queued_requests=max_queued_requests),
+            EngineOptions(
+                max_queued_requests=max_queued_requests, max_queued_tokens=max_queued_tokens
+            ),
         )
 
     return make
@@ -316,6 +323,24 @@ def test_held_requests_are_bounded(make_bench: Make, make_request: Request) -> N
     bench.run()
     assert [type(recorder.end) for recorder in held[:2]] == [Finished, Finished]
     assert bench.loop.load().num_rejected == 2
+
+
+def test_a_prompt_that_never_has_room_is_held_alone(
+    make_bench: Make, make_request: Request
+) -> None:
+    bench = make_bench(max_queued_tokens=4)
+    bench.submit(make_request(request_id="live", max_tokens=50))
+    bench.loop.step()
+    bench.control(Pause(mode="wait"))
+    long = bench.submit(make_request([1, 2, 3, 4, 5], request_id="long"))
+    other = bench.submit(make_request([6], request_id="other"))
+    assert long.end is None
+    assert isinstance(other.end, Rejected)
+    assert other.end.kind == "overloaded"
+    bench.run()
+    bench.control(Resume())
+    bench.run()
+    assert isinstance(long.end, Finished)
 
 
 def test_draining_ends_a_pause_and_refuses_another(make_bench: Make, make_request: Request) -> None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from openinfer_contract import EngineHandle
-from openinfer_engine import EngineOptions, InProcessEngine
+from openinfer_engine import InProcessEngine
 from openinfer_testing import ModelledExecutor
 from openinfer_testing.engine import (
     BROKEN_ENGINES,
@@ -16,6 +16,7 @@ from openinfer_testing.engine import (
     EngineFactory,
     EngineNeeds,
     assert_conforms,
+    engine_options,
     modelled_options,
 )
 
@@ -30,7 +31,7 @@ def broken_factory(broken: Callable[[EngineHandle], EngineHandle]) -> EngineFact
     async def factory(needs: EngineNeeds) -> AsyncIterator[EngineHandle]:
         engine = InProcessEngine(
             lambda: ModelledExecutor(modelled_options(needs)),
-            EngineOptions(max_queued_requests=needs.max_queued_requests),
+            engine_options(needs),
         )
         try:
             yield broken(engine)

@@ -32,13 +32,14 @@ class HeldRequests:
     def hold(self, request: GenerateRequest, now: float) -> Rejected | None:
         """Takes a request, or says that there is no room."""
         limits = self._limits
-        if (
-            len(self._held) >= limits.max_queued_requests
-            or self.num_tokens + request.num_prompt_tokens > limits.max_queued_tokens
+        num_tokens = self.num_tokens + request.num_prompt_tokens
+        # As in the scheduler's queue: a prompt that would never have room may be held alone.
+        if len(self._held) >= limits.max_queued_requests or (
+            self._held and num_tokens > limits.max_queued_tokens
         ):
             return Rejected(kind="overloaded", message="the intake is full", retry_after_s=1.0)
         self._held[request.request_id] = Held(request, now)
-        self.num_tokens += request.num_prompt_tokens
+        self.num_tokens = num_tokens
         return None
 
     def take(self, request_id: str) -> Held | None:

@@ -32,6 +32,7 @@ from openinfer_testing.engine._broken_control import (
 )
 from openinfer_testing.engine._broken_intake import (
     ClampsIds,
+    CountsNoTokens,
     CutsLongPrompts,
     DropsWhatItCannot,
     NeverOverloaded,
@@ -90,6 +91,7 @@ BROKEN_ENGINES: Mapping[type[BrokenEngine], tuple[str, ...]] = {
     CutsLongPrompts: ("rejects_too_long",),
     RenamesDuplicates: ("rejects_duplicates",),
     NeverOverloaded: ("rejects_overload",),
+    CountsNoTokens: ("rejects_overload_of_tokens",),
     TellsNoTimeToRetry: ("rejects_overload", "drain_finishes_and_refuses"),
     DrainsAtOnce: ("drain_finishes_and_refuses",),
     DrainsByAborting: ("drain_finishes_and_refuses",),

@@ -79,6 +79,17 @@ class NeverOverloaded(BrokenEngine):
             sink(event)
 
 
+class CountsNoTokens(NeverOverloaded):
+    """Its intake is bounded in requests alone."""
+
+    def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
+        """Finds room while few requests wait."""
+        if self.load().num_waiting < self.info.limits.max_queued_requests:
+            super().relay(request, event, sink)
+        else:
+            sink(event)
+
+
 class TellsNoTimeToRetry(BrokenEngine):
     """Overloaded and draining rejections do not say when to come back."""
 

@@ -47,6 +47,8 @@ class EngineNeeds:
     """Seconds a step takes at least; 0 where it does not matter."""
     max_num_seqs: int = 4
     max_queued_requests: int = 64
+    max_queued_tokens: int = 100_000
+    """Of the prompts that wait."""
     max_model_len: int = 1024
     num_blocks: int = 256
     """Blocks of 16 tokens in the cache."""

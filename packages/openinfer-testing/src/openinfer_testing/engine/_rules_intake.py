@@ -1,20 +1,26 @@
 """Rules of the intake: a request is honoured whole or rejected with the reason."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from openinfer_contract import (
+    FEATURES,
     Adapter,
     CacheOptions,
     Finished,
     GenerateRequest,
+    Grammar,
+    LogprobOptions,
+    PromptLogprobOptions,
     Rejected,
     RejectionKind,
     Sampling,
     pack_ids,
 )
-from openinfer_testing.engine._harness import EngineNeeds, Session, request
+from openinfer_testing.engine._harness import EngineNeeds, Session, fresh_prompt, request
 from openinfer_testing.engine._rule import rule
 
 
@@ -26,6 +32,41 @@ async def _expect(
     assert (rejected.kind, rejected.field) == (kind, field), f"{rejected} instead of {kind} {field}"
     assert len(recorder.events) == 1, "a rejection is the only event of its stream"
     return rejected
+
+
+def _sampled(**values: Any) -> Callable[[GenerateRequest], GenerateRequest]:
+    return lambda r: replace(r, sampling=replace(r.sampling, **values))
+
+
+def _logprobs(**values: Any) -> Callable[[GenerateRequest], GenerateRequest]:
+    return lambda r: replace(r, logprobs=LogprobOptions(**values))
+
+
+_WISHES: Mapping[str, Callable[[GenerateRequest], GenerateRequest]] = {
+    "sampling.seed": _sampled(seed=1),
+    "sampling.repetition_penalty": _sampled(repetition_penalty=1.1),
+    "sampling.presence_penalty": _sampled(presence_penalty=0.5),
+    "sampling.frequency_penalty": _sampled(frequency_penalty=0.5),
+    "sampling.logit_bias": _sampled(logit_bias=((1, 1.0),)),
+    "sampling.allowed_token_ids": _sampled(allowed_token_ids=pack_ids([1])),
+    "sampling.bad_words": _sampled(bad_words=(pack_ids([1]),)),
+    "stop.min_tokens": lambda r: replace(r, stop=replace(r.stop, min_tokens=1)),
+    "logprobs": _logprobs(),
+    "logprobs.token_ids": _logprobs(token_ids=pack_ids([1])),
+    "logprobs.mode": _logprobs(mode="processed"),
+    "prompt_logprobs": lambda r: replace(r, prompt_logprobs=PromptLogprobOptions()),
+    "grammar": lambda r: replace(
+        r, grammar=Grammar(kind="json_object"), stop=replace(r.stop, ignore_eos=False)
+    ),
+    "adapter": lambda r: replace(r, adapter=Adapter("a", b"uid")),
+    "cache.hint": lambda r: replace(r, cache=CacheOptions(hint="pin")),
+    "deadline": lambda r: replace(r, deadline=time.monotonic() + 60),
+    "dp_rank": lambda r: replace(r, dp_rank=1),
+    "speculate": lambda r: replace(r, speculate=True),
+    "want": lambda r: replace(r, want=("hidden_states",)),
+    "kv_transfer": lambda r: replace(r, kv_transfer=b"peer"),
+}
+"""For every feature of the contract, a request that uses it."""
 
 
 @rule()
@@ -63,15 +104,13 @@ async def rejects_unknown_ids(one: Session) -> None:
 @rule()
 async def rejects_unsupported(one: Session) -> None:
     """What the engine does not honour is rejected by name, never dropped."""
-    wants: tuple[tuple[str, Callable[[GenerateRequest], GenerateRequest]], ...] = (
-        ("want", lambda r: replace(r, want=("hidden_states",))),
-        ("adapter", lambda r: replace(r, adapter=Adapter("a", b"uid"))),
-        ("dp_rank", lambda r: replace(r, dp_rank=1)),
-        ("kv_transfer", lambda r: replace(r, kv_transfer=b"peer")),
-    )
-    for feature, change in wants:
-        if feature not in one.engine.info.honoured:
-            await _expect(one, change(request()), "unsupported", feature)
+    honoured = one.engine.info.honoured
+    missing = {name: uses for name, uses in FEATURES.items() if name not in honoured}
+    for feature in missing:
+        wish = _WISHES[feature](request())
+        # What the feature belongs to may be missing, too.
+        field = next(name for name, uses in missing.items() if uses(wish))
+        await _expect(one, wish, "unsupported", field)
 
 
 @rule()
@@ -111,6 +150,25 @@ async def rejects_overload(one: Session) -> None:
     await one.until_idle()
 
 
+@rule(EngineNeeds(step_s=0.005, max_num_seqs=1, max_queued_tokens=100))
+async def rejects_overload_of_tokens(one: Session) -> None:
+    """Waiting prompts are bounded in tokens, too; one prompt of any length may wait alone."""
+    running = one.start(request(max_tokens=60))
+    await running.until_tokens()
+    longest = one.start(request(fresh_prompt(300)))
+    refused = await one.start(request([9])).rejected()
+    assert refused.kind == "overloaded"
+    assert refused.retry_after_s is not None, "an overloaded engine says when to come back"
+    await longest.finished()
+    running = one.start(request(max_tokens=60))
+    await running.until_tokens()
+    waiting = [one.start(request(fresh_prompt(60))), one.start(request(fresh_prompt(60)))]
+    assert (await waiting[1].rejected()).kind == "overloaded"
+    short = one.start(request([9]))
+    for recorder in (running, waiting[0], short):
+        await recorder.finished()
+
+
 INTAKE_RULES = (
     rejects_invalid,
     rejects_unknown_ids,
@@ -118,4 +176,5 @@ INTAKE_RULES = (
     rejects_too_long,
     rejects_duplicates,
     rejects_overload,
+    rejects_overload_of_tokens,
 )

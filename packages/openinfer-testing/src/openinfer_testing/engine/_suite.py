@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from openinfer_engine import EngineOptions
 from openinfer_testing._counting import CountingShape
 from openinfer_testing._modelled import ModelledOptions
 from openinfer_testing.engine._harness import (
@@ -41,6 +42,13 @@ def modelled_options(needs: EngineNeeds) -> ModelledOptions:
         row_failed_token=ROW_FAILED_TOKEN if needs.has_triggers else None,
         step_failed_token=STEP_FAILED_TOKEN if needs.has_triggers else None,
         dead_token=DEAD_TOKEN if needs.has_triggers else None,
+    )
+
+
+def engine_options(needs: EngineNeeds) -> EngineOptions:
+    """An intake that satisfies the needs of a rule."""
+    return EngineOptions(
+        max_queued_requests=needs.max_queued_requests, max_queued_tokens=needs.max_queued_tokens
     )
 
 
