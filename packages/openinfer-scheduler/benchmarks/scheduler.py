@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from time import thread_time
+from typing import Literal
 
 import numpy as np
 
@@ -84,33 +85,52 @@ def result_of(rng: np.random.Generator, plan: StepPlan | None) -> StepResult:
     return StepResult(step_id=plan.step_id, counts=counts, token_ids=ids)
 
 
-def steady_slices(
-    policy: Policy, num_waiting: int, *, has_free_slot: bool = False, has_churn: bool = False
+Change = Literal["none", "queue", "slots"]
+
+
+def slices(
+    policy: Policy, num_waiting: int, *, has_free_slot: bool = False, change: Change = "none"
 ) -> Iterator[tuple[float, float]]:
     """Mean seconds of plan and of apply over one slice after another, two plans deep.
 
-    The same work comes back every round of `STEPS_A_ROUND // STEPS_A_SLICE` slices.
+    The same work comes back every round of `STEPS_A_ROUND // STEPS_A_SLICE` slices, unless slots
+    change.
 
     Args:
         policy: ranks the sequences.
         num_waiting: requests in the queue, beside 256 that decode.
         has_free_slot: whether the queue is ranked and its first refused in every plan, because the
             pool must not be filled any further; else no slot is free, and nobody looks at it.
-        has_churn: whether before every plan one comes and one of those that wait is aborted, so
-            that the queue is ranked anew.
+        change: before every plan one request comes, and one of those that wait ("queue") or of
+            those that decode ("slots") is aborted; so the queue is ranked anew, and in the second
+            case its first starts, with its prompt.
     """
     rng = np.random.default_rng(0)
     scheduler = make(policy, num_seqs=NUM_ROWS + has_free_slot)
-    for number in range(NUM_ROWS):
-        scheduler.add(request(rng, number, int(rng.integers(20, 276))), 0.0)
+    numbers = count()
+
+    def add(num: int) -> list[str]:
+        ids = [next(numbers) for _ in range(num)]
+        for number in ids:
+            scheduler.add(request(rng, number, int(rng.integers(20, 276))), 0.0)
+        return [str(number) for number in ids]
+
+    add(NUM_ROWS)
     for _ in range(40):  # the prompts are in, and first blocks taken
         scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
     if has_free_slot:
         scheduler._room._watermark = 200_000
-    for number in range(num_waiting):
-        scheduler.add(request(rng, NUM_ROWS + number, int(rng.integers(20, 276))), 0.0)
-    numbers = count(NUM_ROWS + num_waiting)
-    waiting = [str(NUM_ROWS + number) for number in range(num_waiting)]
+    waiting = add(num_waiting)
+
+    def come_and_go() -> None:
+        if change == "queue":
+            waiting.extend(add(1))
+            scheduler.abort([waiting.pop(int(rng.integers(num_waiting)))], 0.0)
+        elif change == "slots":
+            add(1)
+            running = scheduler._state.running
+            scheduler.abort([running[int(rng.integers(len(running)))].request_id], 0.0)
+
     in_flight = scheduler.plan(0.0)
     gc.collect()
     gc.disable()
@@ -119,11 +139,7 @@ def steady_slices(
             plan_s = apply_s = 0.0
             for _ in range(STEPS_A_SLICE):
                 result = result_of(rng, in_flight)
-                if has_churn:
-                    arrival = request(rng, next(numbers), int(rng.integers(20, 276)))
-                    scheduler.add(arrival, 0.0)
-                    scheduler.abort([waiting.pop(int(rng.integers(num_waiting)))], 0.0)
-                    waiting.append(arrival.request_id)
+                come_and_go()
                 begin = thread_time()
                 in_flight = scheduler.plan(0.0)
                 middle = thread_time()
@@ -132,44 +148,8 @@ def steady_slices(
                 plan_s += middle - begin
             assert in_flight is not None
             assert len(in_flight.rows) == NUM_ROWS
+            assert len(in_flight.starts) == (change == "slots")
             assert scheduler.load().num_waiting == num_waiting
-            yield plan_s / STEPS_A_SLICE, apply_s / STEPS_A_SLICE
-    finally:
-        gc.enable()
-
-
-def turnover_slices(policy: Policy, num_waiting: int) -> Iterator[tuple[float, float]]:
-    """The same, where before every plan one that decodes is aborted and another one comes.
-
-    So in every plan the queue is ranked and its first starts, with its prompt, and no two slices
-    do the same work.
-    """
-    rng = np.random.default_rng(0)
-    scheduler = make(policy, num_seqs=NUM_ROWS)
-    for number in range(NUM_ROWS + num_waiting):
-        scheduler.add(request(rng, number, int(rng.integers(20, 276))), 0.0)
-    for _ in range(40):
-        scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
-    numbers = count(NUM_ROWS + num_waiting)
-    in_flight = scheduler.plan(0.0)
-    gc.collect()
-    gc.disable()
-    try:
-        while True:
-            plan_s = apply_s = 0.0
-            for _ in range(STEPS_A_SLICE):
-                result = result_of(rng, in_flight)
-                scheduler.add(request(rng, next(numbers), int(rng.integers(20, 276))), 0.0)
-                running = scheduler._state.running
-                scheduler.abort([running[int(rng.integers(len(running)))].request_id], 0.0)
-                begin = thread_time()
-                in_flight = scheduler.plan(0.0)
-                middle = thread_time()
-                scheduler.apply(result, 0.0)
-                apply_s += thread_time() - middle
-                plan_s += middle - begin
-            assert in_flight is not None
-            assert len(in_flight.starts) == 1
             yield plan_s / STEPS_A_SLICE, apply_s / STEPS_A_SLICE
     finally:
         gc.enable()
@@ -203,10 +183,10 @@ def full_hit_rounds() -> Iterator[tuple[float, float]]:
         attempt += 1
 
 
-def steady_best(slices: Iterator[tuple[float, float]]) -> tuple[float, float]:
+def best_round(timed: Iterator[tuple[float, float]]) -> tuple[float, float]:
     """Mean seconds of plan and of apply in a round whose every slice is the best of five."""
     num_slices = STEPS_A_ROUND // STEPS_A_SLICE
-    rounds = [[next(slices) for _ in range(num_slices)] for _ in range(NUM_ROUNDS)]
+    rounds = [[next(timed) for _ in range(num_slices)] for _ in range(NUM_ROUNDS)]
     best = [min(same, key=sum) for same in zip(*rounds, strict=True)]
     plan_s, apply_s = map(sum, zip(*best, strict=True))
     return plan_s / num_slices, apply_s / num_slices
@@ -216,21 +196,21 @@ def measure() -> dict[str, object]:
     """Every figure, printed as it comes."""
     steady = {}
     for name, policy in POLICIES.items():
-        for what, slices in (
-            ("", steady_slices(policy(), 0)),
-            (", 1024 waiting", steady_slices(policy(), NUM_WAITING)),
-            (
-                ", 1024 waiting and no room",
-                steady_slices(policy(), NUM_WAITING, has_free_slot=True),
-            ),
+        for what, timed in (
+            ("", slices(policy(), 0)),
+            (", 1024 waiting", slices(policy(), NUM_WAITING)),
+            (", 1024 waiting and no room", slices(policy(), NUM_WAITING, has_free_slot=True)),
             (
                 ", 1024 waiting, one comes and one goes",
-                steady_slices(policy(), NUM_WAITING, has_free_slot=True, has_churn=True),
+                slices(policy(), NUM_WAITING, has_free_slot=True, change="queue"),
             ),
-            (", 1024 waiting, one starts and one ends", turnover_slices(policy(), NUM_WAITING)),
+            (
+                ", 1024 waiting, one starts and one ends",
+                slices(policy(), NUM_WAITING, change="slots"),
+            ),
         ):
-            plan_us, apply_us = (round(1e6 * s, 1) for s in steady_best(slices))
-            slices.close()
+            plan_us, apply_us = (round(1e6 * s, 1) for s in best_round(timed))
+            timed.close()
             both_us = round(plan_us + apply_us, 1)
             label = f"{name}{what}"
             steady[label] = {"plan_us": plan_us, "apply_us": apply_us, "both_us": both_us}

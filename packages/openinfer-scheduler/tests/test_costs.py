@@ -34,30 +34,29 @@ def least(measure, bound_s):
 POLICIES = ("fcfs", "priority", "longest-prefix-match", "shortest-prefill-first", "fair")
 
 
-def check_steps(benchmark, goal, slices):
+def check_steps(benchmark, goal, timed):
     bound_s = 2 * benchmark.GOALS_S[goal]
-    assert least(lambda: sum(benchmark.steady_best(slices)), bound_s) <= bound_s
-    slices.close()
+    assert least(lambda: sum(benchmark.best_round(timed)), bound_s) <= bound_s
+    timed.close()
 
 
 @pytest.mark.parametrize(("goal", "num_waiting"), [("steady", 0), ("waiting", 1024)])
 def test_a_steady_step(benchmark, goal, num_waiting):
-    check_steps(benchmark, goal, benchmark.steady_slices(benchmark.POLICIES["fcfs"](), num_waiting))
+    check_steps(benchmark, goal, benchmark.slices(benchmark.POLICIES["fcfs"](), num_waiting))
 
 
-@pytest.mark.parametrize("has_churn", [False, True])
+@pytest.mark.parametrize("change", ["none", "queue"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_step_whose_queue_finds_no_room(benchmark, policy, has_churn):
-    """With churn the queue is ranked anew every time."""
-    slices = benchmark.steady_slices(
-        benchmark.POLICIES[policy](), 1024, has_free_slot=True, has_churn=has_churn
-    )
-    check_steps(benchmark, "waiting", slices)
+def test_a_step_whose_queue_finds_no_room(benchmark, policy, change):
+    """Where it changes it is ranked anew every time."""
+    timed = benchmark.slices(benchmark.POLICIES[policy](), 1024, has_free_slot=True, change=change)
+    check_steps(benchmark, "waiting", timed)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_in_which_one_starts_and_another_has_ended(benchmark, policy):
-    check_steps(benchmark, "waiting", benchmark.turnover_slices(benchmark.POLICIES[policy](), 1024))
+    timed = benchmark.slices(benchmark.POLICIES[policy](), 1024, change="slots")
+    check_steps(benchmark, "waiting", timed)
 
 
 def test_admission_of_a_long_cached_prompt(benchmark):
