@@ -136,6 +136,21 @@ def test_what_was_let_go_of_longest_ago_goes_first():
     assert narrow.has(b"new")
 
 
+def test_many_slabs_move_in_the_order_in_which_they_were_let_go_of():
+    arena = Arena(12, (1, 2, 2), (False, False, False))
+    taker, *others = arena.pools
+    order = np.random.default_rng(0).permutation(12).tolist()
+    owned = [others[slab % 2].try_take(2) for slab in range(12)]
+    for slab in order:
+        pool = others[slab % 2]
+        pool.register(owned[slab], [b"%d" % slab, b"%d'" % slab], 0)
+        pool.release(owned[slab])
+    assert taker.try_take(7) is not None
+    left = [slab for slab in order if others[slab % 2].has(b"%d" % slab)]
+    assert left == order[7:]
+    assert arena.num_moves == 7
+
+
 # real sizes
 
 

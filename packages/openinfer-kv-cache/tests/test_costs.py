@@ -2,10 +2,12 @@
 
 import importlib.util
 from pathlib import Path
+from time import thread_time
 
 import pytest
 
 from openinfer_kv_cache import KVCache
+from openinfer_kv_cache._arena import Arena
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +33,19 @@ def test_a_long_hit(benchmark, name):
         cache.open(keys, hit).close(in_flight_until=None)
 
     assert benchmark.best(admit) < 2 * benchmark.GOAL_OF_A_HIT_US
+
+
+def test_slabs_that_move_together_are_ranked_once():
+    def seconds(num_slabs):
+        arena = Arena(num_slabs, (4, 4), (False, False))
+        for name, pool in zip((b"a", b"b"), arena.pools, strict=True):
+            ids = pool.try_take(2 * num_slabs)
+            pool.register(ids, [name + b"%d" % block for block in ids], 0)
+            pool.release(ids)
+        begin = thread_time()
+        assert arena.pools[1].try_take(4 * 256) is not None
+        assert arena.num_moves == 256
+        return thread_time() - begin
+
+    few, many = (min(seconds(num_slabs) for _ in range(5)) for num_slabs in (2_000, 32_000))
+    assert many < 4 * few, "each move looks at all that could move"

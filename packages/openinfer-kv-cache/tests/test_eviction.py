@@ -29,4 +29,5 @@ def test_is_an_ordered_set(operations):
             assert queue.pop(num).tolist() == model[:num]
             del model[:num]
         assert len(queue) == len(model)
+        assert not model or queue.peek() == ((), model[0])
     assert queue.clear().tolist() == model

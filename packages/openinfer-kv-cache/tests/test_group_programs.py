@@ -28,7 +28,7 @@ from openinfer_kv_cache import (
     _runs,
     plan_slabs,
 )
-from openinfer_kv_cache._arena import Arena, SlabPool
+from openinfer_kv_cache._arena import Arena, SlabPool, _Offers
 from openinfer_kv_cache._match import GroupedMatch
 from openinfer_kv_cache._resume import ResumePoints
 from openinfer_kv_cache._runs import ChainRuns
@@ -533,21 +533,21 @@ def count_no_release(self, idle):
     BlockPool._rest(self, idle)
 
 
-def lend_twice(self, index, donor, spare):
+def lend_twice(self, index, donor, offers):
     if donor is None:
         self.pools[index].gain(self._free[-1])
     else:
-        MOVE_TO(self, index, donor, spare)
+        MOVE_TO(self, index, donor, offers)
 
 
 def spare_everything(self, needs):
     for index, need in enumerate(needs):
         while need > self.pools[index].num_available:
-            spare = [pool.num_idle_slabs for pool in self.pools]
-            donor = self._lowest(index, spare)
+            offers = _Offers(self.pools, [pool.num_idle_slabs for pool in self.pools], 1)
+            donor = self._lowest(index, offers)
             if donor is None and not self._free:
                 return False
-            self._move_to(index, donor, spare)
+            self._move_to(index, donor, offers)
     return True
 
 

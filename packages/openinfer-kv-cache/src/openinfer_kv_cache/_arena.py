@@ -12,14 +12,13 @@ block does.
 """
 
 from collections.abc import Sequence
+from heapq import nsmallest
 
 import numpy as np
 
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._eviction_policy import Standing
 from openinfer_kv_cache._pool import BlockPool
-
-_NEVER = np.iinfo(np.int64).max
 
 Rank = tuple[tuple[float, ...], int]
 """What is given up first is lowest: a policy's score, empty where there is none, then the tick at
@@ -120,24 +119,26 @@ class SlabPool(BlockPool):
         self._is_ours[slab] = False
         self.num_blocks -= self.blocks_per_slab
 
-    def lowest_idle_slab(self) -> tuple[Rank, int]:
-        """Of the idle slabs, of which there are some, the one to be given up first."""
-        is_idle = self._is_ours & (self._num_held == 0)
+    def idle_slabs(self, most: int) -> list[tuple[Rank, int]]:
+        """Of the idle slabs so many at most, those to be given up first at the end."""
+        idle = np.flatnonzero(self._is_ours & (self._num_held == 0))
         if self._policed is not None:
-            return min((self._rank(slab), slab) for slab in np.flatnonzero(is_idle).tolist())
-        rested = np.where(is_idle, self._slab_rested, _NEVER)
-        slab = int(rested.argmin())
-        return ((), int(rested[slab])), slab
+            lowest = nsmallest(most, [(self._rank(slab), slab) for slab in idle.tolist()])
+            return lowest[::-1]
+        places = self._slab_rested[idle] * len(self._is_ours) + idle  # of equals the first
+        if most < len(places):
+            places = np.partition(places, most)[:most]
+        ranked = np.sort(places)[::-1].tolist()
+        return [
+            (((), tick), slab) for tick, slab in (divmod(p, len(self._is_ours)) for p in ranked)
+        ]
 
     def lowest_rank(self) -> Rank | None:
         """Of the evictable block to be given up first; None where there is none."""
         if not len(self._evictable):
             return None
-        if self._policed is not None:
-            score, block = self._policed.peek()
-            return score, int(self._block_rested[block])
-        is_evictable = (self._refcounts == 0) & self._is_indexed
-        return (), int(self._block_rested.min(where=is_evictable, initial=_NEVER))
+        score, block = self._evictable.peek()
+        return score, int(self._block_rested[block])
 
     def _rank(self, slab: int) -> Rank:
         """Where an idle slab stands with the policy."""
@@ -234,43 +235,71 @@ class Arena:
         ]
         if sum(num_slabs) > len(self._free) + sum(spare):
             return False
+        offers = _Offers(pools, spare, self.slabs_for(needs))
         for index, num in enumerate(num_slabs):
             for _ in range(num):
-                self._move_to(index, self._lowest(index, spare), spare)
+                self._move_to(index, self._lowest(index, offers), offers)
         for index, need in enumerate(needs):
-            self._replace_lower(index, need, spare)
+            self._replace_lower(index, need, offers)
         return True
 
-    def _replace_lower(self, index: int, need: int, spare: list[int]) -> None:
+    def _replace_lower(self, index: int, need: int, offers: "_Offers") -> None:
         """Where own blocks would be evicted for a need, takes free and lower slabs first."""
         pool = self.pools[index]
         while need > pool.num_free:
-            donor = self._lowest(index, spare)
+            donor = self._lowest(index, offers)
             own = pool.lowest_rank()
             if not self._free and (donor is None or (own is not None and donor[0] >= own)):
                 return
-            self._move_to(index, donor, spare)
+            self._move_to(index, donor, offers)
 
-    def _lowest(self, index: int, spare: Sequence[int]) -> tuple[Rank, int, int] | None:
-        """(rank, pool, slab) of the first slab to be given up that another group can spare."""
-        if self._free:
-            return None
-        found = [
-            (*pool.lowest_idle_slab(), donor)
-            for donor, pool in enumerate(self.pools)
-            if donor != index and spare[donor]
-        ]
-        if not found:
-            return None
-        rank, slab, donor = min(found)
-        return rank, donor, slab
+    def _lowest(self, index: int, offers: "_Offers") -> "_Offer | None":
+        """The first slab to be given up that another group can spare; None while some are free."""
+        return None if self._free else offers.lowest(index)
 
-    def _move_to(self, index: int, donor: tuple[Rank, int, int] | None, spare: list[int]) -> None:
-        if donor is None:
+    def _move_to(self, index: int, offer: "_Offer | None", offers: "_Offers") -> None:
+        if offer is None:
             slab = self._free.pop()
         else:
-            _, other, slab = donor
-            self.pools[other].lose(slab)
-            spare[other] -= 1
+            _, slab, donor = offer
+            offers.take(donor)
+            self.pools[donor].lose(slab)
             self.num_moves += 1
         self.pools[index].gain(slab)
+
+
+_Offer = tuple[Rank, int, int]
+"""Rank, slab and group."""
+
+
+class _Offers:
+    """What groups can spare while room is provided; ranked once, for nothing is let go of then.
+
+    Args:
+        pools: one a group.
+        spare: idle slabs that each can do without.
+        most: slabs that will be moved at most.
+    """
+
+    def __init__(self, pools: Sequence[SlabPool], spare: list[int], most: int) -> None:
+        self._pools = pools
+        self._spare = spare
+        self._most = most
+        self._ranked: list[list[tuple[Rank, int]] | None] = [None] * len(pools)
+
+    def lowest(self, index: int) -> _Offer | None:
+        """The first to be given up that another group than this one can spare."""
+        donors = [donor for donor, num in enumerate(self._spare) if num and donor != index]
+        return min([(*self._slabs_of(donor)[-1], donor) for donor in donors], default=None)
+
+    def take(self, donor: int) -> None:
+        """The lowest of this group is given away."""
+        self._slabs_of(donor).pop()
+        self._spare[donor] -= 1
+
+    def _slabs_of(self, donor: int) -> list[tuple[Rank, int]]:
+        ranked = self._ranked[donor]
+        if ranked is None:
+            most = min(self._spare[donor], self._most)
+            ranked = self._ranked[donor] = self._pools[donor].idle_slabs(most)
+        return ranked

@@ -66,6 +66,15 @@ class EvictionQueue:
         self.remove(ids)
         return ids
 
+    def peek(self) -> tuple[tuple[float, ...], int]:
+        """No score, and the id that `pop` would take first; there is one."""
+        assert self._size, "nothing is evictable"
+        while True:
+            block = int(self._entries[self._head])
+            if self._place[block] == self._head:
+                return (), block
+            self._head += 1
+
     def clear(self) -> BlockIds:
         """Empty the queue and return what was in it, in order."""
         return self.pop(self._size)
