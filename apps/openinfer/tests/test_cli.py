@@ -56,6 +56,13 @@ def test_every_command_has_help(command, capsys):
     assert f"usage: openinfer {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["serve", "chat", "complete"])
+def test_help_says_how_to_name_a_model(command, capsys):
+    with pytest.raises(SystemExit):
+        main((command, "--help"))
+    assert "folder, installed name or hub id" in capsys.readouterr().out
+
+
 def test_a_reader_that_has_enough_ends_a_command_quietly():
     code = """
 import sys

@@ -34,10 +34,10 @@ class _Model:
 
 @pytest.fixture
 def run(monkeypatch):
-    def run(model, prompt=None, **options):
+    def run(model, prompt=None, extra=(), **options):
         monkeypatch.setattr(complete_module, "open_model", lambda *_: model)
         fields = {"max_tokens": None, "temperature": None, "top_p": None} | options
-        return complete(argparse.Namespace(positional=prompt, url=None, **fields), ())
+        return complete(argparse.Namespace(positional=prompt, url=None, **fields), extra)
 
     return run
 
@@ -56,6 +56,18 @@ def test_nothing_to_complete_is_said_before_a_model_is_loaded(run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(UsageError, match="nothing to complete"):
         run(None)
+
+
+def test_a_terminal_is_not_waited_for_when_the_prompt_stands_behind_an_unknown_flag(
+    run, monkeypatch
+):
+    terminal = io.StringIO("typed")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    with pytest.raises(UsageError, match="give a prompt ahead of -m or pipe one in"):
+        run(None, extra=["-m", "folder", "Once upon"])
+    run(model := _Model("x"))
+    assert model.asked == [("typed", {})]
 
 
 def test_ctrl_c_ends_it_early(run, capsys):

@@ -46,6 +46,7 @@ def test_a_bool_is_a_switch(argument, value):
         (("--max-modle-len", "4"), ("--max-modle-len", "did you mean --max-model-len")),
         (("--max-modle-len=4",), ("--max-modle-len ", "a-line")),
         (("--xyzzy",), ("--xyzzy", "--help lists what there is")),
+        (("--nonsense", "4"), ("--nonsense ", "--help lists what there is")),
         (("--top-k", "4"), ("--top-k ", "did you mean --top-p?")),
         (("--temprature", "3"), ("--temprature ", "did you mean --temperature?")),
         (("--port", "3"), ("--port has no effect on this command",)),

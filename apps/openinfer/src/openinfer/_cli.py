@@ -139,9 +139,8 @@ def _add_client_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=None, help="output tokens at most")
     parser.add_argument("--temperature", type=float, default=None, help="0 is deterministic")
     parser.add_argument("--top-p", type=float, default=None, help="nucleus to sample from")
+    add_flags(parser, ("server",), only=("model", "revision", "download_dir", "model_line"))
     add_flags(parser, ("engine",))
-    for flag in ("--model", "--revision", "--download-dir", "--model-line"):
-        parser.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_warmup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

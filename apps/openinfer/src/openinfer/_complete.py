@@ -13,9 +13,14 @@ from openinfer.errors import UsageError
 def complete(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Continues one text and ends; Ctrl-C ends it early, by the status of an interrupt."""
     status = 0
-    prompt = namespace.positional if namespace.positional is not None else sys.stdin.read()
+    prompt = namespace.positional
+    # What stands behind a flag that only the model's line knows may be the prompt or its value:
+    # nobody would see that a terminal is waited for.
+    if prompt is None and not (extra and sys.stdin.isatty()):
+        prompt = sys.stdin.read()
     if not prompt:
-        raise UsageError("there is nothing to complete; give a prompt or pipe one in")
+        first = f" ahead of {extra[0]}" if extra else ""
+        raise UsageError(f"there is nothing to complete; give a prompt{first} or pipe one in")
     model = open_model(namespace, extra, None)
     raise_interrupts()
     try:

@@ -154,8 +154,9 @@ def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str
     spellings = [*(spelling for entry in FLAGS for spelling in entry.spellings), *own]
     if name in spellings:
         return UsageError(f"{name} has no effect {where}; leave it out")
-    near = difflib.get_close_matches(name, [*spellings, *TERMINAL_FLAGS], n=1)
-    hint = f"; did you mean {near[0]}?" if near else advice
+    words = {spelling.lstrip("-"): spelling for spelling in (*spellings, *TERMINAL_FLAGS)}
+    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    hint = f"; did you mean {words[near[0]]}?" if near else advice
     return UsageError(f"{name} {nobody}{hint}")
 
 

@@ -73,7 +73,9 @@ def _local_model(name: str) -> ResolvedModel | None:
         return None
     installed = ", ".join(CHECKPOINTS.names()) or "none"
     raise ModelNotFound(
-        name, f"neither a folder nor an installed checkpoint (installed: {installed})"
+        name,
+        f"neither a folder nor an installed checkpoint (installed: {installed}); give one of "
+        "these, or an id of the hub, which is OWNER/NAME",
     )
 
 

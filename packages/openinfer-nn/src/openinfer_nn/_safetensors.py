@@ -86,7 +86,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 )
             header = file.read(header_bytes)
     except OSError as error:
-        raise CheckpointError(path, None, str(error)) from error
+        raise CheckpointError(path, None, error.strerror or str(error)) from error
     entries = _parse_header(path, header, _LENGTH_BYTES + header_bytes)
     _check_tiling(path, entries, _LENGTH_BYTES + header_bytes, file_bytes)
     return {entry.name: entry for entry in entries}
