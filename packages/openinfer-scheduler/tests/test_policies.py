@@ -4,6 +4,7 @@ import pytest
 
 from openinfer_scheduler import Fair, LongestPrefixMatch, ShortestPrefillFirst, load_policy
 from openinfer_scheduler._charges import REPORTED_EVERY
+from openinfer_scheduler._flows import MAX_IDLE_FLOWS
 
 PREFIX = list(range(16))
 
@@ -203,16 +204,31 @@ def test_fair_charges_what_was_planned_and_gives_back_what_was_reverted(loop):
     assert served(policy, subject) == {"a": 11, "b": 7}
 
 
+def num_remembered(policy):
+    """The most that the policy keeps of anything: tenants, sessions, requests."""
+    kept = [policy._tenants, policy._sessions, policy._unbooked, policy._queues, policy._flows]
+    return max(sum(map(len, policy._sessions.values())), *map(len, kept))
+
+
 @pytest.mark.long
-def test_fair_forgets_tenants_that_are_gone(loop):
+@pytest.mark.parametrize("is_aborted", [False, True])
+@pytest.mark.parametrize("num_tenants", [10_000, 7])
+def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenants):
+    monkeypatch.setattr("openinfer_scheduler._fair.MAX_IDLE_SESSIONS", 5000)
     policy = Fair()
     subject = loop(policy=policy, num_blocks=300, max_num_seqs=4, max_num_batched_tokens=64)
-    for batch in range(60):
-        for number in range(100):
-            subject.add([1], max_tokens=1, tenant=f"t{batch}-{number}")
-        subject.run()
-    assert len(policy._tenants._served) < 5000
-    assert len(policy._sessions) < 5000
+    most = 0
+    for number in range(10_000):
+        tenant, session = f"t{number % num_tenants}", f"s{number}"
+        subject.add([1], max_tokens=1, tenant=tenant, session_id=session)
+        if number % 100 == 99:
+            subject.step()
+            if is_aborted:
+                subject.take(subject.scheduler.abort_all(subject.now))
+            while subject.scheduler.has_work:
+                subject.step()
+            most = max(most, num_remembered(policy))
+    assert most < 5000 + MAX_IDLE_FLOWS + 200
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._queue import Waiting, moment_of
 from openinfer_scheduler._sequence import SequenceState
 
+MAX_IDLE_SESSIONS = 4 * MAX_IDLE_FLOWS
+"""Sessions of all tenants that are remembered though nothing of them waits."""
+
 
 @dataclass(slots=True)
 class _Served:
@@ -40,6 +43,8 @@ class Fair:
         """By arrival index, of those that wait: tenant and session."""
         self._number = 0
         """Of the moment of the queue whose sequences these are; 0: of none."""
+        self._num_noted = 0
+        """Sessions served or joined, however often, since too many were looked for."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
@@ -71,9 +76,8 @@ class Fair:
         for sequence in joined:
             self._join(sequence)
         self._number = moment.number
-        if len(self._sessions) > MAX_IDLE_FLOWS + len(self._queues):
-            waiting = {tenant for tenant, _ in self._queues}
-            self._sessions = {t: flows for t, flows in self._sessions.items() if t in waiting}
+        if self._num_noted > MAX_IDLE_FLOWS:
+            self._forget_idle()
         return self._turns(moment)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
@@ -110,6 +114,7 @@ class Fair:
         request, index = sequence.request, sequence.arrival_index
         tenant, session = flow = request.tenant, request.session_id
         self._flows[index] = flow
+        self._num_noted += 1
         queue = self._queues.setdefault(flow, [])
         insort(queue, index)
         if queue[0] == index:
@@ -133,9 +138,21 @@ class Fair:
     def _book(self) -> None:
         """Adds what was forwarded to the shares."""
         unbooked, self._unbooked = self._unbooked, {}
+        self._num_noted += len(unbooked)
         for served in unbooked.values():
             self._tenants.charge(served.tenant, served.num_tokens)
             self._sessions_of(served.tenant).charge(served.session, served.num_tokens)
+
+    def _forget_idle(self) -> None:
+        """Of sessions that do not wait forgets all where there are too many, whoever has them."""
+        self._num_noted = 0
+        num_idle = sum(map(len, self._sessions.values())) - len(self._queues)
+        if num_idle <= MAX_IDLE_SESSIONS:
+            return
+        waiting = {tenant for tenant, _ in self._queues}
+        self._sessions = {t: flows for t, flows in self._sessions.items() if t in waiting}
+        for flows in self._sessions.values():
+            flows.forget_idle(0)
 
     def _sessions_of(self, tenant: str) -> Flows:
         return self._sessions.setdefault(tenant, Flows())

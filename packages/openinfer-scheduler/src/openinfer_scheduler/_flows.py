@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
 MAX_IDLE_FLOWS = 4096
-"""Flows that are remembered though nothing of them waits."""
+"""Flows of one kind that are remembered though nothing of them waits."""
 
 Turn = tuple[float, int, str]
 """What a flow counts as served, the arrival index of its next sequence, and its name."""
@@ -40,7 +40,7 @@ class Flows:
         if turn is not None:
             self._place(flow, turn[1])
         else:
-            self._forget_idle()
+            self.forget_idle()
 
     def head(self, flow: str) -> int | None:
         """The arrival index of a flow's next sequence; None: nothing of it waits."""
@@ -56,7 +56,7 @@ class Flows:
         """Notes a flow's next sequence; None: nothing of it waits any more."""
         if arrival_index is None:
             self._drop(flow)
-            self._forget_idle()
+            self.forget_idle()
         else:
             self._place(flow, arrival_index)
 
@@ -80,13 +80,13 @@ class Flows:
         if turn is not None:
             del self._ranked[bisect_left(self._ranked, turn)]
 
-    def _forget_idle(self) -> None:
-        """Of too many that do not wait keeps half: who had most would gain most if forgotten."""
-        if len(self._served) <= MAX_IDLE_FLOWS + len(self._turns):
+    def forget_idle(self, most: int = MAX_IDLE_FLOWS) -> None:
+        """Of more than so many that do not wait keeps half: who had most would gain most."""
+        if len(self._served) <= most + len(self._turns):
             return
         idle = [flow for flow in self._served if flow not in self._turns]
         idle.sort(key=self._served.__getitem__)
-        for flow in idle[: len(idle) - MAX_IDLE_FLOWS // 2]:
+        for flow in idle[: len(idle) - most // 2]:
             del self._served[flow]
 
 
