@@ -75,6 +75,15 @@ class Server:
             "rss_each_mb": [round(info.rss / 1e6) for info in infos],
         }
 
+    def idle_memory_mb(self) -> dict[str, float]:
+        """Likewise, once it has not changed for two seconds: an idle engine goes on recording."""
+        found, num_same = self.memory_mb(), 0
+        while num_same < 4:
+            time.sleep(0.5)
+            earlier, found = found, self.memory_mb()
+            num_same = num_same + 1 if abs(found["rss_mb"] - earlier["rss_mb"]) < 2 else 0
+        return found
+
     def num_compilations(self) -> int:
         """Kernels compiled since the engine was ready."""
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/load", timeout=10) as answer:
@@ -156,7 +165,8 @@ def main() -> None:
     server = Server(args.model, ours[cut + 1 :], client)
     try:
         result["start_to_first_token_s"] = server.first_token_s()
-        result["memory_idle"] = server.memory_mb()
+        result["memory_at_first_token"] = server.memory_mb()
+        result["memory_idle"] = server.idle_memory_mb()
         print(json.dumps(result), flush=True)
         for name in args.rows.split(","):
             for arguments in ROWS[name]:

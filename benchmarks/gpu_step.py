@@ -1,6 +1,6 @@
 """Steps of one model on one GPU, in process: device time, idle time between steps, host time.
 
-    python benchmarks/gpu_step.py FOLDER [--batches 1,8,64] [--contexts 128,1024] [-o FIELD=VALUE]
+    python benchmarks/gpu_step.py FOLDER [--batches 1,64,256] [--contexts 128,1024] [-o FIELD=VALUE]
 
 Every case decodes so many sequences at about one length through the real loop, scheduler and
 executor. A step's time on the device is that between two events around it on its stream; what lies
