@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from openinfer_contract import Finished, unpack_ids
+from openinfer_frontend import _responses_format
 
 TOOL = {
     "type": "function",
@@ -219,6 +220,31 @@ def test_blank_tokens_that_open_a_text_keep_their_logprobs(client, engine, is_st
     (part,) = response["output"][0]["content"]
     assert part["text"] == "\n\nHello"
     assert "".join(entry["token"] for entry in part["logprobs"]) == "\n\nHello"
+
+
+def test_logprobs_are_spelled_once(client, engine, monkeypatch):
+    """Every event that ends something repeats those of its deltas."""
+    spelled = []
+
+    def spell(value):
+        text = json.dumps(value)
+        spelled.append(text.count('"bytes"'))
+        return text.encode()
+
+    monkeypatch.setattr(_responses_format, "to_json", spell)
+    engine.is_paced = True
+    engine.script = lambda _: [*"Hello", Finished(reason="stop")]
+    body = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    events = events_of(client, body)
+    assert sum(spelled) == len("Hello")
+    wanted = [entry for e in events for entry in e.get("logprobs", ()) if "delta" in e]
+    assert [entry["token"] for entry in wanted] == list("Hello")
+    by_type = {event["type"]: event for event in events}
+    item = by_type["response.output_item.done"]["item"]
+    assert by_type["response.output_text.done"]["logprobs"] == wanted
+    assert by_type["response.content_part.done"]["part"]["logprobs"] == wanted
+    assert item["content"][0]["logprobs"] == wanted
+    assert by_type["response.completed"]["response"]["output"] == [item]
 
 
 def test_forms_and_choices(client, engine, say):

@@ -184,6 +184,20 @@ def test_a_failure_that_is_the_requests_own_is_a_400_with_its_field(rig, fakes):
     rig(test)
 
 
+@pytest.mark.parametrize(("field", "status"), [("grammar", 400), ("deadline", 408), ("", 500)])
+def test_no_failure_shows_the_machine(rig, field, status):
+    async def test(r):
+        peer = r.post({"prompt": "Hi", "structured_outputs": {"regex": "a+"}})
+        await r.wait_for(lambda: r.engine.live)
+        r.engine.emit(Failed(message="cannot open /srv/models/x.bin at 10.1.2.3:80", field=field))
+        await peer.task
+        assert peer.status == status
+        message = json.loads(peer.bodies[0])["error"]["message"]
+        assert message.endswith("cannot open (path) at (address)")
+
+    rig(test)
+
+
 def test_a_stop_string_ends_the_choice_and_the_sequence(rig):
     async def test(r):
         peer = r.post({"prompt": "Hi", "stop": ["END", "never"], "max_tokens": 99})

@@ -105,6 +105,7 @@ def _held(schema, **root):
         ({"type": "string", "pattern": "^()$"}, "", "x"),
         ({"type": "string", "pattern": "$"}, "x", "</function>"),
         ({"type": "string", "pattern": "^a"}, "ab", "ba"),
+        ({"type": "string", "pattern": r"^[(\]]\)\($"}, "])(", "a)("),
         ({"type": "string", "format": "date"}, "2026-01-31", "2026-04-31"),
         ({"enum": ["1", 1, "yes", None]}, "yes", "no"),
         ({"const": "a b"}, "a b", "a"),
@@ -138,6 +139,10 @@ def test_a_tag_is_held_to_its_schema(schema, good, bad):
         ({"type": "string", "not": {}}, {}, "properties.x.not"),
         ({"type": "string", "format": "ipv6"}, {}, "properties.x.format"),
         ({"type": "string", "pattern": "^a|b$"}, {}, "properties.x.pattern"),
+        *(
+            ({"type": "string", "pattern": pattern}, {}, "properties.x.pattern")
+            for pattern in ("^a)(b$", "^a)|(b$", "^(a$", "^a)$", "^[a$", "a\\", r"^[\]$")
+        ),
         ({"type": "string", "pattern": "a", "maxLength": 3}, {}, "properties.x.maxLength"),
         ({"type": ["string", "integer"], "minimum": 3}, {}, "properties.x.minimum"),
         ({"anyOf": [STRING, {"type": "integer", "minimum": 3}]}, {}, "properties.x"),

@@ -328,11 +328,11 @@ class Generation:
 
 def _failure(failed: Failed, grammar_param: str | None) -> ApiError:
     if failed.field == "deadline":
-        return ApiError(408, failed.message, param="deadline_ms")
+        return ApiError.from_engine(408, failed.message, param="deadline_ms")
     if failed.field:
         # Trying the same again would come to the same.
         param = grammar_param if failed.field == "grammar" else failed.field
-        return ApiError(400, f"{param}: {failed.message}", param=param)
+        return ApiError.from_engine(400, f"{param}: {failed.message}", param=param)
     if failed.is_retryable:
         return ApiError.unavailable(failed.message)
     return ApiError.from_engine(500, failed.message)

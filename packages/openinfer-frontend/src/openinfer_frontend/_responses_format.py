@@ -1,6 +1,7 @@
 """OpenAI's Responses on the wire, whole and event by event."""
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
@@ -42,7 +43,11 @@ class ResponsesFormat(BlockFormat):
         self._is_streamed = True
         """Else there are no events."""
         self._logprobs: dict[int, list[Any]] = {}
-        """Of the text blocks, by their index."""
+        """Of the text blocks of a response that is not streamed, by their index."""
+        self._sent_logprobs: dict[int, list[bytes]] = {}
+        """Of those of a stream, as its deltas spelled them: every later event repeats them."""
+        self._stand_in = uuid.uuid4().hex
+        """Begins the words that stand for them in an event, which nobody else can write."""
         self._delta_logprobs: list[Any] = []
         """Of the tokens that came since the last text did."""
 
@@ -148,9 +153,13 @@ class ResponsesFormat(BlockFormat):
         logprobs = b""
         if block.kind == "text":
             found, self._delta_logprobs = self._delta_logprobs, []
-            self._logprobs.setdefault(block.index, []).extend(found)
             if self._is_streamed:
-                logprobs = b',"logprobs":%b' % (to_json(found) if found else b"[]")
+                spelled = to_json(found) if found else b"[]"
+                logprobs = b',"logprobs":%b' % spelled
+                if found:
+                    self._sent_logprobs.setdefault(block.index, []).append(spelled[1:-1])
+            else:
+                self._logprobs.setdefault(block.index, []).extend(found)
         if not self._is_streamed:
             return b""
         return b'%b"sequence_number":%d,"delta":%b%b}\n\n' % (
@@ -180,7 +189,15 @@ class ResponsesFormat(BlockFormat):
         if not self._is_streamed:
             return b""
         data = {"type": name, "sequence_number": self._number()} | fields
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), self._with_logprobs(to_json(data)))
+
+    def _with_logprobs(self, data: bytes) -> bytes:
+        """An event with what was sent before in the place of the words that stand for it."""
+        for index, parts in self._sent_logprobs.items():
+            data = data.replace(
+                b'"%b_%d"' % (self._stand_in.encode(), index), b"[%b]" % b",".join(parts)
+            )
+        return data
 
     def _number(self) -> int:
         number = self._num_events
@@ -214,5 +231,7 @@ class ResponsesFormat(BlockFormat):
             "type": "output_text",
             "text": block.text,
             "annotations": [],
-            "logprobs": self._logprobs.get(block.index, []),
+            "logprobs": f"{self._stand_in}_{block.index}"
+            if block.index in self._sent_logprobs
+            else self._logprobs.get(block.index, []),
         }

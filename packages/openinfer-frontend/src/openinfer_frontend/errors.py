@@ -114,10 +114,15 @@ class ApiError(FrontendError):
 
     @classmethod
     def from_engine(
-        cls, status: int, message: str, *, retry_after_s: float | None = None
+        cls,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
     ) -> "ApiError":
         """An engine's own words, free of what only its operator may know."""
-        return cls(status, _scrubbed(message), retry_after_s=retry_after_s)
+        return cls(status, _scrubbed(message), param=param, retry_after_s=retry_after_s)
 
     @classmethod
     def unavailable(cls, message: str, retry_after_s: float = 1.0) -> "ApiError":

@@ -15,13 +15,15 @@ only cut here when there is no normalizer.
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
 from openinfer_contract import pack_ids
 from openinfer_text._engine import Pipeline
 
+_MAX_FORKS = 32
+"""Branches within one word that get groups of their own; the words of vocabularies have a few."""
 _PIECEWISE_PRE_TOKENIZERS = frozenset(
     {
         "ByteLevel",
@@ -120,7 +122,11 @@ def literal_pattern(words: Iterable[str]) -> str:
     return _trie_pattern(trie)
 
 
-def _trie_pattern(node: dict[str, Any]) -> str:
+def _trie_pattern(node: dict[str, Any], num_forks: int = 0) -> str:
+    if num_forks == _MAX_FORKS:
+        # Deeper groups would overflow the stack, here and in the compiler of patterns.
+        rests = sorted(_words_of(node), key=len, reverse=True)
+        return f"(?:{'|'.join(map(re.escape, rests))})"
     branches = []
     for char, child in node.items():
         if not char:
@@ -130,11 +136,22 @@ def _trie_pattern(node: dict[str, Any]) -> str:
         while len(child) == 1 and "" not in child:
             ((char, child),) = child.items()
             literal += char
-        branches.append(re.escape(literal) + _trie_pattern(child))
+        branches.append(re.escape(literal) + _trie_pattern(child, num_forks + 1))
     if not branches:
         return ""
     body = f"(?:{'|'.join(branches)})" if len(branches) > 1 or "" in node else branches[0]
     return f"{body}?" if "" in node else body
+
+
+def _words_of(trie: dict[str, Any]) -> Iterator[str]:
+    rests = [("", trie)]
+    while rests:
+        begun, node = rests.pop()
+        for char, child in node.items():
+            if char:
+                rests.append((begun + char, child))
+            else:
+                yield begun
 
 
 class SegmentCache:

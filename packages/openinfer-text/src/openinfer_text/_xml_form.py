@@ -39,7 +39,7 @@ _DATE = (
 _TIME = "([01][0-9]|2[0-3])(:[0-5][0-9]){2}"
 _ZONE = r"(\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _ANY = r"(.|\n)*"
-_NO_SYNTAX = re.compile(r"\\.|\[\^?\]?(\\.|[^\]])*\]", re.DOTALL)
+_NO_SYNTAX = re.compile(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\(.*\)", re.DOTALL)
 _FORMATS = {
     "date": _DATE,
@@ -175,9 +175,23 @@ def _pattern(bounds: Mapping[str, Any], where: str) -> str:
     if not behind:
         inner = inner[:-1]
     bare = _NO_SYNTAX.sub("", inner)
+    if not _is_closed(bare):
+        raise _refused(
+            f"{where}.pattern", "is no regular expression: it closes what it did not open"
+        )
     if "^" in bare or "$" in bare or ("|" in _GROUP.sub("", bare) and not (before and behind)):
         raise _refused(f"{where}.pattern", "has ^ or $ elsewhere than around all of it")
     return f"{before}({inner}){behind}"
+
+
+def _is_closed(bare: str) -> bool:
+    """Whether a pattern without its escapes and classes stays within a group around it."""
+    depth = 0
+    for char in bare:
+        depth += (char == "(") - (char == ")")
+        if depth < 0 or char in "\\[":
+            return False
+    return depth == 0
 
 
 def _text_tag(name: str, content: dict[str, Any]) -> Tag:
