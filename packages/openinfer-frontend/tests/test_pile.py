@@ -9,29 +9,11 @@ from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_ids, un
 from openinfer_frontend._fan_in import EventFanIn
 from openinfer_frontend._formats import ChoiceResult
 from openinfer_frontend._generation import Delta
-from openinfer_frontend._pile import Pile
 from openinfer_frontend._text_work import TextWork
 
 SCORES = TokenLogprobs(
     sampled=bytes(4), ranks=bytes(4), num_top=20, top_ids=bytes(80), top=bytes(80)
 )
-
-
-class Text(str):
-    def merged(self, later):
-        return Text(self + later)
-
-
-def test_parts_keep_their_order():
-    pile = Pile()
-    assert pile.whole() is None
-    sizes = [0, 1, 1, 5, 0, 2, 1, 1, 1, 0, 0, 9, 1]
-    for number, size in enumerate(sizes):
-        pile.add(Text(f"{number},"), size)
-    whole = "".join(f"{number}," for number in range(len(sizes)))
-    assert (pile.whole(), pile.whole()) == (whole, whole)
-    pile.add(Text("end"), 1)
-    assert pile.whole() == whole + "end"
 
 
 def test_a_slow_reader_finds_the_scores_merged():

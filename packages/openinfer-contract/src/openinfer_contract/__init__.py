@@ -51,6 +51,7 @@ from openinfer_contract._info import (
     Limits,
     Load,
 )
+from openinfer_contract._pile import Pile
 from openinfer_contract._plugins import PluginGroup
 from openinfer_contract._request import (
     GREEDY_TEMPERATURE,
@@ -120,6 +121,7 @@ __all__ = [
     "RejectionKind",
     "TierTokens",
     "Timings",
+    "Pile",
     # the engine
     "EngineHandle",
     "EventSink",

@@ -10,6 +10,7 @@ from typing import Protocol
 from openinfer_contract._commands import Command, CommandResult
 from openinfer_contract._events import TokenEvent
 from openinfer_contract._info import EngineInfo, Load
+from openinfer_contract._pile import Pile
 from openinfer_contract._request import GenerateRequest
 
 
@@ -71,7 +72,7 @@ class Ticket:
 
 
 class EventBuffer:
-    """A sink that holds at most one pending event: what a slow reader has missed is merged.
+    """A sink whose reader gets one event at a time: what it has missed is merged.
 
     `put` may be called from any thread. Reading is either `get` (async, from the loop the buffer
     was made in) or `get_blocking`, not both.
@@ -79,16 +80,18 @@ class EventBuffer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._lock = threading.Condition()
-        self._pending: TokenEvent | None = None
+        self._pending: Pile[TokenEvent] | None = None
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._loop_thread = threading.get_ident()
 
     def __call__(self, event: TokenEvent, /) -> None:
-        """Takes an event; merges it with the one not yet read."""
+        """Takes an event; merges it with those not yet read."""
         with self._lock:
             was_empty = self._pending is None
-            self._pending = event if self._pending is None else self._pending.merged(event)
+            if self._pending is None:
+                self._pending = Pile()
+            self._pending.add(event, event.num_tokens)
             self._lock.notify()
         if was_empty and self._loop is not None:
             if threading.get_ident() == self._loop_thread:
@@ -102,8 +105,8 @@ class EventBuffer:
 
     def _take(self) -> TokenEvent | None:
         with self._lock:
-            event, self._pending = self._pending, None
-        return event
+            pile, self._pending = self._pending, None
+        return None if pile is None else pile.whole()
 
     async def get(self) -> TokenEvent:
         """Everything that happened since the last read, as one event."""
@@ -124,8 +127,8 @@ class EventBuffer:
         with self._lock:
             if not self._lock.wait_for(lambda: self._pending is not None, timeout):
                 raise TimeoutError(f"no event for {timeout} s")
-            event, self._pending = self._pending, None
-        assert event is not None
+        event = self._take()
+        assert event is not None, "two readers"
         return event
 
 

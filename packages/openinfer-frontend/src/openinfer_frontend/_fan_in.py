@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from openinfer_contract import EventSink, TokenEvent
-from openinfer_frontend._pile import Pile
+from openinfer_contract import EventSink, Pile, TokenEvent
 
 
 class EventFanIn:

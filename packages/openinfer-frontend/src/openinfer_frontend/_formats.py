@@ -11,7 +11,7 @@ from functools import cache
 from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
 
-from openinfer_contract import GenerateRequest, TokenLogprobs, unpack_ids
+from openinfer_contract import GenerateRequest, Pile, TokenLogprobs, unpack_ids
 from openinfer_frontend._answer import AnswerFormat, FormatOptions
 from openinfer_frontend._choice import Timing
 from openinfer_frontend._dialect import OPENAI, to_json, to_json_in_slices
@@ -23,7 +23,6 @@ from openinfer_frontend._logprobs import (
     echoed_logprobs,
     prompt_entries,
 )
-from openinfer_frontend._pile import Pile
 from openinfer_frontend.errors import ApiError
 
 _END = b"}]}\n\n"
