@@ -88,6 +88,12 @@ class TestHeldCalls(CallConformance):
         return case_of(request.param)
 
 
+class TestHeldCallsByXGrammar(CallConformance):
+    @pytest.fixture(params=WRITERS)
+    def case(self, request):
+        return case_of(request.param, "xgrammar")
+
+
 def _held(schema, **root):
     parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"], **root}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]

@@ -1,7 +1,7 @@
 """The other backend: xgrammar, which compiles a grammar whole and then fills masks faster.
 
-It honours fewer keywords of JSON schema and drops the others without a word, so the ones it keeps
-are listed here and the rest is refused. It brings torch along and knows no forced tokens.
+What it holds an output to is in `_xgrammar_lowering`. It brings torch along and knows no forced
+tokens.
 """
 
 import json
@@ -13,7 +13,6 @@ import xgrammar
 
 from openinfer_contract import Grammar
 from openinfer_grammar._backend import Accepted, MaskRows, num_mask_words
-from openinfer_grammar._keywords import refused_keyword
 from openinfer_grammar._lowering import (
     ANY_OBJECT,
     lark_string,
@@ -22,30 +21,10 @@ from openinfer_grammar._lowering import (
     parse_schema,
 )
 from openinfer_grammar._structural_tag import lower_structural_tag
+from openinfer_grammar._xgrammar_lowering import held_schema, spelled_tag
 from openinfer_grammar.errors import BackendUnavailable, GrammarRefused
 
-_SEPARATORS = (", ", ": ")
-_ALWAYS = frozenset(
-    {
-        *("type", "properties", "required", "additionalProperties", "items", "prefixItems"),
-        *("minItems", "maxItems", "enum", "const", "anyOf", "$ref", "$defs", "definitions"),
-        *("title", "description", "default", "examples", "deprecated", "$schema", "$id"),
-        *("$comment", "x-guidance", "readOnly", "writeOnly"),
-    }
-)
-_DATA = frozenset({"enum", "const", "default", "examples"})
-"""Keywords whose values are no schemas."""
-_BY_NAME = frozenset({"properties", "$defs", "definitions"})
-_OF_TYPE = {
-    "minLength": "string",
-    "maxLength": "string",
-    "pattern": "string",
-    "minimum": "integer",
-    "maximum": "integer",
-    "exclusiveMinimum": "integer",
-    "exclusiveMaximum": "integer",
-}
-"""Keywords that are kept in a schema of one type, named there."""
+_JSON_FORM: Mapping[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
 
 
 class XGrammarBackend:
@@ -104,16 +83,14 @@ class XGrammarBackend:
             )
         if grammar.kind == "structural_tag":
             tag = parse_json(text)
-            lower_structural_tag(tag, _checked)  # what neither backend takes is named the same
-            return compiler.compile_structural_tag(_spelled(tag))
+            lower_structural_tag(tag, held_schema)  # what neither backend takes is named the same
+            return compiler.compile_structural_tag(spelled_tag(tag, _ebnf))
         if "::=" not in text:
             raise GrammarRefused("xgrammar takes grammars in EBNF, with ::=")
         return compiler.compile_grammar(text)
 
     def _compile_schema(self, schema: Any) -> Any:
-        return self._compiler.compile_json_schema(
-            json.dumps(_checked(schema)), any_whitespace=False, separators=_SEPARATORS
-        )
+        return self._compiler.compile_json_schema(json.dumps(held_schema(schema)), **_JSON_FORM)
 
 
 class XGrammarMatcher:
@@ -165,90 +142,16 @@ class XGrammarMatcher:
             rows[index] = self._ends
 
 
+def _ebnf(schema: dict[str, Any]) -> str:
+    """A schema as a grammar: within structural tags the library spells JSON in its own way."""
+    return str(xgrammar.Grammar.from_json_schema(json.dumps(schema), **_JSON_FORM))
+
+
 def _bits(token_ids: Sequence[int], vocab_size: int) -> MaskRows:
     """A mask row that allows these ids."""
     bits = np.zeros(32 * num_mask_words(vocab_size), np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def _checked(schema: Any) -> dict[str, Any]:
-    """The schema, if every keyword of it is kept.
-
-    Raises:
-        GrammarRefused: naming the first that is not.
-    """
-    if schema is False:
-        raise GrammarRefused("nothing is valid against false")
-    schema = {} if schema is True else schema
-    found = refused_keyword(schema, _is_kept)
-    if found is not None:
-        keyword, path = found
-        reason = "xgrammar does not hold an output to it"
-        raise GrammarRefused(reason, keyword=keyword, where=".".join(path))
-    bounded: dict[str, Any] = _with_patterns(schema)
-    return bounded
-
-
-def _with_patterns(part: Any) -> Any:
-    """The schema with the lengths of strings as patterns.
-
-    Strings of bounded length may hold control characters in this version, which no JSON may.
-    """
-    if isinstance(part, list):
-        return [_with_patterns(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    plain: dict[str, Any] = {}
-    for keyword, value in part.items():
-        if keyword in _BY_NAME and isinstance(value, dict):
-            # Names, which may be those of keywords.
-            plain[keyword] = {name: _with_patterns(schema) for name, schema in value.items()}
-        else:
-            plain[keyword] = value if keyword in _DATA else _with_patterns(value)
-    if part.get("type") == "string" and ("minLength" in part or "maxLength" in part):
-        low, high = plain.pop("minLength", 0), plain.pop("maxLength", "")
-        plain["pattern"] = f'^[^\\x00-\\x1f"\\\\]{{{low},{high}}}$'
-    return plain
-
-
-def _is_kept(keyword: str, schema: Mapping[str, Any]) -> bool:
-    if keyword in _ALWAYS:
-        return True
-    if keyword == "pattern" and ("minLength" in schema or "maxLength" in schema):
-        return False
-    return keyword in _OF_TYPE and schema.get("type") == _OF_TYPE[keyword]
-
-
-def _spelled(tag: dict[str, Any]) -> str:
-    """A structural tag in the one form that this version reads."""
-    form = tag.get("format")
-    if form is None:
-        tags = [
-            {
-                "type": "tag",
-                "begin": item["begin"],
-                "content": {"type": "json_schema", "json_schema": item.get("schema", True)},
-                "end": item["end"],
-            }
-            for item in tag["structures"]
-        ]
-        form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
-    return json.dumps({"type": "structural_tag", "format": _with_checked(form)})
-
-
-def _with_checked(form: Any) -> Any:
-    """A format with its schemas as they are compiled on their own."""
-    if isinstance(form, list):
-        return [_with_checked(item) for item in form]
-    if not isinstance(form, dict):
-        return form
-    if form.get("type") == "json_schema":
-        return form | {"json_schema": _checked(form.get("json_schema", True))}
-    if form.get("type") == "regex" and form.get("excludes"):
-        reason = "xgrammar does not hold a regex to it"
-        raise GrammarRefused(reason, keyword="excludes", where="excludes")
-    return {key: _with_checked(value) for key, value in form.items()}
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> list[str]:
