@@ -117,6 +117,26 @@ def test_ignorable_tensors_may_be_there(tmp_path, write_file, tensors):
     load_weights(tmp_path, net, net.weight_map())
 
 
+def test_a_repeated_tensor_is_held_to_what_it_repeats(tmp_path, write_file, tensors, monkeypatch):
+    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 16)
+
+    def load(**repeated):
+        write_file(tmp_path / "model.safetensors", tensors | repeated)
+        net = Net()
+        names = net.weight_map()
+        names.repeat("again", of="up", otherwise="it is another")
+        load_weights(tmp_path, net, names, num_threads=2)
+
+    up = tensors["up"]
+    load()
+    load(again=up.clone())
+    last = up.clone()
+    last[-1, -1] += 1e-3
+    for other in (last, up.T.contiguous(), up.half()):
+        with pytest.raises(CheckpointError, match="tensor 'again': it is another"):
+            load(again=other)
+
+
 def test_a_map_must_fill_every_parameter_exactly():
     net = Net()
     gate, up = net.merged.parts()

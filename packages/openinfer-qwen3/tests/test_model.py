@@ -1,11 +1,15 @@
 import json
+import shutil
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from openinfer_nn import CheckpointError, load_weights
 from openinfer_qwen3 import Qwen3Config
 from openinfer_qwen3.model import Qwen3Model
+from openinfer_testing.torch import reference_logits
 
 
 def _model(folder, **options):
@@ -55,13 +59,31 @@ def test_a_checkpoint_of_another_shape_is_refused(checkpoint):
         load_weights(checkpoint("gqa2-yarn"), model, model.weight_map())
 
 
-def test_a_tied_checkpoint_may_carry_the_head_and_an_untied_one_must(checkpoint):
-    untied = checkpoint("gqa2-d64-untied")
-    config = json.loads((untied / "config.json").read_text()) | {"tie_word_embeddings": True}
-    tied = Qwen3Model(
-        Qwen3Config.from_dict(config), device="cpu", dtype=torch.float32, block_size=16
-    )
-    load_weights(untied, tied, tied.weight_map())
-    headless = _model(untied)
+def _with_head(folder, to, change):
+    """A copy of a tied checkpoint that stores a head beside the embedding."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + change
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+def test_a_tied_checkpoint_may_carry_its_head_again_and_no_other(checkpoint, tmp_path, prompts):
+    tied = checkpoint("mha-d64-tied")
+    same = _with_head(tied, tmp_path / "same", 0.0)
+    other = _with_head(tied, tmp_path / "other", 0.5)
+    model = _model(same)
+    load_weights(same, model, model.weight_map())
+    model = _model(other)
+    # What transformers does not tie is not served as if it were.
+    logits = [reference_logits(f, prompts[:1], torch.float32)[0] for f in (tied, same, other)]
+    assert np.array_equal(logits[0], logits[1])
+    assert not np.allclose(logits[0], logits[2], atol=0.1)
+    with pytest.raises(CheckpointError, match=r"lm_head.weight.*tie_word_embeddings"):
+        load_weights(other, model, model.weight_map())
+
+
+def test_an_untied_checkpoint_must_carry_its_head(checkpoint):
+    headless = _model(checkpoint("gqa2-d64-untied"))
     with pytest.raises(CheckpointError, match=r"lm_head.weight.*missing"):
         load_weights(checkpoint("gqa2-yarn"), headless, headless.weight_map())

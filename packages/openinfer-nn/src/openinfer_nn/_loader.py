@@ -69,7 +69,9 @@ def load_weights(
         CheckpointError: The checkpoint is damaged or is not this model's.
     """
     weight_map.check_covers(module.named_parameters())
-    pairs = weight_map.match(folder, read_checkpoint(folder))
+    entries = read_checkpoint(folder)
+    pairs = weight_map.match(folder, entries)
+    repeated = weight_map.repeated(entries)
     with ExitStack() as files:
         pieces = list(_cut(pairs, files, _Owners(module)))
         total = sum(piece.num_bytes for piece in pieces)
@@ -80,6 +82,12 @@ def load_weights(
         num_threads = min(num_threads or min(16, os.cpu_count() or 1), max(1, len(pieces)))
         with ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights") as pool:
             readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
+            # Behind the readers: by then the pages of the originals are in memory.
+            readers += [
+                pool.submit(_check_repeated, *repetition, begin)
+                for repetition in repeated
+                for begin in range(0, repetition[0].num_bytes, _PIECE_BYTES)
+            ]
         for reader in readers:
             reader.result()
     if any(parameter.is_cuda for parameter in module.parameters()):
@@ -211,6 +219,17 @@ def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
         except BaseException:
             progress.failed.set()
             raise
+
+
+def _check_repeated(tensor: TensorEntry, original: TensorEntry, otherwise: str, begin: int) -> None:
+    """Compares a piece of a tensor with the same piece of what it should repeat."""
+    pieces = []
+    for entry in (tensor, original):
+        with entry.path.open("rb") as file:
+            file.seek(entry.offset + begin)
+            pieces.append(file.read(min(_PIECE_BYTES, entry.num_bytes - begin)))
+    if pieces[0] != pieces[1]:
+        raise CheckpointError(tensor.path, tensor.name, otherwise)
 
 
 class _HostStaging:

@@ -20,6 +20,7 @@ class WeightMap:
     def __init__(self) -> None:
         self._destinations: dict[str, torch.Tensor] = {}
         self._ignorable: list[str] = []
+        self._repeats: dict[str, tuple[str, str]] = {}
 
     def add(self, name: str, destination: torch.Tensor) -> None:
         """Maps a checkpoint tensor to a parameter, or to a contiguous run of its rows.
@@ -35,6 +36,17 @@ class WeightMap:
     def ignore(self, pattern: str) -> None:
         """Declares tensors whose name matches a shell pattern ignorable, if there are any."""
         self._ignorable.append(pattern)
+
+    def repeat(self, name: str, of: str, otherwise: str) -> None:
+        """Declares a tensor that goes nowhere because, if it is there, it repeats another.
+
+        Args:
+            name: As the checkpoint spells it.
+            of: The tensor whose very bytes it has; added, so that it is loaded.
+            otherwise: What the error says if the bytes differ.
+        """
+        assert of in self._destinations, f"{of} goes nowhere"
+        self._repeats[name] = (of, otherwise)
 
     def destinations(self) -> Mapping[str, torch.Tensor]:
         """Returns name to destination, in the order added."""
@@ -76,6 +88,7 @@ class WeightMap:
             name
             for name in entries
             if name not in self._destinations
+            and name not in self._repeats
             and not any(fnmatchcase(name, pattern) for pattern in self._ignorable)
         ]
         if unknown:
@@ -94,6 +107,24 @@ class WeightMap:
                 )
             pairs.append((entry, destination))
         return pairs
+
+    def repeated(
+        self, entries: Mapping[str, TensorEntry]
+    ) -> list[tuple[TensorEntry, TensorEntry, str]]:
+        """Lists the repetitions of a checkpoint: tensor, what it repeats, what is said otherwise.
+
+        Raises:
+            CheckpointError: One cannot be a repetition: its dtype or shape is another.
+        """
+        found = []
+        for name, (of, otherwise) in self._repeats.items():
+            if name not in entries:
+                continue
+            tensor, original = entries[name], entries[of]
+            if (tensor.dtype, tensor.shape) != (original.dtype, original.shape):
+                raise CheckpointError(tensor.path, name, otherwise)
+            found.append((tensor, original, otherwise))
+        return found
 
 
 def _and_more(reason: str, count: int) -> str:

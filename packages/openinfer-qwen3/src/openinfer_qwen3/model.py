@@ -305,7 +305,14 @@ class Qwen3Model(nn.Module):
             _add_layer(names, f"model.layers.{index}", layer)
         names.add("model.norm.weight", self.norm.weight)
         if self.config.tie_word_embeddings:
-            names.ignore("lm_head.weight")  # some checkpoints store the shared table twice
+            # Some checkpoints store the shared table twice. Where the head is another one,
+            # transformers leaves them untied.
+            names.repeat(
+                "lm_head.weight",
+                of="model.embed_tokens.weight",
+                otherwise="it is not model.embed_tokens.weight again, as tie_word_embeddings in "
+                "config.json says; write false there if the model has a head of its own",
+            )
         else:
             names.add("lm_head.weight", self.lm_head.weight)
         names.ignore("model.layers.*.self_attn.rotary_emb.inv_freq")  # computed, never learned
