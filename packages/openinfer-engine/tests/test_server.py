@@ -1,6 +1,7 @@
 """The server on a thread of this process, where its patience can be shortened."""
 
 import errno
+import selectors
 import socket
 import threading
 import time
@@ -55,9 +56,12 @@ Connect = Callable[[], Client]
 
 @contextmanager
 def serving(
-    folder: Path, unwritable_s: float = 30.0, executor: type[ZeroCostExecutor] = ZeroCostExecutor
+    folder: Path,
+    unwritable_s: float = 30.0,
+    executor: type[ZeroCostExecutor] = ZeroCostExecutor,
+    depth: int = 2,
 ) -> Iterator[tuple[Client, Callable[[], Client]]]:
-    shape = CountingShape(max_model_len=65536, num_blocks=8192)
+    shape = CountingShape(max_model_len=65536, num_blocks=8192, depth=depth)
     listener = listen(f"unix:{folder}/e.sock")
     ours, theirs = socket.socketpair()
     loop = assemble(executor(shape), EngineOptions())
@@ -134,6 +138,28 @@ def test_idle_says_nothing_and_costs_nothing(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError):
             parent.sock.recv(1)
         parent.sock.settimeout(5)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_with_a_device_the_sockets_are_polled_a_moment_longer(
+    depth: int, make_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+
+    class Watched(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Watched)
+    monkeypatch.setattr(_server, "_POLLED_S", 0.05)
+    with serving(tmp_path, depth=depth) as (parent, _):
+        parent.say(Hello(), Submit(4, make_request()))
+        parent.until(is_ended)
+        waits.clear()
+        time.sleep(0.3)
+        assert (waits.count(0.0) > 20) == (depth == 2)
+        assert waits[-1] != 0.0, "it blocks in the end"
 
 
 def test_an_unwritable_peer_has_hung_up(make_request: Request, tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ class EngineLoop:
         return _COMPILING_WAIT_S if is_compiling else STALLED_WAIT_S
 
     @property
+    def has_device(self) -> bool:
+        """Whether steps run beside the host, which has a core to itself while they do."""
+        return self._depth > 1
+
+    @property
     def replay(self) -> Replay | None:
         """What the host of the loop serves beside it: replay of KV events, if asked for."""
         return None if self._kv_events is None else self._kv_events.replay

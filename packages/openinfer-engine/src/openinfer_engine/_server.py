@@ -1,8 +1,8 @@
 """The engine process at work: its main thread reads, steps and writes, and nothing else runs.
 
-While rows run the sockets are polled between steps; when nothing can be stepped the thread blocks
-in `select`. There are no helper threads: a torch call drops the GIL, and a busy neighbour would
-keep it.
+While rows run the sockets are polled between steps, and a moment longer; when nothing can be
+stepped the thread blocks in `select`. There are no helper threads: a torch call drops the GIL, and
+a busy neighbour would keep it.
 """
 
 import errno
@@ -32,6 +32,9 @@ from openinfer_engine._loop import EngineLoop
 UNWRITABLE_S = 30.0
 """A peer that takes no output for this long has hung up."""
 _BLOCKED_WAIT_S = 1.0
+_POLLED_S = 0.01
+"""An engine whose steps run on a device polls for so long after the last thing it did: a core that
+sleeps is slow to wake, and slow once awake. A client in turn is back within a few milliseconds."""
 _QUIET_S = 0.1
 """Idle for as long, the engine does what later steps gain from: a client in turn is back sooner."""
 _ACCEPT_PAUSE_S = 1.0
@@ -71,6 +74,7 @@ class EngineServer:
         """When the listeners are looked at again; None: they are."""
         self._closing: str | None = None
         self._is_busy = False
+        self._polls_until = 0.0
         self._wanted_at = time.monotonic()
         """When something was last wanted of the engine."""
         self._may_prepare = True
@@ -123,6 +127,8 @@ class EngineServer:
             self._meter.is_stale = True
             self._steps_since_collection += 1
         now = time.monotonic()
+        if (selected or self._is_busy) and self._loop.has_device:
+            self._polls_until = now + _POLLED_S
         load = self._meter.poll(now)
         if load is not None:
             for connection in self._connections:
@@ -140,9 +146,9 @@ class EngineServer:
 
     def _timeout(self) -> float | None:
         """How long `select` may block."""
-        if self._is_busy:
-            return 0.0
         now = time.monotonic()
+        if self._is_busy or now < self._polls_until:
+            return 0.0
         waits = (
             self._loop.stalled_wait_s if self._loop.has_work else None,
             max(0.0, self._wanted_at + _QUIET_S - now) if self._may_prepare else None,
