@@ -6,6 +6,7 @@
 - every member declares what its source imports (another requirement may bring it today, and not
   tomorrow)
 - every member has what its users expect: README, CHANGELOG, LICENSE, py.typed, tests
+- every member is in the lists by which other gates know it: types, import order, sources, layers
 """
 
 import ast
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 # Written so that this file does not match itself.
 FORBIDDEN = re.compile(
-    r"py[p]i\.org|python[h]osted|registry\.[n]pmjs|deb\.[d]ebian|/wor[k]/|/roo[t]/|/far[m]/|/hom[e]/|/User[s]/"
+    r"py[p]i\.org|python[h]osted|download\.py[t]orch|registry\.[n]pmjs|deb\.[d]ebian|/wor[k]/|/roo[t]/|/far[m]/|/hom[e]/|/User[s]/"
 )
 
 
@@ -137,7 +139,46 @@ def check_members() -> list[str]:
     return problems
 
 
+def check_lists() -> list[str]:
+    """A gate that has not heard of a new member passes."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    linter = ConfigParser()
+    linter.read(ROOT / ".importlinter")
+    lists = {
+        "pyproject.toml, tool.mypy.packages": tool["mypy"]["packages"],
+        "pyproject.toml, tool.ruff.lint.isort.known-first-party": (
+            tool["ruff"]["lint"]["isort"]["known-first-party"]
+        ),
+        "pyproject.toml, tool.uv.sources": [
+            name.replace("-", "_") for name in tool["uv"]["sources"]
+        ],
+        ".importlinter, root_packages": linter["importlinter"]["root_packages"].split(),
+        # `testing` is beside the layers: it imports what it tests, and its users are tests.
+        ".importlinter, layers": [
+            *linter["importlinter:contract:layers"]["layers"].replace("|", " ").split(),
+            "openinfer_tiny",
+            "openinfer_testing",
+        ],
+        ".importlinter, private modules": [
+            *(
+                section["protected_modules"].strip().removesuffix(".*")
+                for section in linter.values()
+                if section.get("type") == "protected"
+            ),
+            "openinfer",  # nobody is above it
+            "openinfer_testing",
+        ],
+    }
+    modules = {name.replace("-", "_") for name in members()}
+    return [
+        f"{where}: {', '.join(sorted(modules ^ set(listed)))} is missing here or is no member"
+        for where, listed in lists.items()
+        if modules != set(listed)
+    ]
+
+
 if __name__ == "__main__":
-    defects = [*check_hosts(), *check_bounds(), *check_imports(), *check_members()]
+    checks = (check_hosts, check_bounds, check_imports, check_members, check_lists)
+    defects = [defect for check in checks for defect in check()]
     print("\n".join(defects) or f"repository ok: {len(members())} members")
     sys.exit(bool(defects))

@@ -99,6 +99,8 @@ def test_a_missing_field_is_named(qwen3_4b, field):
         ({"original_max_position_embeddings": 8192}, "original_max_position_embeddings"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"attention_bias": "no"}, "attention_bias"),
+        ({"is_causal": False}, "is_causal"),
+        ({"is_causal": 0}, "is_causal"),
         ({"use_sliding_window": "no"}, "use_sliding_window"),
         ({"layer_types": 3}, "layer_types"),
         ({"layer_types": [["full_attention"]]}, "layer_types"),
@@ -140,7 +142,7 @@ def test_two_spellings_of_one_thing_must_agree(qwen3_4b):
 
 
 def test_a_null_counts_as_not_there(qwen3_4b):
-    absent = {"dtype": None, "tie_word_embeddings": None, "attention_bias": None}
+    absent = {"dtype": None, "tie_word_embeddings": None, "attention_bias": None, "is_causal": None}
     config = Qwen3Config.from_dict(qwen3_4b | absent)
     assert (config.dtype, config.tie_word_embeddings) == ("bfloat16", False)
 

@@ -115,6 +115,9 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
         raise UnsupportedConfig("hidden_act", config["hidden_act"], "only silu is served")
     if _flag(config, "attention_bias"):
         raise UnsupportedConfig("attention_bias", True, "only projections without bias are served")
+    # transformers makes an encoder of it.
+    if config.get("is_causal") is not None and not _flag(config, "is_causal"):
+        raise UnsupportedConfig("is_causal", False, "only causal attention is served")
     _refuse_sliding_window(config)
 
 
