@@ -23,7 +23,7 @@ from openai import OpenAI
 
 from openinfer._cli import main
 
-_READY = re.compile(r"ready in [\d.]+ s: .* (http://\S+)$")
+_READY = re.compile(r"ready in [\d.]+ s: .* (https?://\S+)$")
 _START_S = 60
 _IDLE_S = 10
 

@@ -20,13 +20,18 @@ def _wait(condition):
 
 def _complete(server, name, **more):
     body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True}
+    headers = {"x-request-id": name, "traceparent": _trace_parent(name), "x-session-id": "talk"}
     request = urllib.request.Request(
         server.url + "/v1/completions",
         json.dumps(body | more).encode(),
-        {"content-type": "application/json", "x-request-id": name},
+        {"content-type": "application/json"} | headers,
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return response.read()
+
+
+def _trace_parent(name):
+    return f"00-{name.encode().hex():0>32}-00f067aa0ba902b7-01"
 
 
 def _check_request(trace, name, *, max_tokens=12):
@@ -40,6 +45,8 @@ def _check_request(trace, name, *, max_tokens=12):
     inner = trace.on(f"engine request cmpl-{name}")
     assert [span.name for span in inner if span.depth == 1] == ["queued", "prefill", "decode"]
     assert inner[0].args["output_tokens"] == max_tokens
+    assert inner[0].args["traceparent"] == _trace_parent(name)
+    assert inner[0].args["session_id"] == "talk"
     assert whole.holds(inner[0])
     # The engine got it behind its prompt's tokens, and its first token came before the first byte.
     assert parts[1].begin <= inner[0].begin

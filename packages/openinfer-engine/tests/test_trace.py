@@ -198,6 +198,18 @@ def test_every_request_is_there_from_arrival_to_end(
     assert queued[3].end > queued[0].end, "two rows are not enough for four"
 
 
+def test_whose_request_it_is_stands_beside_it(make_bench: Make, make_request: Request) -> None:
+    bench = make_bench()
+    named = {"session_id": "talk", "trace_parent": "00-0af7-b7ad-01"}
+    bench.submit(make_request([5], request_id="named", **named))
+    bench.submit(make_request([5], request_id="bare"))
+    bench.run()
+    trace = bench.stop()
+    args = trace.on("engine request named")[0].args
+    assert (args["session_id"], args["traceparent"]) == ("talk", "00-0af7-b7ad-01")
+    assert not {"session_id", "traceparent"} & trace.on("engine request bare")[0].args.keys()
+
+
 def test_a_preempted_request_is_recomputed(make_bench: Make, make_request: Request) -> None:
     bench = make_bench(shape={"num_blocks": 12, "max_num_seqs": 4, "max_model_len": 192})
     recorders = [

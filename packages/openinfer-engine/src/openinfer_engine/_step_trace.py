@@ -139,6 +139,8 @@ class StepTrace(LoopTrace):
             "prompt_tokens": request.num_prompt_tokens,
             "max_tokens": request.stop.max_tokens,
         }
+        named = {"session_id": request.session_id, "traceparent": request.trace_parent}
+        args |= {name: value for name, value in named.items() if value}
         self._tracer.open(_REQUEST, request_id, _REQUEST, at, args)
         self._tracer.open(_REQUEST, request_id, _QUEUED, at)
         self._phase_of[request_id] = _QUEUED

@@ -6,7 +6,7 @@ The stream path joins bytes: everything of a chunk that does not change is made 
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
@@ -143,6 +143,13 @@ class ChoicesFormat(AnswerFormat):
     def _usage(self, usage: Usage) -> dict[str, object]:
         return usage.as_json()
 
+    def _no_output_yet(self, usage: Usage) -> bytes:
+        """The end of an opening: it carries the usage, too, where every event does."""
+        if not self.options.continuous_usage:
+            return b"}\n\n"
+        bare = replace(usage, num_output_tokens=0)
+        return b',"usage":%b}\n\n' % to_json(self._usage(bare))
+
     def prompt_token_ids(self, index: int) -> list[int]:
         """The ids that choice `index` was generated from."""
         return unpack_ids(self._requests[index].prompt_token_ids)
@@ -214,7 +221,7 @@ class CompletionFormat(ChoicesFormat):
         if scores is not None:
             end = b',"logprobs":%b,"finish_reason":null' % to_json_in_slices(scores)
             end += self._stop_reason(None)
-        return self._prefixes[index] + text + end + ids + b"}]}\n\n"
+        return self._prefixes[index] + text + end + ids + b"}]" + self._no_output_yet(usage)
 
     def _echoed_logprobs(self, index: int, prompt_logprobs: TokenLogprobs | None) -> Columns | None:
         num_top = self.options.num_top_echoed
@@ -262,7 +269,7 @@ class ChatFormat(ChoicesFormat):
         if self.options.return_token_ids and index == 0:
             ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(0))
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""}' % index
-        return self._head + delta + _PLAIN_END + b"}]" + ids + b"}\n\n"
+        return self._head + delta + _PLAIN_END + b"}]" + ids + self._no_output_yet(usage)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The whole response."""
