@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import psutil
@@ -55,6 +57,39 @@ def test_the_front_end_runs_with_torch_blocked():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+_SAMPLES_FRAMES = """
+import os, signal, sys, threading
+if "openinfer_engine" in sys.orig_argv:
+    def sample(number, step):
+        own = threading.get_ident()
+        for thread, frame in (sys._current_frames() | {own: step}).items():
+            name = "step" if thread == own else "other"
+            os.write(samples, f"{name} {frame.f_code.co_qualname}\\n".encode())
+    samples = os.open(__file__ + ".txt", os.O_WRONLY | os.O_CREAT)
+    signal.signal(signal.SIGUSR1, sample)
+"""
+
+
+def test_under_load_the_step_thread_alone_runs_python(start_server, tmp_path):
+    """A handler on the engine's main thread notes where each of its threads is."""
+    code = tmp_path / "sitecustomize.py"
+    code.write_text(_SAMPLES_FRAMES)
+    server = start_server(env={"PYTHONPATH": str(tmp_path)})
+    engine = server.engine
+    with ThreadPoolExecutor(8) as pool:
+        request = _complete(server, max_tokens=200)
+        answers = [pool.submit(urllib.request.urlopen, request) for _ in range(8)]
+        _wait(lambda: server.load()["num_running"] == 8)
+        while not any(answer.done() for answer in answers):
+            engine.send_signal(signal.SIGUSR1)
+            time.sleep(0.01)
+        assert all(answer.result().status == 200 for answer in answers)
+    seen = [line.split() for line in Path(f"{code}.txt").read_text().splitlines()]
+    assert sum(thread == "step" for thread, _ in seen) > 20
+    # A pool keeps its threads: asleep in its queue.
+    assert {where for thread, where in seen if thread == "other"} <= {"_worker"}
 
 
 def _complete(server, **fields):
