@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from openinfer._http_options import HttpOptions
 from openinfer._resolve import resolve_model
 from openinfer._text_options import TextOptions
 from openinfer_contract import ContractVersionError, EngineDead, Hello, encode_frame
+from openinfer_frontend import CounterPages
 
 _NEWER = 999
 
@@ -36,6 +37,12 @@ def sock():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound
+
+
+@pytest.fixture
+def counters():
+    with closing(CounterPages(3)) as pages:
+        yield pages
 
 
 async def _newer_engine(path):
@@ -72,10 +79,16 @@ def test_an_engine_of_another_version_ends_the_search(tmp_path):
 
 @pytest.mark.parametrize("is_there_from_the_start", [True, False])
 def test_a_front_process_of_another_version_ends_with_a_sentence(
-    tmp_path, spec, sock, is_there_from_the_start
+    tmp_path, spec, sock, counters, is_there_from_the_start
 ):
     path = f"{tmp_path}/e.sock"
-    child = _front._ChildSpec(front=spec, address=f"unix:{path}", fd=sock.fileno())
+    child = _front._ChildSpec(
+        front=spec,
+        address=f"unix:{path}",
+        fd=sock.fileno(),
+        counters_fd=counters.fd,
+        num_fronts=3,
+    )
 
     async def main():
         server = await _newer_engine(path) if is_there_from_the_start else None
@@ -84,7 +97,7 @@ def test_a_front_process_of_another_version_ends_with_a_sentence(
             *_front._CHILD,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=(sock.fileno(),),
+            pass_fds=(sock.fileno(), counters.fd),
         )
         process.stdin.write(msgspec.json.encode(child) + b"\n")
         if server is None:
@@ -101,11 +114,17 @@ def test_a_front_process_of_another_version_ends_with_a_sentence(
     assert "Traceback" not in stderr
 
 
-def _processes(monkeypatch, spec, sock, code, *, count=1, **patience):
-    for name, value in patience.items():
-        monkeypatch.setattr(_front, name, value)
-    monkeypatch.setattr(_front, "_CHILD", ("-S", "-c", code))
-    return FrontProcesses(spec, sock, "unix:nowhere", count)
+@pytest.fixture
+def processes(monkeypatch, sock, counters):
+    """Further front processes that run some code in place of theirs."""
+
+    def make(spec, code, *, count=1, **patience):
+        for name, value in patience.items():
+            monkeypatch.setattr(_front, name, value)
+        monkeypatch.setattr(_front, "_CHILD", ("-S", "-c", code))
+        return FrontProcesses(spec, sock, "unix:nowhere", count, counters)
+
+    return make
 
 
 async def _until(condition):
@@ -114,16 +133,30 @@ async def _until(condition):
             await asyncio.sleep(0.01)
 
 
-def test_one_that_dies_is_replaced(monkeypatch, spec, sock, caplog):
+def test_one_that_dies_is_replaced_under_its_number(processes, spec, tmp_path, caplog):
+    code = (
+        "import json, os, sys\n"
+        "told = json.loads(sys.stdin.readline())\n"
+        f"name = '{tmp_path}/%s' % os.getpid()\n"
+        "with open(name, 'w') as file:\n"
+        "    file.write('%d %d' % (told['number'], told['num_fronts']))\n"
+        "sys.stdin.read()\n"
+    )
+
+    def told():
+        return {int(file.name): file.read_text() for file in tmp_path.iterdir()}
+
     async def main():
-        fronts = _processes(
-            monkeypatch, spec, sock, "import sys; sys.stdin.read()", count=2, _RESTART_S=0.01
-        )
+        fronts = processes(spec, code, count=2, _RESTART_S=0.01)
         await fronts.start()
         first = set(fronts._processes)
-        assert len(first) == 2
-        next(iter(first)).kill()
+        await _until(lambda: sorted(told().values()) == ["1 3", "2 3"])
+        dead = next(iter(first))
+        dead.kill()
         await _until(lambda: len(fronts._processes - first) == 1)
+        (new,) = fronts._processes - first
+        await _until(lambda: told().get(new.pid))
+        assert told()[new.pid] == told()[dead.pid]
         await fronts.stop()
         assert not fronts._processes
 
@@ -133,9 +166,9 @@ def test_one_that_dies_is_replaced(monkeypatch, spec, sock, caplog):
     ]
 
 
-def test_one_that_never_lives_is_given_up(monkeypatch, spec, sock, caplog):
+def test_one_that_never_lives_is_given_up(processes, spec, caplog):
     async def main():
-        fronts = _processes(monkeypatch, spec, sock, "raise SystemExit(1)", _RESTART_S=0.01)
+        fronts = processes(spec, "raise SystemExit(1)", _RESTART_S=0.01)
         await fronts.start()
         await asyncio.wait_for(asyncio.gather(*fronts._keepers), 20)
         await fronts.stop()
@@ -146,11 +179,9 @@ def test_one_that_never_lives_is_given_up(monkeypatch, spec, sock, caplog):
     assert "given up" in messages[-1]
 
 
-def test_one_that_lived_for_long_is_replaced_without_end(monkeypatch, spec, sock, caplog):
+def test_one_that_lived_for_long_is_replaced_without_end(processes, spec, caplog):
     async def main():
-        fronts = _processes(
-            monkeypatch, spec, sock, "raise SystemExit(1)", _RESTART_S=0.0, _SETTLED_S=0.0
-        )
+        fronts = processes(spec, "raise SystemExit(1)", _RESTART_S=0.0, _SETTLED_S=0.0)
         await fronts.start()
         await _until(lambda: len(caplog.records) > _front._MAX_RESTARTS + 1)
         await fronts.stop()
@@ -159,9 +190,9 @@ def test_one_that_lived_for_long_is_replaced_without_end(monkeypatch, spec, sock
     assert all("starting another" in record.getMessage() for record in caplog.records)
 
 
-def test_one_that_ends_just_before_the_drain_is_not_replaced(monkeypatch, spec, sock, caplog):
+def test_one_that_ends_just_before_the_drain_is_not_replaced(processes, spec, caplog):
     async def main():
-        fronts = _processes(monkeypatch, spec, sock, "pass", _RESTART_S=30.0)
+        fronts = processes(spec, "pass", _RESTART_S=30.0)
         await fronts.start()
         await _until(lambda: not fronts._processes)
         begun = time.monotonic()
@@ -174,13 +205,13 @@ def test_one_that_ends_just_before_the_drain_is_not_replaced(monkeypatch, spec, 
     assert caplog.records == []
 
 
-def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(monkeypatch, spec, sock):
+def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(processes, spec, monkeypatch):
     async def main():
         code = "import os, sys, time; sys.stdin.read(); os.write(1, b'x'); time.sleep(60)"
         reader, writer = os.pipe()
         code = code.replace("os.write(1", f"os.write({writer}")
         patient = msgspec.structs.replace(spec, http=HttpOptions(drain_timeout_s=0.0))
-        fronts = _processes(monkeypatch, patient, sock, code, _AFTER_DRAIN_S=0.1)
+        fronts = processes(patient, code, _AFTER_DRAIN_S=0.1)
         spawn = asyncio.create_subprocess_exec
 
         async def with_pipe(*arguments, pass_fds, **options):
@@ -200,18 +231,18 @@ def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(monkeypatch,
     asyncio.run(main())
 
 
-def test_a_machine_that_can_start_nobody_is_tried_again(monkeypatch, spec, sock, caplog):
+def test_a_machine_that_can_start_nobody_is_tried_again(processes, spec, monkeypatch, caplog):
     async def main():
-        fronts = _processes(monkeypatch, spec, sock, "pass", _RESTART_S=0.01)
+        fronts = processes(spec, "pass", _RESTART_S=0.01)
         await fronts.start()
         spawn, num_tries = fronts._spawn, 0
 
-        async def fails_once():
+        async def fails_once(number):
             nonlocal num_tries
             num_tries += 1
             if num_tries == 1:
                 raise OSError("no more processes")
-            return await spawn()
+            return await spawn(number)
 
         monkeypatch.setattr(fronts, "_spawn", fails_once)
         await _until(lambda: num_tries >= 2)

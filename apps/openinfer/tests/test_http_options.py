@@ -33,6 +33,7 @@ def test_they_cross_the_process_boundary():
         ({"stall_timeout_s": 0.0}, "stall_timeout_s"),
         ({"resume_timeout_s": -1.0}, "resume_timeout_s"),
         ({"drain_timeout_s": -1.0}, "drain_timeout_s"),
+        ({"metrics_prefix": "a-b"}, "metrics_prefix"),
         ({"ssl_keyfile": "k.pem"}, "--ssl-certfile"),
     ],
 )

@@ -29,6 +29,7 @@ def test_defaults():
             "stall_timeout_s": 30.0,
             "resume_timeout_s": 60.0,
             "drain_timeout_s": 30.0,
+            "metrics_prefix": "vllm:",
             "tokenizer_backend": "auto",
         },
         {},

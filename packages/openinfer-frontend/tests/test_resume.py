@@ -5,6 +5,7 @@ import time
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from openinfer_contract import EngineDead, Failed, Finished, unpack_ids
 from openinfer_frontend import FrontendConfig, create_app
@@ -44,6 +45,24 @@ def test_a_stream_goes_on_where_it_was(client, engine, lives):
     assert usage["prompt_tokens_details"]["cached_tokens"] == 2, "of the first engine"
     offsets = [e["choices"][0]["logprobs"]["text_offset"] for e in events if e["choices"]]
     assert [offset for chunk in offsets for offset in chunk] == [0, 1, 2, 3, 4]
+
+
+def _counted(client, *names):
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+        if sample.labels.get("finished_reason", "length") == "length"
+    }
+    return [samples[f"vllm:{name}"] for name in names]
+
+
+def test_two_lives_are_counted_as_one_request(client, lives):
+    lives(("He", "l", DIED), ("lo", Finished(reason="length")))
+    client.stream("/v1/completions", {"prompt": "Hi", "max_tokens": 9})
+    assert _counted(client, "prompt_tokens_total", "prompt_tokens_cached_total") == [2, 2]
+    assert _counted(client, "generation_tokens_total", "request_success_total") == [5, 1]
+    assert _counted(client, "time_to_first_token_seconds_count") == [1]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])

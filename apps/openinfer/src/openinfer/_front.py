@@ -24,6 +24,7 @@ from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
 from openinfer_frontend import (
+    CounterPages,
     EngineState,
     FrontendConfig,
     create_app,
@@ -158,6 +159,12 @@ class _ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     front: FrontSpec
     address: str
     fd: int
+    """Of the listening socket."""
+    counters_fd: int
+    """Of the memory in which all of them count."""
+    num_fronts: int
+    number: int = 0
+    """Of the page it counts on, and that the one it replaces has counted on."""
 
 
 class FrontProcesses:
@@ -167,7 +174,14 @@ class FrontProcesses:
     given up: the others serve on.
     """
 
-    def __init__(self, spec: FrontSpec, sock: socket.socket, address: str, count: int) -> None:
+    def __init__(
+        self,
+        spec: FrontSpec,
+        sock: socket.socket,
+        address: str,
+        count: int,
+        counters: CounterPages,
+    ) -> None:
         """Prepares.
 
         Args:
@@ -175,11 +189,16 @@ class FrontProcesses:
             sock: bound; inherited by each, closed by its owner.
             address: of the engine.
             count: how many.
+            counters: pages of them all, the first one of the caller's process.
         """
-        child = _ChildSpec(front=spec, address=address, fd=sock.fileno())
-        self._spec = msgspec.json.encode(child)
+        self._spec = _ChildSpec(
+            front=spec,
+            address=address,
+            fd=sock.fileno(),
+            counters_fd=counters.fd,
+            num_fronts=count + 1,
+        )
         self._stop_s = spec.http.drain_timeout_s + _AFTER_DRAIN_S
-        self._fd = sock.fileno()
         self._count = count
         self._draining = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
@@ -187,8 +206,12 @@ class FrontProcesses:
 
     async def start(self) -> None:
         """Starts them; they accept once they are connected to the engine."""
-        processes = await asyncio.gather(*(self._spawn() for _ in range(self._count)))
-        self._keepers = [asyncio.create_task(self._keep(process)) for process in processes]
+        numbers = range(1, self._count + 1)
+        processes = await asyncio.gather(*map(self._spawn, numbers))
+        self._keepers = [
+            asyncio.create_task(self._keep(number, process))
+            for number, process in zip(numbers, processes, strict=True)
+        ]
 
     def drain(self) -> None:
         """Lets them end what they answer, then themselves; none is replaced any more."""
@@ -220,23 +243,24 @@ class FrontProcesses:
             self._signal(signal.SIGKILL)
         await asyncio.gather(*self._keepers)
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self, number: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *_CHILD,
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(self._fd,),
+            pass_fds=(self._spec.fd, self._spec.counters_fd),
             # Ctrl-C on a terminal is for the first process alone; its end is theirs.
             start_new_session=True,
         )
         assert process.stdin is not None
-        process.stdin.write(self._spec + b"\n")
+        spec = msgspec.structs.replace(self._spec, number=number)
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
         self._processes.add(process)
         if self._draining.is_set():
             process.stdin.close()
         return process
 
-    async def _keep(self, process: asyncio.subprocess.Process) -> None:
+    async def _keep(self, number: int, process: asyncio.subprocess.Process) -> None:
         num_short_lives = 0
         while True:
             begun = time.monotonic()
@@ -247,18 +271,18 @@ class FrontProcesses:
             if num_short_lives > _MAX_RESTARTS and not self._draining.is_set():
                 _logger.error("a front process ended with status %d again; it is given up", status)
                 return
-            restarted = await self._restart(status)
+            restarted = await self._restart(number, status)
             if restarted is None:
                 return
             process = restarted
 
-    async def _restart(self, status: int) -> asyncio.subprocess.Process | None:
+    async def _restart(self, number: int, status: int) -> asyncio.subprocess.Process | None:
         """Another process in place of one that has ended, None once they drain."""
         # A signal to all processes reaches some of them before it makes the first one drain.
         while not await self._drains_within(_RESTART_S):
             _logger.error("a front process ended with status %d; starting another", status)
             try:
-                return await self._spawn()
+                return await self._spawn(number)
             except OSError as error:
                 _logger.error("no front process can be started: %s", error)
         return None
@@ -289,7 +313,8 @@ async def _run_child(line: bytes) -> None:
 
     loop.add_reader(sys.stdin.fileno(), on_end_of_input)
     text = await asyncio.to_thread(spec.front.load_text)
-    app = create_app(provider, text, spec.front.config())
+    counters = CounterPages(spec.num_fronts, fd=spec.counters_fd)
+    app = create_app(provider, text, spec.front.config(), counters=counters, number=spec.number)
     try:
         with socket.socket(fileno=spec.fd) as sock:
             await serve(

@@ -34,6 +34,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout_s: float = 30.0
     resume_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
+    metrics_prefix: str = "vllm:"
 
     @classmethod
     def from_values(

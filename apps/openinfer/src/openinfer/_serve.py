@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, Any] = {
     "stall_timeout_s": HttpOptions().stall_timeout_s,
     "resume_timeout_s": HttpOptions().resume_timeout_s,
     "drain_timeout_s": HttpOptions().drain_timeout_s,
+    "metrics_prefix": HttpOptions().metrics_prefix,
     "tokenizer_backend": "auto",
 }
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from importlib.metadata import version
 from typing import Any
 
@@ -24,7 +24,7 @@ from openinfer._prepare import Prepared
 from openinfer._text_options import TextOptions
 from openinfer_contract import EngineInfo
 from openinfer_engine import EngineSupervisor
-from openinfer_frontend import bind, create_app, new_event_loop, serve
+from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, serve
 from openinfer_text import TextModel
 
 _logger = logging.getLogger("openinfer")
@@ -70,10 +70,12 @@ async def _run(
             defaults = keep_honoured_defaults(text, info)
             front = msgspec.structs.replace(front, defaults=defaults)
         _logger.info("chats: %s", _describe_parsers(text))
-        app = create_app(SupervisedEngine(supervisor), text, front.config())
+        num_fronts = values["api_server_count"]
+        counters = stack.enter_context(closing(CounterPages(num_fronts)))
+        app = create_app(SupervisedEngine(supervisor), text, front.config(), counters=counters)
         others = None
-        if values["api_server_count"] > 1:
-            others = FrontProcesses(front, sock, addresses[-1], values["api_server_count"] - 1)
+        if num_fronts > 1:
+            others = FrontProcesses(front, sock, addresses[-1], num_fronts - 1, counters)
             stack.push_async_callback(others.stop)
             await others.start()
         await serve(

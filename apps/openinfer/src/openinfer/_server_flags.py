@@ -68,6 +68,13 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "unix:PATH or tcp:HOST:PORT on which the engine also listens",
     ),
     Flag(
+        "metrics_prefix",
+        ("--metrics-prefix",),
+        "str",
+        "server",
+        "how the names at /metrics begin, vllm: unless told",
+    ),
+    Flag(
         "log_level",
         ("--log-level", "--uvicorn-log-level"),
         "str",

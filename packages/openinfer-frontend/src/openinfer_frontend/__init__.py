@@ -6,6 +6,7 @@ uvicorn. Depends on the contract, the text package, pydantic and uvicorn; never 
 
 from openinfer_frontend._app import FrontendApp, create_app
 from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._counters import CounterPages
 from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngine
 from openinfer_frontend._server import bind, new_event_loop, serve
 from openinfer_frontend._tls import Tls
@@ -16,6 +17,7 @@ __all__ = [
     "create_app",
     "FrontendApp",
     "FrontendConfig",
+    "CounterPages",
     # its engine
     "EngineProvider",
     "EngineState",

@@ -7,8 +7,10 @@ from urllib.parse import quote
 
 from openinfer_frontend._backend import SHUTTING_DOWN, Backend
 from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend._counters import CounterPages
 from openinfer_frontend._exchange import Exchange, PendingBodies, Receive, Scope, Send
 from openinfer_frontend._guard import Guard
+from openinfer_frontend._metrics import HttpMetrics, Metrics
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._router import Router
 from openinfer_frontend._routes import make_routes
@@ -25,17 +27,27 @@ class FrontendApp:
     Belongs to the event loop it serves on; needs no lifespan events.
     """
 
-    def __init__(self, provider: EngineProvider, text: TextModel, config: FrontendConfig) -> None:
+    def __init__(
+        self,
+        provider: EngineProvider,
+        text: TextModel,
+        config: FrontendConfig,
+        counters: CounterPages,
+        number: int,
+    ) -> None:
         work = TextWork(
             text,
             num_threads=config.num_text_threads,
             max_inline_bytes=config.max_inline_bytes,
             takes_templates=config.trust_request_chat_template,
         )
-        self._backend = Backend(provider, work, config)
+        self._metrics = Metrics(counters, number)
+        self._backend = Backend(provider, work, config, self._metrics)
         self._guard = Guard(config)
         self._bodies = PendingBodies(config.max_pending_body_bytes)
-        self._router = Router(make_routes(self._backend))
+        routes = make_routes(self._backend)
+        self._http_metrics = HttpMetrics(self._metrics.table, routes)
+        self._router = Router(routes)
         self._exchanges: set[Exchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +69,7 @@ class FrontendApp:
                 raise
         finally:
             self._exchanges.discard(exchange)
+            self._http_metrics.answered(exchange)
             self._backend.trace(exchange)
             if _log.isEnabledFor(logging.DEBUG):
                 _log_request(exchange)
@@ -71,10 +84,13 @@ class FrontendApp:
                 await exchange.respond(204, b"", *preflight)
                 return
             route = self._router.find(exchange.method, exchange.path)
+            exchange.route_path = route.path
             self._guard.check(route, exchange)
             with exchange.interruptible():
                 await route.handler(exchange)
         except ApiError as error:
+            if error.refusal is not None and exchange.num_body_bytes:
+                self._metrics.refused(error.refusal)
             await exchange.respond_error(error)
         except ClientGone:
             raise
@@ -119,12 +135,21 @@ def _log_request(exchange: Exchange) -> None:
     )
 
 
-def create_app(provider: EngineProvider, text: TextModel, config: FrontendConfig) -> FrontendApp:
+def create_app(
+    provider: EngineProvider,
+    text: TextModel,
+    config: FrontendConfig,
+    *,
+    counters: CounterPages | None = None,
+    number: int = 0,
+) -> FrontendApp:
     """The application over an engine and the text model of its checkpoint.
 
     Args:
         provider: gives the engine of the moment; not owned.
         text: tokenizer, template and defaults; not owned.
         config: the operator's choices.
+        counters: what `/metrics` shows, where several front processes answer for one server.
+        number: of this one, which it takes over from one that died.
     """
-    return FrontendApp(provider, text, config)
+    return FrontendApp(provider, text, config, counters or CounterPages(), number)

@@ -17,9 +17,10 @@ from openinfer_contract import (
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._generation import Generation
+from openinfer_frontend._metrics import Metrics
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
-from openinfer_frontend.errors import ApiError
+from openinfer_frontend.errors import ApiError, Refusal
 
 SHUTTING_DOWN = "the server is shutting down"
 _POLL_S = 0.05
@@ -29,10 +30,13 @@ _STATUS_OF_FAILURE = {"unsupported": 501, "failed": 500, "refused": 409}
 class Backend:
     """Shared by the routes of one app; belongs to its event loop."""
 
-    def __init__(self, provider: EngineProvider, text: TextWork, config: FrontendConfig) -> None:
+    def __init__(
+        self, provider: EngineProvider, text: TextWork, config: FrontendConfig, metrics: Metrics
+    ) -> None:
         self.provider = provider
         self.text = text
         self.config = config
+        self.metrics = metrics
         self.is_draining = False
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
@@ -51,7 +55,10 @@ class Backend:
         try:
             return self.provider.handle()
         except EngineDead as error:
-            raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
+            raise self._refused(error.reason, "engine_unavailable") from error
+
+    def _refused(self, message: str, refusal: Refusal) -> ApiError:
+        return ApiError.unavailable(message, self.config.retry_after_s, refusal)
 
     async def hand_over(self, submit: Callable[[EngineHandle], None]) -> bool:
         """Submits what a dead engine left to the one that takes over; False if none comes in time.
@@ -93,9 +100,9 @@ class Backend:
             ApiError: 503, while draining, or with too many already.
         """
         if self.is_draining:
-            raise ApiError.unavailable(SHUTTING_DOWN, self.config.retry_after_s)
+            raise self._refused(SHUTTING_DOWN, "draining")
         if self.num_in_flight >= self.config.max_in_flight:
-            raise ApiError.unavailable("too many requests at once", self.config.retry_after_s)
+            raise self._refused("too many requests at once", "max_in_flight")
         self.num_in_flight += 1
         self._idle.clear()
         try:

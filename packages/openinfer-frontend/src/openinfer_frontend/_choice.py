@@ -2,11 +2,22 @@
 
 import time
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from msgspec.structs import replace
 
-from openinfer_contract import Finished, GenerateRequest, TokenLogprobs, num_ids
+from openinfer_contract import (
+    End,
+    Failed,
+    Finished,
+    GenerateRequest,
+    TierTokens,
+    TokenLogprobs,
+    num_ids,
+)
 from openinfer_text import OutputText
+
+Loss = Literal["abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +48,41 @@ class Choice:
     request: GenerateRequest
     output: OutputText
     num_cached_tokens: int = 0
+    cached: TierTokens = ()
+    """The same by tier."""
     num_output_tokens: int = 0
     prompt_logprobs: TokenLogprobs | None = None
     queue_s: float = 0.0
     submitted_at: float = 0.0
     first_token_s: float | None = None
+    """From its submission."""
+    last_token_at: float = 0.0
     output_ids: bytearray = field(default_factory=bytearray)
     """u32 column of what was sampled so far: what another engine goes on from."""
     is_resumed: bool = False
     is_done: bool = False
     is_released: bool = False
     """Whether the engine is through with it, or was told to be."""
+    loss: Loss | None = "abort"
+    """What it counts as unless it is done; None: the engine never took it."""
+
+    def note_end(self, end: End | None) -> None:
+        """The engine's last word, if this is one, before anything is done about it."""
+        if end is not None:
+            self.is_released = True
+            if not isinstance(end, Finished):
+                self.loss = "error" if isinstance(end, Failed) else None
+
+    @property
+    def arrival(self) -> float:
+        """When the client's request was read, monotonic seconds."""
+        arrival = self.request.arrival
+        return self.submitted_at if arrival is None else arrival
+
+    @property
+    def tokens_s(self) -> float:
+        """From its first token to its last one."""
+        return self.last_token_at - self.submitted_at - (self.first_token_s or 0.0)
 
     def continued(self) -> GenerateRequest:
         """The request as it stands: what was sampled ends the prompt, and counts as output."""

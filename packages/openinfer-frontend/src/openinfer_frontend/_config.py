@@ -1,5 +1,6 @@
 """What an operator decides about the front end."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ GrammarCheck = Callable[[Grammar], str | None]
 """Says why a grammar cannot be honoured, None if it can; called from any thread."""
 
 
+_METRICS_PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?")
 _COUNTS = (
     *("max_body_bytes", "max_pending_body_bytes", "max_in_flight", "max_sequences"),
     "num_text_threads",
@@ -60,6 +62,8 @@ class FrontendConfig:
     """Threads that render and encode long prompts."""
     max_inline_bytes: int = 1024
     """Requests up to this size are rendered and encoded on the event loop, in a millisecond."""
+    metrics_prefix: str = "vllm:"
+    """Of the names at `/metrics`, so that dashboards made for others find them."""
     check_grammar: GrammarCheck | None = None
     """What is asked before a prompt is tokenised; None leaves it to the engine."""
 
@@ -72,6 +76,10 @@ class FrontendConfig:
             raise ValueError("api_keys and admin_api_key must be ASCII")
         if self.resume_timeout_s < 0:
             raise ValueError("resume_timeout_s must not be negative")
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ValueError(
+                "metrics_prefix must be letters, digits, _ and :, and not begin with a digit"
+            )
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

@@ -45,7 +45,8 @@ class PendingBodies:
     def check(self) -> None:
         """Raises `ApiError` 503 if there is too much."""
         if self.num_bytes > self._max_bytes:
-            raise ApiError.unavailable("too many bytes of requests at once")
+            message = "too many bytes of requests at once"
+            raise ApiError.unavailable(message, refusal="pending_bodies")
 
 
 class Exchange:
@@ -78,6 +79,8 @@ class Exchange:
         """Added to every response."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.route_path = "none"
+        """The path of the route that answers, as the table of routes has it."""
         self.spans = RequestSpans()
         self.num_body_bytes = 0
         self.is_client_gone = False

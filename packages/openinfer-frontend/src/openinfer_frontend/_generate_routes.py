@@ -211,6 +211,7 @@ class GenerateRoutes:
             grammar_param=None if job.form is None else job.form.param,
             is_prompt_only=request.wanted_max_tokens == 0,
             hand_over=self._backend.hand_over if config.resume_timeout_s else None,
+            metrics=self._backend.metrics,
         )
         with self._backend.listed(context.response_id, generation), generation:
             exchange.spans.mark("submit")
@@ -227,6 +228,11 @@ class GenerateRoutes:
                 await send_stream(exchange, generation, form, run_long if is_apart else None)
             else:
                 await send_whole(exchange, generation, form, run_long, is_long=is_long)
+        if isinstance(request, ChatRequest) and request.offered_tools:
+            for parser in parsers:
+                self._backend.metrics.searched(
+                    exchange.route_path, is_stream=request.stream, has_call=parser.has_call
+                )
 
     def _sequences(
         self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]

@@ -15,6 +15,7 @@ from openinfer_contract import (
     EngineHandle,
     Failed,
     Finished,
+    FinishReason,
     GenerateRequest,
     Rejected,
     TokenEvent,
@@ -23,7 +24,8 @@ from openinfer_contract import (
 )
 from openinfer_frontend._choice import Choice, Timing
 from openinfer_frontend._fan_in import EventFanIn
-from openinfer_frontend.errors import ApiError
+from openinfer_frontend._metrics import Metrics
+from openinfer_frontend.errors import ApiError, FrontendError
 from openinfer_text import OutputText
 
 HandOver = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
@@ -83,6 +85,7 @@ class Generation:
         "_hand_over",
         "_is_aborted",
         "_is_prompt_only",
+        "_metrics",
         "_num_open",
         "_num_samples",
         "_prompt_param",
@@ -99,6 +102,7 @@ class Generation:
         grammar_param: str | None = None,
         is_prompt_only: bool = False,
         hand_over: HandOver | None = None,
+        metrics: Metrics,
     ) -> None:
         """Prepares; nothing is submitted before the block is entered.
 
@@ -111,6 +115,7 @@ class Generation:
             grammar_param: which field asked for a grammar, likewise.
             is_prompt_only: a choice ends before its first token, whatever that is.
             hand_over: finds who goes on with what an engine left that died; None: nobody does.
+            metrics: what is counted.
         """
         self._engine = engine
         self._choices = [Choice(request, output) for request, output in requests]
@@ -120,6 +125,7 @@ class Generation:
         self._grammar_param = grammar_param
         self._is_prompt_only = is_prompt_only
         self._hand_over = hand_over
+        self._metrics = metrics
         self._num_open = len(self._choices)
         self._is_aborted = False
         self._fan_in = EventFanIn(asyncio.get_running_loop())
@@ -153,7 +159,8 @@ class Generation:
                 submitted.append(choice.request.request_id)
         except EngineDead as error:
             self._engine.abort(submitted)
-            raise ApiError.unavailable(error.reason) from error
+            raise ApiError.unavailable(error.reason, refusal="engine_unavailable") from error
+        self._metrics.submitted(self._num_samples, self._choices[0].request.stop.max_tokens)
         return self
 
     def __exit__(
@@ -166,6 +173,18 @@ class Generation:
         self._fan_in.on_events = None
         if any(not choice.is_released for choice in self._choices):
             self.abort()
+        self._count_ends(isinstance(error, Exception) and not isinstance(error, FrontendError))
+
+    def _count_ends(self, is_defect: bool) -> None:
+        """Counts what `_close` has not, and the longest sample of each prompt that is answered."""
+        now = time.monotonic()
+        for choice in self._choices:
+            if not choice.is_done and choice.loss is not None:
+                self._metrics.ended(choice, "error" if is_defect else choice.loss, None, now)
+        if self.is_done:
+            for first in range(0, len(self._choices), self._num_samples):
+                samples = self._choices[first : first + self._num_samples]
+                self._metrics.answered(max(choice.num_output_tokens for choice in samples))
 
     def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
         """Has a function called whenever `next` waits and something has happened.
@@ -188,7 +207,7 @@ class Generation:
         events = await self._fan_in.get()
         for index, event in events.items():
             # Of all of them, before the first one raises: a refused id may be another request's.
-            self._choices[index].is_released |= event.end is not None
+            self._choices[index].note_end(event.end)
         for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
@@ -255,7 +274,7 @@ class Generation:
         choice = self._choices[index]
         engine.submit(choice.continued(), self._fan_in.sink(index))
         self._engine = engine
-        choice.is_resumed, choice.is_released = True, False
+        choice.is_resumed, choice.is_released, choice.loss = True, False, "abort"
         if self._is_aborted:
             # While no engine had it there was nobody to tell; the next one says how it ends.
             engine.abort((choice.request.request_id,))
@@ -281,7 +300,8 @@ class Generation:
     def _take(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
         choice.output_ids += event.token_ids
         if event.scheduled is not None and not choice.is_resumed:
-            choice.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
+            choice.cached = event.scheduled.cached
+            choice.num_cached_tokens = sum(count for _, count in choice.cached)
             choice.queue_s = event.scheduled.queue_s
         if event.prompt_logprobs is not None:
             earlier, later = choice.prompt_logprobs, event.prompt_logprobs.logprobs
@@ -290,35 +310,47 @@ class Generation:
         choice.is_released |= end is not None
         if choice.is_done or not (event.token_ids or end):
             return None
-        if choice.first_token_s is None:
-            choice.first_token_s = time.monotonic() - choice.submitted_at
-        if self._is_prompt_only:
-            self._close(choice)
-            return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
         assert end is None or isinstance(end, Finished)
+        now = time.monotonic()
+        if self._is_prompt_only:
+            if event.token_ids:
+                self._count(choice, 0, now)
+            self._close(choice, "length", end)
+            return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
         token_ids: Sequence[int] = unpack_ids(event.token_ids)
         text, stopped_by, num_used = choice.output.push(token_ids)
         if end is not None and stopped_by is None:
             rest, stopped_by, _ = choice.output.finish()
             text += rest
+        if event.token_ids:
+            self._count(choice, num_used, now)
         if num_used < len(token_ids):
             token_ids = token_ids[:num_used]
-        choice.num_output_tokens += num_used
         delta = Delta(index=index, text=text, token_ids=token_ids, logprobs=event.logprobs)
         if choice.output.is_located:
             delta.starts = choice.output.take_starts()
         if stopped_by is not None:
-            delta.finish_reason, delta.stop_reason = "stop", stopped_by
-        elif end is not None:
-            delta.finish_reason = end.reason
-            if end.stop_token_id not in self._eos_token_ids:
-                delta.stop_reason = end.stop_token_id
-        if delta.finish_reason is not None:
-            delta.timing = choice.timing(end)
-            self._close(choice)
+            delta.stop_reason = stopped_by
+        elif end is not None and end.stop_token_id not in self._eos_token_ids:
+            delta.stop_reason = end.stop_token_id
+        if stopped_by is not None or end is not None:
+            reason = "stop" if stopped_by is not None or end is None else end.reason
+            delta.finish_reason, delta.timing = reason, choice.timing(end)
+            self._close(choice, reason, end)
         return delta
 
-    def _close(self, choice: Choice) -> None:
+    def _count(self, choice: Choice, num_tokens: int, now: float) -> None:
+        """An event had so many tokens of a choice; 0, if all it was asked for are scores."""
+        if choice.first_token_s is None:
+            choice.first_token_s = now - choice.submitted_at
+            self._metrics.started(choice, num_tokens, now)
+        else:
+            self._metrics.went_on(now - choice.last_token_at, num_tokens)
+        choice.last_token_at = now
+        choice.num_output_tokens += num_tokens
+
+    def _close(self, choice: Choice, reason: FinishReason, end: Finished | None) -> None:
+        self._metrics.ended(choice, reason, end, time.monotonic())
         choice.is_done = True
         self._num_open -= 1
         if not choice.is_released:

@@ -1,13 +1,16 @@
 """What the server says of itself."""
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec.structs import asdict
 
-from openinfer_contract import CommandDone, GetLoad, command_name
+from openinfer_contract import CommandDone, EngineDead, GetLoad, command_name
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._metrics import MetricsSnapshot
 from openinfer_frontend.errors import ApiError
 
 
@@ -17,6 +20,7 @@ class InfoRoutes:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._created = int(time.time())
+        self._max_model_len: int | None = None
 
     async def models(self, exchange: Exchange) -> None:
         """GET /v1/models."""
@@ -63,6 +67,26 @@ class InfoRoutes:
         """GET /version."""
         await exchange.respond_json({"version": self._backend.config.version})
 
+    async def metrics(self, exchange: Exchange) -> None:
+        """GET /metrics: of all front processes, and of the engine if there is one."""
+        metrics, config = self._backend.metrics, self._backend.config
+        engine = None
+        with suppress(EngineDead):
+            handle = self._backend.provider.handle()
+            engine = handle.info, handle.load()
+            self._max_model_len = handle.info.limits.max_model_len
+        snapshot = MetricsSnapshot(
+            totals=metrics.pages.totals(metrics.table.num_cells),
+            families=metrics.table.families,
+            prefix=config.metrics_prefix,
+            model_name=config.model_name,
+            max_model_len=self._max_model_len,
+            engine=engine,
+        )
+        accept = exchange.header("accept") or ""
+        page, media_type = await self._backend.text.run_long(partial(_render, snapshot, accept))
+        await exchange.respond(200, page, media_type=media_type.encode())
+
     async def load(self, exchange: Exchange) -> None:
         """GET /load: exact where the engine can say so between two steps."""
         engine = self._backend.engine()
@@ -73,3 +97,10 @@ class InfoRoutes:
         fields = asdict(load) | {"cache_groups": [asdict(group) for group in load.cache_groups]}
         num_requests = load.num_running + load.num_waiting
         await exchange.respond_json(fields | {"is_idle": load.is_idle, "server_load": num_requests})
+
+
+def _render(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
+    # What it stands on takes 30 ms to import: for a thread, and for who is asked at all.
+    from openinfer_frontend._exposition import render
+
+    return render(snapshot, accept)

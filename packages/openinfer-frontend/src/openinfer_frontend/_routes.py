@@ -123,6 +123,13 @@ def _info(routes: InfoRoutes) -> list[Route]:
         ),
         Route(
             method="GET",
+            path="/metrics",
+            handler=routes.metrics,
+            summary="What was counted, for Prometheus.",
+            access="open",
+        ),
+        Route(
+            method="GET",
             path="/version",
             handler=routes.version,
             summary="Version of the server.",

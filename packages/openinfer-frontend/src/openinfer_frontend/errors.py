@@ -9,6 +9,7 @@ FrontendError
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 from openinfer_contract import OpenInferError, Rejected
 
@@ -26,6 +27,16 @@ ERROR_TYPES: Mapping[int, str] = {
     503: "ServiceUnavailableError",
 }
 """`error.type` by HTTP status, in vLLM's spelling where it has one."""
+
+Refusal = Literal[
+    "draining",  # the server is about to end
+    "max_in_flight",  # this front process answers too many requests
+    "pending_bodies",  # it holds too many bytes of bodies
+    "queue_full",  # the engine's intake is full
+    "engine_unavailable",  # there is no engine at the moment
+]
+"""Why a request was not taken, through no fault of its own."""
+_REFUSAL_OF_REJECTION: Mapping[str, Refusal] = {"overloaded": "queue_full", "draining": "draining"}
 
 _STATUS_OF_REJECTION = {
     "invalid": 400,
@@ -60,6 +71,7 @@ class ApiError(FrontendError):
         param: the request's field at fault, or None.
         retry_after_s: seconds after which a retry makes sense, or None.
         allow: the methods a route takes, with a 405.
+        refusal: why the request was not taken, if it was not for its own sake.
     """
 
     def __init__(
@@ -70,6 +82,7 @@ class ApiError(FrontendError):
         param: str | None = None,
         retry_after_s: float | None = None,
         allow: str | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[: _MAX_MESSAGE_CHARS - 1] + "…"
@@ -79,6 +92,7 @@ class ApiError(FrontendError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.allow = allow
+        self.refusal = refusal
 
     @classmethod
     def from_rejection(
@@ -110,7 +124,13 @@ class ApiError(FrontendError):
         retry_after_s = rejected.retry_after_s
         if status == 503 and retry_after_s is None:
             retry_after_s = 1.0
-        return cls(status, message, param=param or None, retry_after_s=retry_after_s)
+        return cls(
+            status,
+            message,
+            param=param or None,
+            retry_after_s=retry_after_s,
+            refusal=_REFUSAL_OF_REJECTION.get(rejected.kind),
+        )
 
     @classmethod
     def from_engine(
@@ -120,14 +140,23 @@ class ApiError(FrontendError):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
+        refusal: Refusal | None = None,
     ) -> "ApiError":
         """An engine's own words, free of what only its operator may know."""
-        return cls(status, _scrubbed(message), param=param, retry_after_s=retry_after_s)
+        return cls(
+            status,
+            _scrubbed(message),
+            param=param,
+            retry_after_s=retry_after_s,
+            refusal=refusal,
+        )
 
     @classmethod
-    def unavailable(cls, message: str, retry_after_s: float = 1.0) -> "ApiError":
+    def unavailable(
+        cls, message: str, retry_after_s: float = 1.0, refusal: Refusal | None = None
+    ) -> "ApiError":
         """503: nobody can serve this right now."""
-        return cls.from_engine(503, message, retry_after_s=retry_after_s)
+        return cls.from_engine(503, message, retry_after_s=retry_after_s, refusal=refusal)
 
     @property
     def type(self) -> str:
@@ -150,7 +179,13 @@ class ApiError(FrontendError):
         message = self.message
         if message.startswith(self.param):
             message = param + message[len(self.param) :]
-        return ApiError(self.status, message, param=param, retry_after_s=self.retry_after_s)
+        return ApiError(
+            self.status,
+            message,
+            param=param,
+            retry_after_s=self.retry_after_s,
+            refusal=self.refusal,
+        )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers that belong to the error."""

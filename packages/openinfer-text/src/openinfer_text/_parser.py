@@ -168,6 +168,11 @@ class OutputParser:
         self._is_call_named = is_call_named
         self._num_open = self._num_ended = 0
 
+    @property
+    def has_call(self) -> bool:
+        """Whether a whole tool call was found."""
+        return self._num_ended > 0
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
         if self._reasoning is None:
@@ -184,7 +189,7 @@ class OutputParser:
 
         An answer that was cut off inside a call keeps its reason: there is nothing to run yet.
         """
-        is_whole = self._num_ended > 0 and not (self._num_open or self._is_call_named)
+        is_whole = self.has_call and not (self._num_open or self._is_call_named)
         return "tool_calls" if is_whole and reason == "stop" else reason
 
     def _through_tools(self, pieces: Iterable[Piece]) -> list[Piece]:
