@@ -7,7 +7,7 @@ import torch
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
 from openinfer_runtime._rows import RowTable
 from openinfer_runtime._shapes import StepShape, StepShapes
-from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+from openinfer_scheduler import LOOKAHEAD, PlannedRow, RowStart, StepPlan
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 37
@@ -53,11 +53,11 @@ def row_start(slot, sequence):
     )
 
 
-def row_table():
+def row_table(max_model_len=MAX_MODEL_LEN):
     """Rows with room for every static step, and the tokens drawn last in their hands."""
     table = RowTable(
         num_slots=PADDING_SLOT,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         block_size=BLOCK_SIZE,
         padding_block=NUM_BLOCKS,
         last_token=torch.zeros(PADDING_SLOT + 1, dtype=torch.int64),
@@ -283,6 +283,7 @@ def test_a_slot_may_change_hands_between_two_steps_of_a_shape():
 def test_a_sequence_may_start_without_a_row_and_with_more_blocks_than_a_step_holds():
     table = row_table()
     static = table.static_step(StepShape(1, 1, True))
+    static.num_new_blocks = 2
     first, second = steps(
         table,
         static,
@@ -291,3 +292,14 @@ def test_a_sequence_may_start_without_a_row_and_with_more_blocks_than_a_step_hol
     )
     assert first == ([18], [[1, 2, 3, 4, 5]])
     assert second == ([10], [[50, 51, 52]])
+
+
+def test_rows_that_all_grow_at_once_are_one_upload(monkeypatch):
+    table = row_table(max_model_len=100 * BLOCK_SIZE)
+    static = table.static_step(StepShape(2, 2, True))
+    starts = [start_of(3, 3, [10]), start_of(1, 4, [20])]
+    list(steps(table, static, (starts, [decode_row(3), decode_row(1, [21])])))
+    monkeypatch.setattr(table, "_enter", lambda *_: pytest.fail("a row by itself"))
+    grown = [decode_row(3, range(30, 31 + LOOKAHEAD)), decode_row(1, range(60, 61 + LOOKAHEAD))]
+    ((lens, blocks),) = steps(table, static, ([], grown))
+    assert (lens, blocks) == ([5, 6], [[10, 30], [20, 21]])

@@ -7,7 +7,7 @@ from openinfer_runtime._plan_parts import UNKNOWN, NewBlocks, PlanParts, part_si
 from openinfer_runtime._shapes import StepShape
 from openinfer_runtime._transfer import staged
 from openinfer_sampler import upload
-from openinfer_scheduler import PlannedRow, StepPlan
+from openinfer_scheduler import LOOKAHEAD, PlannedRow, StepPlan
 
 
 class StaticStep:
@@ -38,9 +38,9 @@ class StaticStep:
         device: torch.device,
     ) -> None:
         self.shape = shape
-        # More in one step are sent beside it, row by row: of several prompts that are in the cache,
-        # and of many rows that grow at once.
-        self.num_new_blocks = 2 * shape.num_seqs + shape.num_tokens // block_size
+        # Room for every row to grow at once. More in one step are sent beside it, row by row: of
+        # several prompts that are in the cache.
+        self.num_new_blocks = (1 + LOOKAHEAD) * shape.num_seqs + shape.num_tokens // block_size
         if not shape.is_decode:
             self.num_new_blocks += max_blocks
         sizes = part_sizes(shape.num_seqs, shape.num_tokens, self.num_new_blocks)

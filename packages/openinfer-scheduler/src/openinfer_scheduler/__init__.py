@@ -4,7 +4,7 @@ from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fair import Fair
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._longest_prefix_match import LongestPrefixMatch
-from openinfer_scheduler._lookahead import max_unsettled_tokens
+from openinfer_scheduler._lookahead import LOOKAHEAD, max_unsettled_tokens
 from openinfer_scheduler._pace import MIN_PREFILL_TOKENS, PrefillPace
 from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
 from openinfer_scheduler._policy import (
@@ -23,6 +23,7 @@ from openinfer_scheduler._shortest_prefill_first import ShortestPrefillFirst
 from openinfer_scheduler.errors import PolicyError, SchedulerError, StepOrderError, UnknownPolicy
 
 __all__ = [
+    "LOOKAHEAD",
     # the state machine
     "Scheduler",
     "SchedulerConfig",
