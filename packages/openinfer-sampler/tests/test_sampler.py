@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from openinfer_contract import FEATURES, LogprobOptions, pack_ids
+from openinfer_kernels import IN_PROMPT
 from openinfer_sampler import HONOURED, RowTooSmall, Sampler
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, -3.0, 0.5, 1.0])
@@ -222,3 +223,28 @@ def test_more_than_a_row_holds_is_refused(request_of, parameters, field):
         sampler.set(0, request_of(**parameters), seed=1)
     assert caught.value.field == field
     assert caught.value.got > caught.value.limit
+
+
+@pytest.mark.parametrize("allowed", [None, [2, 5, 6]], ids=["all", "some"])
+def test_a_bias_is_the_sum_of_what_is_named_twice(request_of, allowed):
+    sampler = Sampler(num_slots=1, vocab_size=8, device="cpu")
+    named = ((5, 1.5), (1, -2.0), (5, 0.25))
+    ids = None if allowed is None else pack_ids(allowed)
+    sampler.set(0, request_of(logit_bias=named, allowed_token_ids=ids), seed=1)
+    expected = np.zeros(8, np.float32)
+    if allowed is not None:
+        expected[np.setdiff1d(np.arange(8), allowed)] = -np.inf
+    for token_id, bias in named:
+        expected[token_id] += bias
+    np.testing.assert_array_equal(sampler._rows.state.bias[0].numpy(), expected)
+    # What the slot held before is forgotten.
+    sampler.set(0, request_of(logit_bias=((0, 1.0),)), seed=1)
+    assert sampler._rows.state.bias[0].tolist() == [1.0] + [0.0] * 7
+
+
+def test_counts_are_those_of_the_output_beside_the_prompts_mark(request_of):
+    sampler = Sampler(num_slots=1, vocab_size=8, device="cpu")
+    request = request_of(prompt=(3, 1, 3, 4, 1, 4, 4), num_output_prefix=4, presence_penalty=1.0)
+    sampler.set(0, request, seed=1)
+    expected = [0, IN_PROMPT + 1, 0, IN_PROMPT, 3, 0, 0, 0]
+    assert sampler._rows.state.counts[0].tolist() == expected

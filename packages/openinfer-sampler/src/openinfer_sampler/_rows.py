@@ -5,6 +5,7 @@ controls pays nothing for those with, and no step asks the device.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -225,25 +226,30 @@ class SamplingRows:
         allowed_ids: Indices | None,
     ) -> None:
         row = self.state.bias[slot]
-        if allowed_ids is None:
-            row.zero_()
-        else:
-            row.fill_(-torch.inf)
-            row.index_fill_(0, upload(allowed_ids, self._device), 0.0)
-        if len(ids):
-            row.index_add_(0, upload(ids, self._device), upload(bias, self._device))
+        row.fill_(0.0 if allowed_ids is None else -torch.inf)
+        if allowed_ids is not None:
+            ids = np.concatenate((allowed_ids, ids))
+            bias = np.concatenate((np.zeros(len(allowed_ids), np.float32), bias))
+        unique, at = np.unique(ids, return_inverse=True)
+        values = np.zeros(len(unique), np.float32)
+        if allowed_ids is not None:
+            values[~np.isin(unique, allowed_ids)] = -np.inf
+        np.add.at(values, at, bias)
+        self._enter(row, unique, values)
 
     def _set_counts(self, slot: int, prompt: TokenIds, output: TokenIds) -> None:
-        row = self.state.counts[slot].zero_()
-        prompt_ids = np.unique(prompt).astype(np.int64)
-        row.index_fill_(0, upload(prompt_ids, self._device), IN_PROMPT)
-        if len(output):
-            output_ids, counts = np.unique(output, return_counts=True)
-            row.index_add_(
-                0,
-                upload(output_ids.astype(np.int64), self._device),
-                upload(counts.astype(np.int32), self._device),
-            )
+        unique, at = np.unique(np.concatenate((prompt, output)), return_inverse=True)
+        counts = np.bincount(at[len(prompt) :], minlength=len(unique)).astype(np.int32)
+        counts[at[: len(prompt)]] += IN_PROMPT
+        self._enter(self.state.counts[slot].zero_(), unique.astype(np.int64), counts)
+
+    def _enter(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any]) -> None:
+        """Writes numbers of a row, no id twice.
+
+        By one operator for all: each that is ever used on a GPU holds host memory from then on; one
+        that adds at an index 67 MB, one that fills one 25.
+        """
+        row.index_copy_(0, upload(ids, self._device), upload(values, self._device))
 
     def _set_bad_words(
         self, slot: int, words: list[Indices], output: TokenIds, first_output: int
