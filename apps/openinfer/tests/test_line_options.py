@@ -70,6 +70,7 @@ def test_flags_of_other_servers_are_refused_by_name(name):
     [
         (("--enable-lora",), "--enable-lora is not available in this version of OpenInfer"),
         (("--enable-auto-tool-choice",), "--enable-auto-tool-choice is always on here"),
+        (("--enable-metrics",), "--enable-metrics is always on here"),
         (("--enable-chunked-prefill",), "--enable-chunked-prefill is always on here"),
         (("--pipeline-parallel-size", "1"), "--pipeline-parallel-size takes only 1 here"),
         (("-pp", "2"), "-pp takes only 1 here"),

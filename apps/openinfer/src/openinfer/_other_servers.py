@@ -46,7 +46,9 @@ _ALWAYS_ON = frozenset(
     [
         "--enable-auto-tool-choice",
         "--enable-chunked-prefill",
+        "--enable-metrics",
         "--enable-prompt-tokens-details",
+        "--metrics",
     ]
 )
 _ONLY_VALUES = {
