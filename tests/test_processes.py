@@ -1,5 +1,6 @@
 """Processes: what runs where, what dies, what drains, and what the command line says."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,14 +10,19 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import openai
 import psutil
 import pytest
 
+from openinfer._front import FrontProcesses, FrontSpec
+from openinfer._text_options import TextOptions
+from openinfer_frontend import bind
 from openinfer_tiny import CHECKPOINT
 
 _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
@@ -303,6 +309,37 @@ def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    assert asyncio.run(_ask_a_front_process(f"tcp:127.0.0.1:{port}")) == 200
+
+
+async def _ask_a_front_process(engine_address):
+    """Status of an answer by a front process of its own over the engine at an address."""
+    spec = FrontSpec(
+        model_path=str(CHECKPOINT.path()),
+        served_model_names=("tiny",),
+        generation_config="auto",
+        text=TextOptions(),
+        version="0",
+    )
+    with bind("127.0.0.1", 0) as sock:
+        server = SimpleNamespace(url="http://{}:{}".format(*sock.getsockname()))
+        fronts = FrontProcesses(spec, sock, engine_address, 1)
+        await fronts.start()
+        try:
+            return await asyncio.to_thread(_first_status, _complete(server, max_tokens=4))
+        finally:
+            await fronts.stop()
+
+
+def _first_status(request, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return answer.status
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline, "it does not listen"
+            time.sleep(0.05)
 
 
 def test_a_port_in_use_is_one_sentence(call_openinfer):
