@@ -1,11 +1,15 @@
 """Random schemas on a model without sense: refused by keyword, or answered validly."""
 
+import functools
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jsonschema
 import pytest
 from msgspec.structs import replace
+from openai import BadRequestError, OpenAI
 
 from openinfer import LLM, SamplingParams
 from openinfer_contract import (
@@ -24,6 +28,7 @@ from openinfer_runtime import TorchExecutor
 from openinfer_tiny import CHECKPOINT
 
 NUM_SCHEMAS = 150
+NUM_OVER_HTTP = 40
 OPTIONS = {"load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 32}
 MAX_TOKENS = 500
 _WORDS = ("red", "dark green", "é\n", '"', "7", "")
@@ -104,24 +109,53 @@ def _keywords(schema: object) -> set[str]:
     return set()
 
 
+def _schemas(seed: int, num_schemas: int) -> list[dict[str, object]]:
+    """Every fifth of them spoiled."""
+    chance = random.Random(seed)
+    schemas = [_schema(chance) for _ in range(num_schemas)]
+    return [_spoiled(s, chance) if n % 5 == 4 else s for n, s in enumerate(schemas)]
+
+
+def _refusal(schema: dict[str, object]) -> GrammarRefused | None:
+    """What the front end has against a schema; it names a keyword."""
+    refused = None
+    try:
+        validate(Grammar(kind="json_schema", text=json.dumps(schema)))
+    except GrammarRefused as error:
+        refused = error
+    assert refused is None or refused.keyword in _keywords(schema), refused
+    return refused
+
+
+def _check(schema: dict[str, object], text: str) -> None:
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def _check_shares(num_schemas: int, num_refused: int, num_answered: int, num_ended: int) -> None:
+    assert num_refused >= num_schemas // 10
+    assert num_answered >= num_schemas // 2
+    assert num_ended >= 0.8 * num_answered, f"{num_ended} of {num_answered} ended by themselves"
+
+
 @pytest.fixture(scope="module")
 def llm():
     with LLM(**OPTIONS) as llm:
         yield llm
 
 
-def test_every_schema_is_refused_by_keyword_or_answered_validly(llm):
-    chance = random.Random(20)
-    schemas = [_schema(chance) for _ in range(NUM_SCHEMAS)]
-    schemas = [_spoiled(s, chance) if n % 5 == 4 else s for n, s in enumerate(schemas)]
+@pytest.mark.parametrize(
+    "seed", [20, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(100, 102))]
+)
+def test_every_schema_is_refused_by_keyword_or_answered_validly(llm, seed):
+    schemas = _schemas(seed, NUM_SCHEMAS)
     buffers = []
     for number, schema in enumerate(schemas):
         buffers.append(EventBuffer())
         request = GenerateRequest(
-            request_id=f"schema-{number}",
+            request_id=f"schema-{seed}-{number}",
             prompt_token_ids=pack_ids([5, 6, 7]),
             stop=StopRules(max_tokens=MAX_TOKENS),
-            sampling=Sampling(temperature=2.0, seed=number),
+            sampling=Sampling(temperature=2.0, seed=seed * NUM_SCHEMAS + number),
             grammar=Grammar(kind="json_schema", text=json.dumps(schema)),
         )
         llm.engine.submit(request, buffers[-1])
@@ -130,29 +164,73 @@ def test_every_schema_is_refused_by_keyword_or_answered_validly(llm):
         event = buffer.get_blocking(60)
         while event.end is None:
             event = event.merged(buffer.get_blocking(60))
-        try:
-            validate(Grammar(kind="json_schema", text=json.dumps(schema)))
-            refused = None
-        except GrammarRefused as error:
-            refused = error
+        refused = _refusal(schema)
         if isinstance(event.end, Rejected):
             num_refused += 1
             assert refused is not None, "the front end lets it pass, the engine does not"
             assert event.end.message == f"grammar: {refused}"
-            assert refused.keyword in _keywords(schema), refused
             assert refused.keyword in event.end.message
             continue
         assert refused is None, f"the front end refuses what the engine takes: {refused}"
         assert isinstance(event.end, Finished), event.end
         num_answered += 1
-        if event.end.reason != "stop":
+        if event.end.reason == "stop":
+            num_ended += 1
+            _check(schema, llm.text.decode(unpack_ids(event.token_ids)))
+    _check_shares(NUM_SCHEMAS, num_refused, num_answered, num_ended)
+
+
+@pytest.fixture(scope="module")
+def server(start_shared_server):
+    return start_shared_server("--load-format", "dummy", "--dtype", "float32")
+
+
+def _ask(client: OpenAI, number: int, schema: dict[str, object], *, stream: bool) -> Any:
+    """(finish reason, text), or the error."""
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    fields = {"response_format": form} if number % 2 else {"structured_outputs": {"json": schema}}
+    try:
+        answer = client.completions.create(
+            model="tiny",
+            prompt=[5, 6, 7],
+            temperature=2.0,
+            seed=number,
+            max_tokens=MAX_TOKENS,
+            stream=stream,
+            extra_body=fields,
+        )
+        chunks = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    except BadRequestError as error:
+        return error
+    return chunks[-1].finish_reason, "".join(chunk.text for chunk in chunks)
+
+
+def test_over_http_it_is_the_same(server):
+    """Streamed and not, and the same text either way."""
+    schemas = _schemas(seed=21, num_schemas=NUM_OVER_HTTP)
+    num_answered = num_ended = num_refused = 0
+    with ThreadPoolExecutor(16) as threads:
+        ask = functools.partial(_ask, server.client)
+        whole = threads.map(functools.partial(ask, stream=False), range(len(schemas)), schemas)
+        parts = threads.map(functools.partial(ask, stream=True), range(len(schemas)), schemas)
+        answers = list(zip(schemas, whole, parts, strict=True))
+    for schema, answer, streamed in answers:
+        refused = _refusal(schema)
+        if isinstance(answer, BadRequestError):
+            num_refused += 1
+            assert refused is not None, answer
+            assert answer.param in ("response_format", "structured_outputs")
+            assert str(refused) in answer.message
+            assert streamed.message == answer.message
             continue
-        num_ended += 1
-        text = llm.text.decode(unpack_ids(event.token_ids))
-        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
-    assert num_refused >= NUM_SCHEMAS // 10
-    assert num_answered >= NUM_SCHEMAS // 2
-    assert num_ended >= 0.8 * num_answered, f"{num_ended} of {num_answered} ended by themselves"
+        assert refused is None, refused
+        assert streamed == answer
+        num_answered += 1
+        reason, text = answer
+        if reason == "stop":
+            num_ended += 1
+            _check(schema, text)
+    _check_shares(len(schemas), num_refused, num_answered, num_ended)
 
 
 SCHEMA = {
