@@ -391,8 +391,10 @@ def test_a_bad_value_is_a_400_that_names_its_field(
 def test_a_conflict_is_a_400_that_names_a_field(
     tiny_server: Any, path: str, param: str, fields: dict[str, Any]
 ) -> None:
-    status, answer = tiny_server.post(path, {"model": "tiny"} | BASES[path] | fields)
-    assert (status, answer["error"]["param"]) == (400, param), answer
+    for is_streamed in {fields.get("stream", "stream_options" not in fields), False}:
+        body = {"model": "tiny", "stream": is_streamed} | BASES[path] | fields
+        status, answer = tiny_server.post(path, body)
+        assert (status, answer["error"]["param"]) == (400, param), answer
 
 
 def test_the_guide_has_a_row_for_every_field_and_for_no_other() -> None:
