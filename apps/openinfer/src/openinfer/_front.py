@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from openinfer._arenas import keep_one_arena
 from openinfer._grammar_check import grammar_problem
 from openinfer._http_options import HttpOptions
 from openinfer._log import start_logging
@@ -336,6 +337,7 @@ async def _run_child(line: bytes) -> None:
 def main() -> int:
     """Runs one further front process. Exit status: 0; 1 and one sentence on stderr if it failed."""
     start_logging()
+    keep_one_arena()
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from openinfer._arenas import keep_one_arena
 from openinfer._config_file import read_config_file
 from openinfer._http_options import HttpOptions
 from openinfer._interrupts import raise_interrupts
@@ -53,6 +54,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         line_where=f"--config {namespace.config}: " if namespace.config else "",
     )
     start_logging(values["log_level"])
+    keep_one_arena()
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
     raise_interrupts()  # there is a process to end from here on
     with ExitStack() as stack:
