@@ -1,10 +1,15 @@
 """Decode rows that are found once and planned many times: nobody can tell from outside."""
 
+import random
+from operator import itemgetter
+
 import numpy as np
 import pytest
 
 from openinfer_contract import pack_ids
 from openinfer_scheduler import StepResult
+from openinfer_scheduler._planner import Planner
+from openinfer_scheduler._steady import SteadyRows
 
 
 def running(loop, num_requests, **options):
@@ -146,3 +151,58 @@ def test_another_rows_stop_id_hides_nobodys_end(loop, depth, max_tokens):
     assert len(expected) == max_tokens
     for token_id in sorted(set(expected)):
         assert run((token_id,)) == expected
+
+
+def history(loop, seed, **options):
+    """Row sizes of every plan, and what clients are told, of requests that come and go."""
+    rng = random.Random(seed)
+    settings = {"num_blocks": 400, "max_num_batched_tokens": 64, "max_num_seqs": 6} | options
+    subject = loop(**settings)
+    seen = []
+    for _ in range(150):
+        if rng.random() < 0.25:
+            subject.add(
+                [rng.randrange(40) for _ in range(rng.randrange(1, 12))],
+                max_tokens=rng.randrange(1, 40),
+                stop_token_ids=(rng.randrange(40),) if rng.random() < 0.5 else (),
+            )
+        if rng.random() < 0.04 and (live := sorted(subject.requests.keys() - subject.ends.keys())):
+            seen.append(subject.abort(rng.choice(live)))
+        while (plan := subject.plan()) is not None:
+            seen.append(sorted((row.slot, row.num_tokens) for row in plan.rows))
+        if subject.in_flight:
+            seen.append(sorted(subject.complete(), key=itemgetter(0)))
+    subject.run()
+    return seen
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_they_outlast_who_comes_and_leaves_and_nobody_can_tell(loop, monkeypatch, seed, depth):
+    num_changes = 0
+    change = SteadyRows.change
+
+    def counted(self, left, joined):
+        nonlocal num_changes
+        stays = self.stays
+        change(self, left, joined)
+        num_changes += stays is not self.stays
+
+    monkeypatch.setattr(SteadyRows, "change", counted)
+    seen = history(loop, seed, depth=depth)
+    assert num_changes > 10
+    monkeypatch.setattr(Planner, "_add_steady", lambda self, draft, steady: False)
+    assert history(loop, seed, depth=depth) == seen
+
+
+def test_nothing_is_held_of_those_that_are_over(loop):
+    subject = running(loop, 3)
+    state = subject.scheduler._state
+    assert state.steady is not None
+    subject.abort("r1")
+    subject.step()
+    assert [stay.request_id for stay in state.steady.stays] == ["r0", "r2"]
+    subject.run()
+    assert state.steady is None
+    assert not state.closed
+    assert not state.started

@@ -96,6 +96,8 @@ class BlockPool:
 
     def note_reuse(self, ids: BlockIds) -> None:
         """A sequence begins on indexed blocks that it has just been given a reference to."""
+        if not len(ids):
+            return
         reused = ids[self._refcounts[ids] == 1]
         used_at = np.maximum(self._used_at[reused], self._stored_at[reused])
         self.num_reused += len(reused)
@@ -169,6 +171,8 @@ class BlockPool:
 
     def _retained(self, keys: Sequence[bytes], num: int) -> BlockIds:
         """Ids of the first `num` blocks, all indexed, with a reference added to each."""
+        if not num:
+            return _NO_BLOCKS
         told = _NO_BLOCKS if self._runs is None else self._runs.find(keys, num)
         if len(told) < num:
             others = map(self._index.__getitem__, islice(keys, len(told), num))

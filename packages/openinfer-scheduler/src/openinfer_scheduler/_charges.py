@@ -33,15 +33,23 @@ class Charges:
         Raises:
             Exception: what the policy raised, here or when a sequence left its slot.
         """
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self.check()
         if self._charge is None or 0 <= step_id - self._reported_at < REPORTED_EVERY:
             return
         self._reported_at = step_id
         for sequence in running:
             if sequence.stay is not None:
                 self._settle(sequence.stay)
+
+    def check(self) -> None:
+        """To be called in every plan.
+
+        Raises:
+            Exception: what the policy raised when a sequence left its slot.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def add(self, prefills: Iterable[Stay]) -> None:
         """These stays have chunks of their prompt in the plan that was made."""
@@ -52,8 +60,8 @@ class Charges:
     def close(self, stays: Iterable[Stay]) -> None:
         """These stays leave their slots, or rows of theirs were taken back.
 
-        What the policy raises is raised by the next `report`: whoever lets go of a sequence has
-        more to do.
+        What the policy raises is raised by the next `check` or `report`: whoever lets go of a
+        sequence has more to do.
         """
         if self._charge is None:
             return

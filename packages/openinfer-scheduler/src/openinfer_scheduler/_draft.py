@@ -9,7 +9,7 @@ from openinfer_scheduler._plan import PlannedRow, RowStart
 from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler._steady import SteadyPlan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class Draft:
     started: list[Stay] = field(default_factory=list)
     copies_before: list[BlockCopy] = field(default_factory=list)
     copies_after: list[BlockCopy] = field(default_factory=list)
-    steady: SteadyRows | None = None
-    """Whose rows the decode rows are, where all sequences that run only decode."""
+    steady: SteadyPlan | None = None
+    """The decode rows, where all sequences that run only decode."""
     has_plain_rows: bool = False
     """Whether decode rows that need no block are still to be added."""
     is_full: bool = False

@@ -37,9 +37,9 @@ class Planner:
         self._sizes = ChunkSizes(state, policy)
         self._room = room
         self._admission = Admission(state, policy, self._sizes, room)
-        self._stable_since = (0, 0)
-        """Changes and running sequences when rows were last looked at one by one: they are noted
-        as steady when nothing has changed since, because that costs as much as a plan."""
+        self._decoding_since = (0, 0)
+        """Changes and step when rows were last found one by one: they are noted as steady when that
+        was for the plan before, because it costs as much as a plan."""
         self._lookahead = num_lookahead_tokens(state.cache.groups)
         num_ahead = state.cache.num_blocks_for(self._lookahead)
         self._roomy = 2 * num_ahead * state.config.max_num_seqs
@@ -70,16 +70,11 @@ class Planner:
 
     def _plan_running(self, draft: Draft) -> None:
         """Rows of the running sequences, those that need a block first."""
-        state, steady = self._state, self._state.steady
-        if steady is not None:
-            is_whole = len(state.running) == len(steady.stays) and not steady.is_over
-            if (
-                is_whole
-                and steady.is_current(state.num_changes)
-                and self._add_steady(draft, steady)
-            ):
-                return
-            state.steady = None
+        state = self._state
+        state.charges.check()
+        if self._try_steady(draft):
+            return
+        state.steady = None
         state.charges.report(state.running, draft.step_id)
         if self._max_stride == 1 and self._add_decoding(draft):
             return
@@ -99,19 +94,32 @@ class Planner:
                 self._plan_chunk(draft, rank, stay, spare=0)
                 draft.num_partial += stay.is_prefill
 
+    def _try_steady(self, draft: Draft) -> bool:
+        """The rows of the plan before, but for who came and left; False where that is not all."""
+        state, steady = self._state, self._state.steady
+        closed, state.closed = state.closed, []
+        started, state.started = state.started, []
+        if steady is None or not steady.is_current(state.num_changes):
+            return False
+        joined = [stay for stay in started if stay.is_open and not stay.is_through]
+        if any(stay.is_prefill for stay in joined):
+            return False
+        steady.change(closed, joined)
+        return bool(steady.stays) and self._add_steady(draft, steady)
+
     def _add_decoding(self, draft: Draft) -> bool:
         """Rows of running sequences that all decode; False, and none, where some find no blocks.
 
         Everybody is served, so nobody need be asked who goes first.
         """
         state = self._state
-        since, self._stable_since = self._stable_since, (state.num_changes, len(state.running))
         all_stays = [sequence.stay for sequence in state.running]
         stays = [s for s in all_stays if s is not None and s.num_planned < s.max_planned]
         growing = [row for row, s in enumerate(stays) if s.num_planned >= s.plain_until]
         if any(stays[row].is_prefill for row in growing) or not stays:
             return False
-        if since == self._stable_since and len(stays) == len(all_stays) and not growing:
+        since, self._decoding_since = self._decoding_since, (state.num_changes, draft.step_id)
+        if since == (state.num_changes, draft.step_id - 1) and not growing:
             state.steady = SteadyRows(stays, state.num_changes)
             return self._add_steady(draft, state.steady)
         rows = self._try_grow_all(draft, stays, [stay.decode_row for stay in stays], growing)
@@ -131,8 +139,7 @@ class Planner:
             return False
         for row in growing:
             steady.note_growth(row)
-        steady.advance(draft.step_id)
-        draft.steady = steady
+        draft.steady = steady.advance(draft.step_id)
         self._take_decoding(draft, steady.stays, rows)
         return True
 
@@ -317,7 +324,6 @@ class Planner:
             planned_at=draft.now,
             num_decode=num_decode,
             steady=draft.steady,
-            steady_number=0 if draft.steady is None else draft.steady.num_plans - 1,
             num_prefill_tokens=num_prefill_tokens,
         )
 

@@ -17,15 +17,12 @@ def num_repeats(state: SchedulerState) -> int:
     if len(state.in_flight) != 1 or state.waiting or state.settling or state.slots.has_over:
         return 0
     step = state.in_flight[0]
-    steady = step.steady
-    if (
-        steady is None
-        or steady.has_stop_ids
-        or step.num_decode < len(step.stays)
-        or not steady.is_current(state.num_changes)
-    ):
+    if step.steady is None or step.num_decode < len(step.stays):
         return 0
-    return steady.num_repeats(step.steady_number)
+    steady = step.steady.owner
+    if steady.has_stop_ids or not steady.is_current(state.num_changes):
+        return 0
+    return steady.num_repeats(step.steady.number)
 
 
 def repeat(state: SchedulerState, columns: Sequence[bytes], num_steps: int) -> Effects:
@@ -36,14 +33,14 @@ def repeat(state: SchedulerState, columns: Sequence[bytes], num_steps: int) -> E
     oldest = step.plan.step_id
     newest = oldest + num_steps
     plan = StepPlan(step_id=newest, ends=(), starts=(), rows=tuple(steady.rows))
-    number = step.steady_number + num_steps
-    state.in_flight.append(replace(step, plan=plan, steady_number=number))
+    later = steady._replace(number=steady.number + num_steps)
+    state.in_flight.append(replace(step, plan=plan, steady=later))
     # Those after the first have neither taken nor sealed a block: to the cache they are one.
     state.cache.begin_step(newest)
     state.cache.complete_step(oldest)
     state.next_step = newest + 1
     state.last_completed = newest - 1
-    steady.repeat(columns, num_steps, newest)
+    steady.owner.repeat(columns, num_steps, newest)
     state.counters.num_output_tokens += num_steps * len(columns)
     events = [TokenEvent(token_ids=column) for column in columns]
     return list(zip(steady.request_ids, events, strict=True))

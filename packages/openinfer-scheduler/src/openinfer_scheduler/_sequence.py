@@ -284,6 +284,11 @@ class Stay:
         """Whether given tokens are still to be forwarded."""
         return self.num_planned < self.num_given
 
+    @property
+    def is_through(self) -> bool:
+        """Whether it has all the rows it needs."""
+        return self.num_planned >= self.max_planned
+
     def update_plain_until(self) -> None:
         """To be called when blocks came or went, a chunk was planned, or the stay was closed."""
         if self.is_open and self.num_planned >= self.num_given:

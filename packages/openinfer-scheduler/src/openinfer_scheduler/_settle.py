@@ -10,7 +10,7 @@ from openinfer_scheduler._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
 from openinfer_scheduler._sequence import Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler._steady import SteadyPlan
 
 Effects = list[tuple[str, TokenEvent]]
 """(request id, event) in the order they happened; at most one entry a request and call."""
@@ -40,9 +40,7 @@ def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: f
         not (result.failed or result.logprobs or state.config.num_draft_tokens)
         and counts[:num_decode].count(1) == num_decode
     )
-    if steady is not None and not (
-        is_single and steady.is_current(state.num_changes) and not steady.has_stop(result.token_ids)
-    ):
+    if steady is not None and not (is_single and steady.owner.is_current(state.num_changes)):
         # Rows are settled one by one, and the steady ones do not hear which of them were due: they
         # are found anew.
         state.num_changes += 1
@@ -85,18 +83,26 @@ class _Settling:
         self.num_dropped = 0
         """Tokens of sequences that had ended, and tokens behind an end."""
 
-    def take_steady(self, steady: SteadyRows, columns: Sequence[bytes]) -> None:
-        """Settles decode rows that nothing has touched, of which none met a stop id."""
-        number = self._step.steady_number
-        num_decode = self._step.num_decode
-        events = [TokenEvent(token_ids=ids) for ids in columns[:num_decode]]
-        self.effects = list(zip(steady.request_ids, events, strict=True))
-        for row in steady.take_tokens(columns, number):
+    def take_steady(self, steady: SteadyPlan, columns: Sequence[bytes]) -> None:
+        """Settles decode rows that nothing but starts and ends has touched since their plan."""
+        step = self._step
+        events = [TokenEvent(token_ids=ids) for ids in columns[: step.num_decode]]
+        effects = list(zip(steady.request_ids, events, strict=True))
+        dropped = []
+        for row in sorted(steady.take_tokens(columns, self._result.token_ids, step.closed)):
             stay = steady.stays[row]
+            if not stay.is_settling or step.plan.step_id <= stay.surplus_until:
+                dropped.append(row)
+                continue
             event = self._settled(stay, columns[row], None, None)
             assert event is not None, "there is a token to tell of"
-            self.effects[row] = stay.request_id, event
-            steady.looked_at(row, number)
+            effects[row] = stay.request_id, event
+            if stay.is_open:
+                steady.owner.looked_at(stay, steady.number)
+        for row in reversed(dropped):
+            del effects[row]
+        self.num_dropped += len(dropped)
+        self.effects = effects
 
     def take_single(self, columns: Sequence[bytes]) -> None:
         """Settles the decode rows, each with one token and nothing beside it."""

@@ -18,7 +18,7 @@ from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._queue import WaitingQueue
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._slots import Slots
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler._steady import SteadyPlan, SteadyRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class StepInFlight:
     planned_at: float
     num_decode: int
     """Decode rows; they come first."""
-    steady: SteadyRows | None
-    """Whose rows these are, if any's."""
-    steady_number: int
-    """How many earlier plans had them."""
+    steady: SteadyPlan | None
+    """The decode rows, where they are steady."""
     num_prefill_tokens: int
+    closed: list[Stay] = field(default_factory=list)
+    """Stays that have been closed since the plan was made."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,11 @@ class SchedulerState:
     live: dict[str, SequenceState] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
     steady: SteadyRows | None = None
-    """What the last plan had for rows, where all of them only decode."""
+    """What the last plan had for decode rows, where all that ran only decoded."""
+    started: list[Stay] = field(default_factory=list)
+    """Since the last plan that looked at who decodes; some may be closed again."""
+    closed: list[Stay] = field(default_factory=list)
+    """Since then."""
     starved: Stay | None = None
     """A prefill that found no blocks in the last plan."""
     in_flight: deque[StepInFlight] = field(default_factory=deque)
@@ -81,7 +85,7 @@ class SchedulerState:
     num_moves: int = 0
     """Grows with everything that may let a waiting sequence start, but for blocks that return."""
     num_changes: int = 0
-    """Grows whenever something other than the next plan moves a stay that is in a slot."""
+    """Grows whenever something else than plans, starts and ends moves a stay that is in a slot."""
     parked_until: int = 0
     """The newest step that holds blocks of closed stays."""
     settling: list[Stay] = field(default_factory=list)
@@ -103,6 +107,7 @@ class SchedulerState:
         """Moves a waiting sequence into its slot."""
         self.waiting.remove(sequence)
         sequence.stay = stay
+        self.started.append(stay)
         running = self.running
         running.append(sequence)
         if len(running) > 1 and running[-2].arrival_index > sequence.arrival_index:
@@ -115,17 +120,22 @@ class SchedulerState:
     def close(self, stay: Stay) -> None:
         """Takes a stay out of all later plans; its blocks return after its last step in flight."""
         self.num_moves += 1
-        self.num_changes += 1
+        self.closed.append(stay)
+        for step in self.in_flight:
+            step.closed.append(stay)
         stay.settle_blocks()
         if self.closing is not None:
             self.closing(stay.cache)
         self.charges.close((stay,))
-        self.steady = None
         if self.starved is stay:
             self.starved = None
         stay.is_open = False
         stay.plain_until = stay.next_check = 0
         self.running.remove(stay.sequence)
+        if not self.running:  # nothing is held of requests that are over
+            self.steady = None
+            self.started.clear()
+            self.closed.clear()
         self.slots.give_back(stay.slot)
         if stay.adapter_uid is not None:
             self.adapters.give_back(stay.adapter_uid)
