@@ -92,6 +92,8 @@ def test_strings_of_bounded_length_are_text(backend):
         ({"$ref": "#", "maxItems": 1, "type": "array"}, "maxItems", "maxItems"),
         ({"type": "integer", "minimum": 1, "exclusiveMinimum": 3}, "minimum", "minimum"),
         ({"type": "string", "pattern": "a", "maxLength": 1}, "pattern", "pattern"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern", "pattern"),
+        ({"type": "string", "pattern": r"a\b"}, "pattern", "pattern"),
         ({"not": {}}, "not", "not"),
     ],
     ids=str,
@@ -100,6 +102,12 @@ def test_what_it_drops_is_refused_by_name(schema, keyword, where):
     with pytest.raises(GrammarRefused) as caught:
         held_schema(schema)
     assert (caught.value.keyword, caught.value.where) == (keyword, where)
+
+
+def test_a_regex_does_not_look_around(backend):
+    with pytest.raises(GrammarRefused, match="neither ahead nor behind"):
+        backend.compile(Grammar(kind="regex", text="(?!a)b"))
+    assert takes(backend, Grammar(kind="regex", text="(?:a|b)c"), "bc")
 
 
 def _tagged(**regex) -> Grammar:

@@ -21,7 +21,7 @@ from openinfer_grammar._lowering import (
     parse_schema,
 )
 from openinfer_grammar._structural_tag import lower_structural_tag
-from openinfer_grammar._xgrammar_lowering import held_schema, spelled_tag
+from openinfer_grammar._xgrammar_lowering import held_schema, is_held_regex, spelled_tag
 from openinfer_grammar.errors import BackendUnavailable, GrammarRefused
 
 _JSON_FORM: Mapping[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
@@ -76,6 +76,8 @@ class XGrammarBackend:
         if grammar.kind == "json_schema":
             return self._compile_schema(parse_schema(text))
         if grammar.kind == "regex":
+            if not is_held_regex(text):
+                raise GrammarRefused("xgrammar looks neither ahead nor behind in a regex")
             return compiler.compile_regex(text)
         if grammar.kind == "choice":
             return compiler.compile_grammar(

@@ -57,6 +57,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 _CHARACTERS = "\\x20-\\x21\\x23-\\x5b\\x5d-\ud7ff\ue000-\U0010ffff"
 """Those that stand in a string of JSON as they are, as ranges: a class of all others would let
 bytes through that are no characters."""
+_AROUND = re.compile(r"\(\?(?!:)|\\[bB]")
 _BOUNDED = re.compile(r"\(\.\|\\n\)\{(\d+),(\d*)\}")
 _PARTS = re.compile(r"\\(.)|\[(\^?)((?:\\.|[^\]])*)\]|(.)", re.DOTALL)
 """Of a regex: an escape, a class, a character."""
@@ -93,9 +94,16 @@ def _is_kept(keyword: str, schema: Mapping[str, Any]) -> bool:
         return keyword == "type" and whole in ("const", "enum")
     if any(other in schema for other in _ALONE.get(keyword, ())):
         return False
+    if keyword == "pattern" and not is_held_regex(schema[keyword]):
+        return False
     if keyword in _OF_TYPE:
         return bool(schema.get("type") == _OF_TYPE[keyword])
     return keyword in ("type", "properties", "additionalProperties", "items", "prefixItems")
+
+
+def is_held_regex(pattern: Any) -> bool:
+    """Whether a regex has nothing in it that is dropped: what it says of the text around."""
+    return isinstance(pattern, str) and _AROUND.search(pattern) is None
 
 
 def _is_of_type(schema: Mapping[str, Any]) -> bool:
