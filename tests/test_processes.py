@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ import pytest
 
 from openinfer._front import FrontProcesses, FrontSpec
 from openinfer._text_options import TextOptions
-from openinfer_frontend import bind
+from openinfer_frontend import CounterPages, bind
 from openinfer_tiny import CHECKPOINT
 
 _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
@@ -321,9 +322,9 @@ async def _ask_a_front_process(engine_address):
         text=TextOptions(),
         version="0",
     )
-    with bind("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1", 0) as sock, closing(CounterPages(2)) as counters:
         server = SimpleNamespace(url="http://{}:{}".format(*sock.getsockname()))
-        fronts = FrontProcesses(spec, sock, engine_address, 1)
+        fronts = FrontProcesses(spec, sock, engine_address, 1, counters)
         await fronts.start()
         try:
             return await asyncio.to_thread(_first_status, _complete(server, max_tokens=4))
