@@ -123,6 +123,23 @@ def test_what_is_not_there_says_so(client, path):
     assert "not enabled" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/rerank", "/pooling", "/classify"])
+def test_what_only_other_models_can_do_says_so(client, path):
+    response = client.post(path, {"input": "Hi"})
+    assert response.status_code == 501
+    assert "generates text" in response.json()["error"]["message"]
+
+
+def test_the_server_tells_what_it_serves(client, engine):
+    told = client.get("/server_info").json()
+    assert (told["version"], told["served_model_names"]) == ("1.2", ["tiny", "other"])
+    assert (told["tool_parser"], told["reasoning_parser"]) == (None, None)
+    info = told["engine_info"]
+    assert info["limits"]["max_model_len"] == engine.info.limits.max_model_len
+    assert set(info["honoured"]) == engine.info.honoured
+    assert info["vocab_size"] == 300
+
+
 def test_an_engine_that_cannot_pause(client):
     assert client.post("/pause", None).status_code == 501
 

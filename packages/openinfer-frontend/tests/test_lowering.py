@@ -105,6 +105,15 @@ def test_a_priority_that_is_no_integer_is_refused(client, engine, path, body, he
     assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"prompt": ["Hi"] * 1025}, "prompt"), ({"prompt": "Hi", "n": 1025}, "n")]
+)
+def test_too_many_sequences_name_what_is_too_many(client, engine, fields, param):
+    response = client.post("/v1/completions", fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert not engine.requests
+
+
 @pytest.mark.parametrize("value", [3, "x" * 513])
 def test_a_session_is_a_short_text(client, engine, value):
     response = client.post("/v1/completions", {"prompt": "Hi", "session_id": value})

@@ -278,6 +278,15 @@ class ChatFormat(ChoicesFormat):
             body["prompt_token_ids"] = self.prompt_token_ids(0)
         return body | self.prompt_entries(0, self._results[0])
 
+    def _usage(self, usage: Usage) -> dict[str, object]:
+        details = {"reasoning_tokens": self.num_reasoning_tokens}
+        return usage.as_json() | {"completion_tokens_details": details}
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the output's tokens were reasoning."""
+        return 0
+
     def _logprobs(self, index: int, scored: Delta | ChoiceResult) -> object:
         if scored.logprobs is None:
             return None

@@ -123,7 +123,7 @@ class GenerateRoutes:
         request.refuse_unsupported()
         if num_prompts * request.n > config.max_sequences:
             message = f"prompts times n must not exceed {config.max_sequences}"
-            raise ApiError(400, message, param="n")
+            raise ApiError(400, message, param="n" if request.n > 1 else context.prompt_param)
         engine = self._backend.engine()
         form = wanted_form(request, self._text.model.tool_parser)
         lowering = Lowering(

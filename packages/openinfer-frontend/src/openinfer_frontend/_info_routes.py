@@ -87,6 +87,23 @@ class InfoRoutes:
         page, media_type = await self._backend.text.run_long(partial(_render, snapshot, accept))
         await exchange.respond(200, page, media_type=media_type.encode())
 
+    async def server_info(self, exchange: Exchange) -> None:
+        """GET /server_info: what is served by what, and what a request may ask of it."""
+        info, text = self._backend.engine().info, self._backend.text.model
+        fields = asdict(info) | {
+            "limits": asdict(info.limits),
+            "cache_groups": [asdict(group) for group in info.cache_groups],
+            "honoured": sorted(info.honoured),
+            "commands": sorted(info.commands),
+        }
+        names = {"tool_parser": text.tool_parser, "reasoning_parser": text.reasoning_parser}
+        served = {
+            "version": self._backend.config.version,
+            "served_model_names": self._backend.config.served_model_names,
+            **{name: None if parser is None else parser.name for name, parser in names.items()},
+        }
+        await exchange.respond_json(served | {"engine_info": fields})
+
     async def load(self, exchange: Exchange) -> None:
         """GET /load: exact where the engine can say so between two steps."""
         engine = self._backend.engine()

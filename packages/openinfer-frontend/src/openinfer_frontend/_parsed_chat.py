@@ -8,7 +8,7 @@ from openinfer_contract import GenerateRequest
 from openinfer_frontend._answer import FormatOptions, ParsedChoice
 from openinfer_frontend._dialect import to_json
 from openinfer_frontend._formats import ChatFormat
-from openinfer_frontend._generation import Delta, Usage
+from openinfer_frontend._generation import Delta
 from openinfer_text import (
     AssistantTurn,
     Content,
@@ -57,9 +57,10 @@ class ParsedChatFormat(ChatFormat):
     def _content(self, index: int, text: str) -> dict[str, Any]:
         return {"message": self._turns[index].message()}
 
-    def _usage(self, usage: Usage) -> dict[str, object]:
-        num_reasoning = sum(parsed.num_reasoning_tokens for parsed in self._parsed)
-        return usage.as_json() | {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the output's tokens were reasoning."""
+        return sum(parsed.num_reasoning_tokens for parsed in self._parsed)
 
 
 def _delta(pieces: Iterable[Piece]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from openinfer_frontend._token_routes import TokenRoutes
 def make_routes(backend: Backend) -> list[Route]:
     """The routes, and last those that describe them."""
     routes = [*_generating(GenerateRoutes(backend)), *_tokens(TokenRoutes(backend))]
-    routes += [*_info(InfoRoutes(backend)), *_admin(AdminRoutes(backend))]
+    routes += [*_info(InfoRoutes(backend)), *_admin(AdminRoutes(backend)), *_others()]
     return [*routes, *_described(routes, backend.config.version)]
 
 
@@ -115,6 +115,13 @@ def _info(routes: InfoRoutes) -> list[Route]:
             access="open",
         ),
         Route(
+            method="POST",
+            path="/ping",
+            handler=routes.health,
+            summary="As `/health`.",
+            access="open",
+        ),
+        Route(
             method="GET",
             path="/ready",
             handler=routes.ready,
@@ -136,6 +143,12 @@ def _info(routes: InfoRoutes) -> list[Route]:
             access="open",
         ),
         Route(method="GET", path="/load", handler=routes.load, summary="What the engine holds."),
+        Route(
+            method="GET",
+            path="/server_info",
+            handler=routes.server_info,
+            summary="What is served by what, and what a request may ask of it.",
+        ),
     ]
 
 
@@ -181,6 +194,16 @@ def _admin(routes: AdminRoutes) -> list[Route]:
             access="admin",
         ),
         *simple,
+    ]
+
+
+def _others() -> list[Route]:
+    """What other servers have for models that are not served here."""
+    refuse = not_enabled("this server generates text: it makes no embeddings, scores or classes")
+    paths = ("/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank")
+    return [
+        Route(method="POST", path=path, handler=refuse, summary="Not there: 501.")
+        for path in (*paths, "/classify")
     ]
 
 
