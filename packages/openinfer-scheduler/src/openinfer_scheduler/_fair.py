@@ -139,9 +139,12 @@ class Fair:
         """Adds what was forwarded to the shares."""
         unbooked, self._unbooked = self._unbooked, {}
         self._num_noted += len(unbooked)
+        by_tenant: dict[str, int] = {}
         for served in unbooked.values():
-            self._tenants.charge(served.tenant, served.num_tokens)
+            by_tenant[served.tenant] = by_tenant.get(served.tenant, 0) + served.num_tokens
             self._sessions_of(served.tenant).charge(served.session, served.num_tokens)
+        for tenant, num_tokens in by_tenant.items():
+            self._tenants.charge(tenant, num_tokens)
 
     def _forget_idle(self) -> None:
         """Of sessions that do not wait forgets all where there are too many, whoever has them."""
@@ -155,4 +158,7 @@ class Fair:
             flows.forget_idle(0)
 
     def _sessions_of(self, tenant: str) -> Flows:
-        return self._sessions.setdefault(tenant, Flows())
+        sessions = self._sessions.get(tenant)
+        if sessions is None:
+            sessions = self._sessions[tenant] = Flows()
+        return sessions

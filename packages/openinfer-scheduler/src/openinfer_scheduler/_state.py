@@ -3,9 +3,11 @@
 Blocks are the cache's to count, slots `Slots`'; here lives which sequence has which.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
 from openinfer_kv_cache import KVCache, SequenceCache
@@ -108,10 +110,7 @@ class SchedulerState:
         self.waiting.remove(sequence)
         sequence.stay = stay
         self.started.append(stay)
-        running = self.running
-        running.append(sequence)
-        if len(running) > 1 and running[-2].arrival_index > sequence.arrival_index:
-            running.sort(key=lambda s: s.arrival_index)
+        insort(self.running, sequence, key=attrgetter("arrival_index"))
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
             sequence.num_cached_tokens = stay.num_planned
