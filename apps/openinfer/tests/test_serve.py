@@ -23,6 +23,7 @@ def test_defaults():
             "trust_request_chat_template": False,
             "tool_call_parser": "auto",
             "reasoning_parser": "auto",
+            "reasoning_field": "both",
             "max_body_bytes": 64 << 20,
             "max_in_flight": 8192,
             "body_timeout_s": 60.0,

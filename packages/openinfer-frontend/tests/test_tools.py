@@ -122,6 +122,21 @@ def test_reasoning_has_both_names(client, say):
     assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_an_operator_chooses_one_of_them(engine, make_app, client_of, tool_text, say, name):
+    say("<think>\nhm\n</think>\n\nHello")
+    client = client_of(make_app(engine, text=tool_text, reasoning_field=name))
+    (choice,) = client.chat("Hi")["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello", name: "hm"}
+    lines = client.post(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    ).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get(name, "") for delta in deltas) == "hm"
+    assert set().union(*deltas) == {"role", "content", name}
+
+
 def test_reasoning_that_the_prompt_opened(client, say):
     say("hm</think>Hello")
     for thinks, reasoning in ((True, "hm"), (False, None)):

@@ -24,6 +24,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     admin_api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    reasoning_field: str = "both"
     trust_request_chat_template: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None

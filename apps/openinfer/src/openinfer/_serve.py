@@ -25,6 +25,7 @@ _DEFAULTS: dict[str, Any] = {
     "trust_request_chat_template": False,
     "tool_call_parser": "auto",
     "reasoning_parser": "auto",
+    "reasoning_field": "both",
     "max_body_bytes": HttpOptions().max_body_bytes,
     "max_in_flight": HttpOptions().max_in_flight,
     "body_timeout_s": HttpOptions().body_timeout_s,

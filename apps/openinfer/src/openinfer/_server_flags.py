@@ -35,6 +35,14 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "finds reasoning in answers: auto (by the template), none, qwen3, ...",
     ),
     Flag(
+        "reasoning_field",
+        ("--reasoning-field",),
+        "str",
+        "frontend",
+        "what reasoning is called in chat completions",
+        choices=("both", "reasoning", "reasoning_content"),
+    ),
+    Flag(
         "tokenizer_backend",
         ("--tokenizer-backend",),
         "str",

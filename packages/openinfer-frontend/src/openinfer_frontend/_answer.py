@@ -11,6 +11,9 @@ from openinfer_frontend._logprobs import TokenNames
 from openinfer_frontend.errors import ApiError
 from openinfer_text import Content, OutputParser, Piece, Reasoning
 
+REASONING_NAMES = ("reasoning", "reasoning_content")
+"""What clients know reasoning by, in chat completions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
@@ -24,6 +27,8 @@ class FormatOptions:
     include_usage: bool = False
     """Whether a stream ends with the usage, where its protocol lets clients choose."""
     continuous_usage: bool = False
+    reasoning_names: tuple[str, ...] = REASONING_NAMES
+    """Those of them that this answer has."""
     """Whether every chunk has the usage so far, likewise."""
     include_reasoning: bool = True
     echoes: Sequence[str] = ()

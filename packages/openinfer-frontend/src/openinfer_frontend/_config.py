@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from openinfer_contract import Grammar
 
 GrammarCheck = Callable[[Grammar], str | None]
 """Says why a grammar cannot be honoured, None if it can; called from any thread."""
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 
 
 _METRICS_PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?")
@@ -38,6 +39,8 @@ class FrontendConfig:
     """Origins whose pages may read responses; `*` for all."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto: the checkpoint's sampling defaults. vllm: temperature 1 and no truncation."""
+    reasoning_field: ReasoningField = "both"
+    """What reasoning is called in chat completions."""
     trust_request_chat_template: bool = False
     """Whether requests may bring chat templates, which are programs."""
     max_body_bytes: int = 64 << 20
@@ -74,6 +77,10 @@ class FrontendConfig:
             raise ValueError("api_keys and admin_api_key must not be empty")
         if not all(key.isascii() for key in (*self.api_keys, self.admin_api_key or "")):
             raise ValueError("api_keys and admin_api_key must be ASCII")
+        if self.reasoning_field not in get_args(ReasoningField):
+            raise ValueError(
+                f"reasoning_field must be one of {', '.join(get_args(ReasoningField))}"
+            )
         if self.resume_timeout_s < 0:
             raise ValueError("resume_timeout_s must not be negative")
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from openinfer_contract import EngineHandle, GenerateRequest, num_ids, unpack_ids
-from openinfer_frontend._answer import AnswerFormat, FormatOptions
+from openinfer_frontend._answer import REASONING_NAMES, AnswerFormat, FormatOptions
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
@@ -195,6 +195,9 @@ class GenerateRoutes:
             return_timings=request.return_timings,
             include_usage=stream_options.include_usage,
             continuous_usage=stream_options.continuous_usage_stats,
+            reasoning_names=(
+                REASONING_NAMES if config.reasoning_field == "both" else (config.reasoning_field,)
+            ),
             include_reasoning=not isinstance(request, ChatRequest) or request.include_reasoning,
             echoes=echoes,
             num_top_echoed=request.num_top_logprobs if echoes else None,

@@ -5,7 +5,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from openinfer_contract import GenerateRequest
-from openinfer_frontend._answer import FormatOptions, ParsedChoice
+from openinfer_frontend._answer import REASONING_NAMES, FormatOptions, ParsedChoice
 from openinfer_frontend._dialect import to_json
 from openinfer_frontend._formats import ChatFormat
 from openinfer_frontend._generation import Delta
@@ -49,13 +49,17 @@ class ParsedChatFormat(ChatFormat):
         pieces = self._parsed[delta.index].pieces(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Content):
             return b'{"content":%b}' % encode_basestring(pieces[0].text).encode()
-        return to_json(_delta(pieces))
+        return to_json(_delta(pieces, self.options.reasoning_names))
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
         return None if finish_reason is None else self._parsed[index].finish_reason(finish_reason)
 
     def _content(self, index: int, text: str) -> dict[str, Any]:
-        return {"message": self._turns[index].message()}
+        message = self._turns[index].message()
+        for name in REASONING_NAMES:
+            if name not in self.options.reasoning_names:
+                message.pop(name, None)
+        return {"message": message}
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -63,7 +67,7 @@ class ParsedChatFormat(ChatFormat):
         return sum(parsed.num_reasoning_tokens for parsed in self._parsed)
 
 
-def _delta(pieces: Iterable[Piece]) -> dict[str, Any]:
+def _delta(pieces: Iterable[Piece], reasoning_names: Sequence[str]) -> dict[str, Any]:
     """OpenAI's delta object; id and name of a call stand in its first one only."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
@@ -71,8 +75,8 @@ def _delta(pieces: Iterable[Piece]) -> dict[str, Any]:
         if isinstance(piece, Content):
             delta["content"] = delta.get("content", "") + piece.text
         elif isinstance(piece, Reasoning):
-            delta["reasoning"] = delta.get("reasoning", "") + piece.text
-            delta["reasoning_content"] = delta["reasoning"]
+            for name in reasoning_names:
+                delta[name] = delta.get(name, "") + piece.text
         elif isinstance(piece, ToolCallStart):
             function = {"name": piece.name, "arguments": ""}
             head = {"index": piece.index, "id": piece.call_id, "type": "function"}
