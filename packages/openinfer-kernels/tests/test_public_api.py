@@ -10,6 +10,6 @@ def test_all_names_exist_once():
 
 def test_every_planner_has_its_spec():
     planners = {name for name in openinfer_kernels.__all__ if name.startswith("plan_")}
-    assert len(planners) == 10
+    assert len(planners) == 11
     specs = {name for name in openinfer_kernels.__all__ if name.endswith("Spec")}
-    assert len(specs) == 10
+    assert len(specs) == 11

@@ -89,10 +89,10 @@ def test_bfloat16_logits_are_summed_in_float32(draw, columns):
 @pytest.mark.parametrize("num_top", [0, 4])
 def test_given_tokens_are_scored_position_by_position(columns, num_top):
     torch.manual_seed(5)
-    logits, token_ids = torch.randn(6, 40), torch.arange(6) * 5
+    logits, token_ids = torch.randn(6, 40), torch.arange(6, dtype=torch.int32) * 5
     got = columns(unpack_scores(score_tokens(logits, token_ids, num_top).numpy()))
     expected = reference(logits)
-    own = expected.gather(1, token_ids.unsqueeze(1))
+    own = expected.gather(1, token_ids.long().unsqueeze(1))
     assert got["sampled"] == pytest.approx(own.flatten().tolist(), abs=1e-5)
     assert got["ranks"] == ((expected > own).sum(dim=1) + 1).tolist()
     best = expected.sort(dim=1, descending=True)

@@ -65,6 +65,11 @@ from openinfer_kernels.sample import (
     SampleState,
     plan_sample,
 )
+from openinfer_kernels.score_tokens import (
+    ScoreTokens,
+    ScoreTokensSpec,
+    plan_score_tokens,
+)
 from openinfer_kernels.silu_and_mul import SiluAndMul, SiluAndMulSpec, plan_silu_and_mul
 from openinfer_kernels.store_kv import StoreKV, StoreKVSpec, plan_store_kv
 
@@ -124,7 +129,10 @@ __all__ = [
     "SampleRows",
     "SampleSpec",
     "SampleState",
+    "ScoreTokens",
+    "ScoreTokensSpec",
     "plan_sample",
+    "plan_score_tokens",
     # Copying without waiting
     "upload",
     # Host memory that is read fast

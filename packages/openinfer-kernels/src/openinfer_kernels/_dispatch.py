@@ -62,6 +62,10 @@ BACKEND_ORDER: dict[str, dict[str, tuple[str, ...]]] = {
         "cpu": ("cpu", "torch", "reference"),
         "cuda": ("triton", "torch", "reference"),
     },
+    "score_tokens": {
+        "cpu": ("torch", "reference"),
+        "cuda": ("triton", "torch", "reference"),
+    },
 }
 
 

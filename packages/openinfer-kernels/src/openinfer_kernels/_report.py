@@ -17,6 +17,7 @@ from openinfer_kernels.paged_attention import PagedAttentionSpec
 from openinfer_kernels.rms_norm import RMSNormSpec
 from openinfer_kernels.rope import RopeSpec
 from openinfer_kernels.sample import SampleSpec
+from openinfer_kernels.score_tokens import ScoreTokensSpec
 from openinfer_kernels.silu_and_mul import SiluAndMulSpec
 from openinfer_kernels.store_kv import StoreKVSpec
 
@@ -103,4 +104,5 @@ def _typical_specs() -> dict[str, Any]:
         "fused_attention": FusedAttentionSpec(attention=attention, norm_eps=1e-6),
         "advance_rows": AdvanceRowsSpec(block_size=16),
         "sample": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256),
+        "score_tokens": ScoreTokensSpec(vocab_size=151_936, max_rows=256),
     }

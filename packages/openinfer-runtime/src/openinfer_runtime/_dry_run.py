@@ -115,7 +115,7 @@ def _draws() -> Iterator[tuple[GenerateRequest, bool]]:
                 prompt_token_ids=pack_ids([0, 0]),
                 stop=StopRules(max_tokens=1),
                 sampling=sampling,
-                logprobs=LogprobOptions(num_top=1, mode="processed"),
+                logprobs=LogprobOptions(num_top=1, mode="raw" if is_scored else "processed"),
                 prompt_logprobs=PromptLogprobOptions() if is_scored else None,
             )
             yield request, has_mask

@@ -58,7 +58,7 @@ def score_prompts(
         if first >= last:
             continue
         prompt = np.frombuffer(request.prompt_token_ids, "<u4")
-        targets = upload(prompt[first:last].astype(np.int64), hidden.device)
+        targets = upload(prompt[first:last].astype(np.int32), hidden.device)
         begin += first - position - 1
         about = hidden[begin : begin + last - first]
         parts = [

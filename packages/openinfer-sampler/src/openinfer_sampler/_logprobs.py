@@ -1,4 +1,4 @@
-"""Logprobs of a step's tokens: computed on the device, packed as int32, unpacked on the host."""
+"""Logprobs of tokens: what is asked of `openinfer_kernels.ScoreTokens`, and what it has packed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,14 @@ import numpy.typing as npt
 import torch
 
 from openinfer_contract import TokenLogprobs
-from openinfer_kernels import upload
+from openinfer_kernels import ScoreTokensSpec, plan_score_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobLayout:
     """What the packed logprobs of some rows are, known to the host.
 
-    A packed row is: rank, logprob, `max_top` ids, `max_top` logprobs, `max_by_id` logprobs; ids
-    and ranks as they are, logprobs as the bits of a float32.
+    See `openinfer_kernels.ScoreTokens`, with `max_top` likeliest tokens and the ids of `wanted`.
 
     Attributes:
         rows: the rows of the step that have logprobs.
@@ -39,12 +38,20 @@ class LogprobLayout:
         return max(map(len, self.by_id), default=0)
 
     @property
+    def wanted(self) -> npt.NDArray[np.int64]:
+        """[rows, max_by_id]: token ids by entry, filled up with some id."""
+        wanted = np.zeros((len(self.rows), self.max_by_id), np.int64)
+        for entry, ids in enumerate(self.by_id):
+            wanted[entry, : len(ids)] = ids
+        return wanted
+
+    @property
     def width(self) -> int:
         """Numbers of a packed row."""
         return 2 + 2 * self.max_top + self.max_by_id
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> dict[int, TokenLogprobs]:
-        """The logprobs by row, from `pack_logprobs`' numbers on the host."""
+        """The logprobs by row, from what was packed, on the host."""
         table = packed.reshape(len(self.rows), self.width)
         top_ids, top, by_id = 2, 2 + self.max_top, 2 + 2 * self.max_top
         return {
@@ -62,43 +69,21 @@ class LogprobLayout:
         }
 
 
-def pack_logprobs(
-    scores: torch.Tensor, token_ids: torch.Tensor, layout: LogprobLayout
-) -> torch.Tensor:
-    """Log-softmax of `scores`, where it is asked for.
-
-    Args:
-        scores: [n, vocab_size], float32: one row for each of `layout.rows`.
-        token_ids: [n], int64: the tokens drawn.
-        layout: what is asked for.
-
-    Returns:
-        [n, layout.width], int32.
-    """
-    log_mass = scores.logsumexp(dim=1, keepdim=True)
-    columns = _score(scores, log_mass, token_ids, layout.max_top)
-    if layout.max_by_id:
-        wanted = np.zeros((len(layout.rows), layout.max_by_id), np.int64)
-        for row, ids_of_row in enumerate(layout.by_id):
-            wanted[row, : len(ids_of_row)] = ids_of_row
-        columns.append(_as_int32(scores.gather(1, upload(wanted, scores.device)) - log_mass))
-    return torch.cat(columns, dim=1)
-
-
 def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
     """Logprobs of given tokens and of the most likely ones, packed for one copy to the host.
 
     Args:
         logits: [n, vocab_size], any float dtype.
-        token_ids: [n], int64: the token of each row.
+        token_ids: [n], int32: the token of each row.
         num_top: most likely tokens wanted, at most vocab_size.
 
     Returns:
         [n, 2 + 2 * num_top], int32, for `unpack_scores`.
     """
-    scores = logits.to(torch.float32)
-    log_mass = scores.logsumexp(dim=1, keepdim=True)
-    return torch.cat(_score(scores, log_mass, token_ids, num_top), dim=1)
+    spec = ScoreTokensSpec(vocab_size=logits.shape[1], max_rows=len(logits))
+    score = plan_score_tokens(spec, logits.device)
+    rows = np.arange(len(logits))
+    return score(logits, token_ids, rows, num_top, np.zeros((len(rows), 0), np.int64))
 
 
 def unpack_scores(packed: npt.NDArray[np.int32]) -> TokenLogprobs:
@@ -111,31 +96,3 @@ def unpack_scores(packed: npt.NDArray[np.int32]) -> TokenLogprobs:
         top_ids=packed[:, 2 : 2 + num_top].tobytes(),
         top=packed[:, 2 + num_top :].tobytes(),
     )
-
-
-def _score(
-    scores: torch.Tensor, log_mass: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> list[torch.Tensor]:
-    """Columns: rank, logprob, top ids, top logprobs."""
-    own = scores.gather(1, token_ids.unsqueeze(1))
-    ranks = (scores > own).sum(dim=1, keepdim=True, dtype=torch.int32).add_(1)
-    columns = [ranks, _as_int32(own - log_mass)]
-    if num_top:
-        ids = _most_likely(scores, num_top)
-        columns += [ids.to(torch.int32), _as_int32(scores.gather(1, ids) - log_mass)]
-    return columns
-
-
-def _most_likely(scores: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Ids of the largest scores, ties by lowest id, so that the order depends on nothing else."""
-    bits = scores.view(torch.int32)
-    # Two's complement orders negative floats backwards: flip all but their sign.
-    ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    keys = (ordered.to(torch.int64) << 32).add_((1 << 32) - 1 - ids)
-    best = keys.topk(num_top, dim=1).values
-    return (1 << 32) - 1 - best.bitwise_and_((1 << 32) - 1)
-
-
-def _as_int32(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.float32).view(torch.int32)

@@ -24,10 +24,11 @@ from openinfer_kernels import (
     RecordableSample,
     SampleRows,
     SampleSpec,
+    ScoreTokensSpec,
     plan_sample,
-    upload,
+    plan_score_tokens,
 )
-from openinfer_sampler._logprobs import LogprobLayout, pack_logprobs
+from openinfer_sampler._logprobs import LogprobLayout
 from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
 
 RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
@@ -130,6 +131,8 @@ class Sampler:
         )
         self._rows = SamplingRows(spec, self._device)
         self._draw = plan_sample(spec, self._rows.state, self._device, backend)
+        scored = ScoreTokensSpec(vocab_size=vocab_size, max_rows=num_slots)
+        self._score = plan_score_tokens(scored, self._device)
 
     def set(
         self,
@@ -307,10 +310,9 @@ class Sampler:
             assert scores is not None
             num_top, by_id = self._rows.logprobs_of(slots[index])
             layout = LogprobLayout(rows=at[index], num_top=num_top, by_id=by_id)
-            ids = sampled.token_ids.to(torch.int64)
-            if len(index) < sampled.num_rows:
-                rows = upload(layout.rows, self._device)
-                scores, ids = scores.index_select(0, rows), ids.index_select(0, rows)
-            parts.append(pack_logprobs(scores.to(torch.float32), ids, layout).flatten())
+            packed = self._score(
+                scores, sampled.token_ids, layout.rows, layout.max_top, layout.wanted
+            )
+            parts.append(packed.view(-1))
             layouts.append(layout)
         return replace(sampled, packed=torch.cat(parts), layouts=tuple(layouts))
