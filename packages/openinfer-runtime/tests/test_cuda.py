@@ -125,7 +125,6 @@ def test_logprobs_leave_the_recorded_draw_as_it_is(engine, ask, prompts, monkeyp
         ours, theirs = ours.event.logprobs, theirs.event.logprobs
         assert (ours is None) == (theirs is None)
         if ours is not None:
-            assert ours.ranks == theirs.ranks
             for column in ("sampled", "by_id"):
                 got, expected = (unpack_floats(getattr(each, column)) for each in (ours, theirs))
                 assert got == pytest.approx(expected, abs=1e-3)
