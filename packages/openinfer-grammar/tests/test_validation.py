@@ -104,9 +104,9 @@ def test_a_text_without_bounds_is_refused():
         Grammar(
             kind="structural_tag",
             text='{"format":'
-            + '{"type":"sequence","elements":[' * 300
+            + '{"type":"sequence","elements":[' * 400
             + '{"type":"any_text"}'
-            + "]}" * 300
+            + "]}" * 400
             + "}",
         ),
     ],
