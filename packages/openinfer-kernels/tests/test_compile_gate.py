@@ -75,6 +75,21 @@ for case in compile_cases(["fused_linear"]):
         print(case.name)
 """
 
+_MANY_ROWS = """
+import re
+from openinfer_kernels.compile_gate import compile_cases, compiled_for
+
+for case in compile_cases(["fused_linear"]):
+    if case.name.startswith("fused_linear-bf16") and case.name.endswith("-hopper"):
+        *before, after = compiled_for(case, 90).asm["ptx"].split("griddepcontrol.wait")
+        assert not re.search("ld[.]global|st[.]global|atom[.]", before[0]), case.name
+        of = r"cp.async.bulk.tensor.2d[^ ]+ .*, .(%rd[0-9]+), "
+        early, late = re.findall(of, "".join(before)), re.findall(of, after)
+        assert len(set(early)) == 1 and len(early) == 2 * case.constexprs["STAGES"], case.name
+        assert late[0] not in early, case.name
+        print(case.name)
+"""
+
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -146,6 +161,13 @@ def test_only_the_first_weights_are_read_before_the_kernel_before_is_done():
 def test_nor_is_the_residual_where_one_step_is_a_whole_product():
     done = _run("-c", _ONE_STEP)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_nor_are_rows_or_residuals_of_the_kernel_for_many_rows():
+    done = _run("-c", _MANY_ROWS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.split()) == 12
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():

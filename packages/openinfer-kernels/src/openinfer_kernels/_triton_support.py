@@ -13,6 +13,8 @@ from triton.runtime.driver import driver
 
 from openinfer_kernels._kernel_builds import noted_arch
 
+# Gluon's names are those of one version of Triton.
+_GLUON_VERSION = "3.6."
 TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -27,6 +29,7 @@ class CompileCase:
         constexprs: Compile-time argument name to value.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline.
+        max_registers: Most registers of a thread; None for what the compiler finds best.
         has_pdl: Whether the kernel has a compile-time choice PDL, which is true from sm_90 on.
         archs: Compute capabilities that it is for, `compile_gate.EVERY_SHAPE` among them; None
             for all.
@@ -38,6 +41,7 @@ class CompileCase:
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
     has_pdl: bool = False
     archs: tuple[int, ...] | None = None
 
@@ -85,6 +89,15 @@ def gpu_arch(device: torch.device) -> int | None:
 def launches_dependents(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it ends (sm_90 and later)."""
     return (gpu_arch(device) or 0) >= 90
+
+
+def why_not_hopper(device: torch.device) -> str | None:
+    """Returns None if kernels in Gluon for Hopper run on this device, else the reason."""
+    if (gpu_arch(device) or 0) // 10 != 9:
+        return "it is for GPUs of compute capability 9"
+    if not triton.__version__.startswith(_GLUON_VERSION):
+        return f"it is written for Triton {_GLUON_VERSION}x, this is {triton.__version__}"
+    return None
 
 
 def warps_for(block: int) -> int:

@@ -135,7 +135,11 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
         # Memory is allocated so. What is not aligned is not copied asynchronously, nor in a ring.
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in pointers},
     )
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options = {
+        "num_warps": case.num_warps,
+        "num_stages": case.num_stages,
+        "maxnreg": case.max_registers,
+    }
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 

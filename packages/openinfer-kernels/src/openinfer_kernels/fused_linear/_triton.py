@@ -1,10 +1,12 @@
-"""fused_linear in Triton for steps of a few rows; more rows are composed.
+"""fused_linear in Triton for steps of up to 64 rows; more rows are composed.
 
 Such a step is the reading of weights. One row's norm, gate and residual are done where the weight
-goes by; a few rows are normalised by a kernel in between, which takes no time while the next
+goes by; more rows are normalised by a kernel in between, which takes no time while the next
 kernel's first weights are on their way.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from openinfer_kernels._triton_support import (
     launches_dependents,
     why_not_triton,
 )
-from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec
+from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec, _many_rows
 from openinfer_kernels.fused_linear._composed import Composed
 from openinfer_kernels.fused_linear._triton_kernels import few_rows_kernel, gemv_kernel
 from openinfer_kernels.linear import LinearSpec, PackedWeight
@@ -66,11 +68,16 @@ def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
 
 def choose_tile(spec: FusedLinearSpec) -> Tile:
     """The tile for one row, as found on an H200."""
+    num_in = spec.linear.in_features
     if spec.norm_eps is not None:
-        return Tile(4, 512, 2, 2)
+        if num_in < _FEW_INPUTS:
+            return Tile(4, 512, 2, 2)
+        return Tile(2, 2048, 2, 4) if spec.is_gated else Tile(4, 1024, 1, 2)
     if spec.num_outputs > _MANY_OUTPUTS:
         return Tile(2, 1024, 1, 2)
-    return Tile(4, 2048, 1, 4) if spec.linear.in_features <= _FEW_INPUTS else Tile(4, 1024, 3, 4)
+    # The wider tile wants inputs that it divides, and programs enough.
+    is_wide = num_in % 2048 == 0 and (spec.num_outputs >= 4096 or num_in < _FEW_INPUTS)
+    return Tile(4, 2048, 1, 4) if is_wide else Tile(4, 1024, 3, 4)
 
 
 def choose_ring(spec: FusedLinearSpec, row_tile: int) -> Ring | None:
@@ -108,16 +115,21 @@ class _Fused(Composed):
         tile = choose_tile(spec)
         self._grid = (triton.cdiv(spec.num_outputs, tile.num_out),)
         self._options = {**constexprs(spec, tile), "num_warps": tile.num_warps, **launch}
-        num_programs = _num_multiprocessors(device)
-        self._few_rows: dict[int, tuple[tuple[int], dict[str, Any]]] = {}
+        # By the most rows that each takes, in ascending order.
+        self._launches: dict[int, _Launch] = {}
         for row_tile in _ROW_TILES if gpu_arch(device) in (None, *_RING_ARCHS) else ():
             ring = choose_ring(spec, row_tile)
             if ring is None:
                 continue
             options = few_rows_constexprs(spec, ring, row_tile)
-            num_tiles = triton.cdiv(spec.num_outputs, options["TILE_OUT"])
-            grid = (min(num_tiles, num_programs) if ring.is_persistent else num_tiles,)
-            self._few_rows[row_tile] = grid, {**options, "num_warps": ring.num_warps, **launch}
+            grid = _few_rows_grid(spec, ring, options["TILE_OUT"], device)
+            options |= {"num_warps": ring.num_warps, **launch}
+            self._launches[row_tile] = partial(_launch_few_rows, grid, options)
+        if _many_rows.why_not_many_rows(spec, device) is None:
+            for row_tile in _many_rows.ROW_TILES:
+                cut = _many_rows.choose_cut(spec, row_tile)
+                if cut is not None:
+                    self._launches[row_tile] = _many_rows.ManyRows(spec, row_tile, cut, device)
 
     def __call__(
         self,
@@ -129,26 +141,49 @@ class _Fused(Composed):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_rows = x.shape[0]
-        row_tile = next((tile for tile in self._few_rows if num_rows <= tile), None)
-        if num_rows == 0 or (num_rows > 1 and row_tile is None):
+        tiles = self._launches.items()
+        launch = next((launch for tile, launch in tiles if num_rows <= tile), None)
+        if num_rows == 0 or (num_rows > 1 and launch is None):
             return super().__call__(x, weight, norm_weight, residual, out)
         # A program reads the residual where it writes the sum, so one may lie over the other.
         if residual is not None:
             out = residual
         if out is None:
             out = torch.empty((num_rows, self._num_outputs), dtype=x.dtype, device=x.device)
-        kernel: Any
         if num_rows == 1:
-            kernel, grid, options = gemv_kernel, self._grid, self._options
-            kernel[grid](x, weight[0], norm_weight, residual, out, self._eps, **options)
+            kernel: Any = gemv_kernel
+            inputs = x, weight[0], norm_weight, residual, out, self._eps
+            kernel[self._grid](*inputs, **self._options)
             return out
         if self._norm is not None:
             assert norm_weight is not None, "the spec normalises"
             x = self._norm(x, norm_weight)
-        assert row_tile is not None, "more rows are composed"
-        kernel, (grid, options) = few_rows_kernel, self._few_rows[row_tile]
-        kernel[grid](x, weight[0], residual, out, num_rows, **options)
+        assert launch is not None, "more rows are composed"
+        launch(x, weight, residual, out)
         return out
+
+
+_Launch = Callable[[torch.Tensor, PackedWeight, torch.Tensor | None, torch.Tensor], None]
+
+
+def _launch_few_rows(
+    grid: tuple[int],
+    options: dict[str, Any],
+    x: torch.Tensor,
+    weight: PackedWeight,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    /,
+) -> None:
+    kernel: Any = few_rows_kernel
+    kernel[grid](x, weight[0], residual, out, len(x), **options)
+
+
+def _few_rows_grid(
+    spec: FusedLinearSpec, ring: Ring, tile_out: int, device: torch.device
+) -> tuple[int]:
+    num_tiles = triton.cdiv(spec.num_outputs, tile_out)
+    return (min(num_tiles, _num_multiprocessors(device)) if ring.is_persistent else num_tiles,)
 
 
 def _num_multiprocessors(device: torch.device) -> int:
@@ -189,7 +224,7 @@ def few_rows_constexprs(spec: FusedLinearSpec, ring: Ring, row_tile: int) -> dic
 # Products of Qwen3-4B and 8B: what is fused with them, inputs, stored outputs.
 _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
     ({"norm_eps": 1e-6}, 2560, 6144),
-    ({"adds_residual": True}, 4096, 2560),
+    ({"adds_residual": True}, 4096, 4096),
     ({"norm_eps": 1e-6, "is_gated": True}, 4096, 24_576),
     ({"adds_residual": True}, 9728, 2560),
     ({}, 2560, 151_936),
@@ -197,7 +232,7 @@ _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 
 def compile_cases() -> list[CompileCase]:
-    """The products above, in each dtype: one row, then a few."""
+    """The products above, in each dtype: one row, then a few, then many."""
     specs = [
         FusedLinearSpec(
             linear=LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype), **parts
@@ -206,7 +241,9 @@ def compile_cases() -> list[CompileCase]:
         for parts, num_in, num_out in _COMPILED
     ]
     few = [_few_rows_case(spec, row_tile) for row_tile in _ROW_TILES for spec in specs]
-    return [*(_one_row_case(spec) for spec in specs), *(case for case in few if case)]
+    tiles = _many_rows.ROW_TILES
+    many = [_many_rows.compile_case(spec, row_tile) for row_tile in tiles for spec in specs]
+    return [*(_one_row_case(spec) for spec in specs), *(case for case in few + many if case)]
 
 
 def _one_row_case(spec: FusedLinearSpec) -> CompileCase:

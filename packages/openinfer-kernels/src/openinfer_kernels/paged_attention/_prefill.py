@@ -8,10 +8,9 @@ What decides is known when a step is recorded: tokens and sequences, no lengths.
 from typing import Any, Protocol
 
 import torch
-import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, gpu_arch
+from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_hopper
 from openinfer_kernels.paged_attention import PagedAttentionSpec, _gluon_prefill
 from openinfer_kernels.paged_attention._triton_prefill import merge_splits_kernel, prefill_kernel
 from openinfer_kernels.paged_attention._triton_sizes import (
@@ -21,8 +20,6 @@ from openinfer_kernels.paged_attention._triton_sizes import (
     prefill_rows,
 )
 
-# Gluon's names are those of one version of Triton.
-_GLUON_VERSION = "3.6."
 # Programs of `_gluon_prefill` from which on it is faster, though an H200 would run 132 at a time.
 _MIN_GLUON_PROGRAMS = 64
 
@@ -44,10 +41,9 @@ class Prefill(Protocol):
 
 def why_not_gluon(spec: PagedAttentionSpec, device: torch.device) -> str | None:
     """Returns None if the kernel for Hopper runs this spec on this device, else the reason."""
-    if (gpu_arch(device) or 0) // 10 != 9:
-        return "it is for GPUs of compute capability 9"
-    if not triton.__version__.startswith(_GLUON_VERSION):
-        return f"it is written for Triton {_GLUON_VERSION}x, this is {triton.__version__}"
+    reason = why_not_hopper(device)
+    if reason is not None:
+        return reason
     if spec.head_dim != _gluon_prefill.HEAD_DIM or spec.dtype.itemsize != 2:
         return f"heads must have {_gluon_prefill.HEAD_DIM} dimensions of 16 bits"
     if spec.num_heads // spec.num_kv_heads not in (1, 2, 4, 8, 16):

@@ -1,0 +1,194 @@
+"""Products of many rows on Hopper, whose kernel no interpreter runs, and which ones it takes."""
+
+import pytest
+import torch
+
+from openinfer_kernels import FusedLinearSpec, LinearSpec, plan_fused_linear
+from openinfer_kernels.fused_linear._many_rows import (
+    ROW_TILES,
+    Cut,
+    ManyRows,
+    choose_cut,
+    why_not_many_rows,
+)
+
+NORM = {"norm_eps": 1e-6}
+GATE = {"norm_eps": 1e-6, "is_gated": True}
+ADD = {"adds_residual": True}
+
+
+def _spec(parts, num_in, num_out, dtype=torch.bfloat16):
+    linear = LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype)
+    return FusedLinearSpec(linear=linear, **parts)
+
+
+def test_small_tiles_share_inputs_out_until_multiprocessors_are_busy():
+    assert choose_cut(_spec(NORM, 2560, 6144), 32) == Cut(1, 9)
+    assert choose_cut(_spec(ADD, 4096, 2560), 32) == Cut(2, 9)
+    assert choose_cut(_spec(ADD, 9728, 2560), 64) == Cut(3, 7)
+    assert choose_cut(_spec(GATE, 4096, 24_576), 64) == Cut(1, 4)
+    assert choose_cut(_spec(GATE, 2048, 12_288), 64) == Cut(1, 9)
+
+
+def test_fewer_rows_take_it_where_it_is_faster():
+    assert choose_cut(_spec(ADD, 9728, 2560), 8) == Cut(3, 12)
+    assert choose_cut(_spec(ADD, 4096, 2560), 8) is None
+    assert choose_cut(_spec(ADD, 4096, 2560), 16) == Cut(2, 11)
+    assert choose_cut(_spec(NORM, 2560, 6144), 8) is None
+    assert choose_cut(_spec(NORM, 2560, 6144), 16) == Cut(1, 10)
+    assert choose_cut(_spec(GATE, 2560, 19_456), 16) is None
+
+
+def test_what_the_library_does_as_fast_is_left_to_it(monkeypatch):
+    for spec in [
+        _spec({}, 2560, 151_936),
+        _spec(NORM, 2560, 6144, torch.float32),
+        _spec(ADD, 2052, 6144),
+        _spec(ADD, 2048, 1024),
+    ]:
+        assert choose_cut(spec, 64) is None
+        assert "as fast" in why_not_many_rows(spec, torch.device("cuda"))
+    spec, device = _spec(ADD, 4096, 2560), torch.device("cuda")
+    for capability, reason in [((8, 0), "capability 9"), ((10, 0), "capability 9")]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert reason in why_not_many_rows(spec, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert why_not_many_rows(spec, device) is None
+    monkeypatch.setattr("triton.__version__", "3.9.0")
+    assert "Triton 3.6" in why_not_many_rows(spec, device)
+
+
+@pytest.fixture
+def _hopper():
+    reason = why_not_many_rows(_spec(ADD, 4096, 2560), torch.device("cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+class _Product:
+    """An op with inputs on the device: rows, weight, norm's weight, residual."""
+
+    def __init__(self, spec, num_rows, seed=0):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        num_in, num_out = spec.linear.in_features, spec.linear.out_features
+
+        def draw(*shape):
+            return torch.randn(*shape, generator=generator, device="cuda")
+
+        self.spec, self.dtype = spec, spec.linear.dtype
+        self.op = plan_fused_linear(spec, "cuda")
+        self.x = draw(num_rows, num_in).to(self.dtype)
+        self.weight = (draw(num_out, num_in) * num_in**-0.5).to(self.dtype)
+        self.norm = draw(num_in).to(self.dtype) if spec.norm_eps else None
+        shape = (num_rows, spec.num_outputs)
+        self.residual = draw(*shape).to(self.dtype) if spec.adds_residual else None
+
+    def __call__(self, x=None, residual=None):
+        x = self.x if x is None else x
+        if residual is None and self.residual is not None:
+            residual = self.residual[: len(x)].clone()
+        return self.op(x, (self.weight,), self.norm, residual)
+
+    def expected(self):
+        linear = LinearSpec(
+            in_features=self.spec.linear.in_features,
+            out_features=self.spec.linear.out_features,
+            dtype=torch.float32,
+        )
+        parts = {
+            "norm_eps": self.spec.norm_eps,
+            "is_gated": self.spec.is_gated,
+            "adds_residual": self.spec.adds_residual,
+        }
+        wide = plan_fused_linear(FusedLinearSpec(linear=linear, **parts), "cuda", "composed")
+        inputs = (self.x, self.weight, self.norm, self.residual)
+        x, weight, norm, residual = (i if i is None else i.float() for i in inputs)
+        return wide(x, (weight,), norm, residual)
+
+
+SHAPES = {
+    "one-share": (NORM, 2560, 6144),
+    "shares": (ADD, 9728, 2560),
+    "gate": (GATE, 2560, 19_456),
+    # Neither tiles nor boxes divide them.
+    "ragged": (ADD, 4104, 4104),
+    "ragged-gate": (GATE, 1032, 8208),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [5, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_equals_the_parts_in_float32(shape, num_rows, dtype, monkeypatch):
+    spec = _spec(*shape, dtype)
+    tile = next(tile for tile in ROW_TILES if num_rows <= tile)
+    if choose_cut(spec, tile) is None or (dtype is torch.float16 and num_rows in (16, 32, 33)):
+        pytest.skip("other kernels, and those of the others")
+    launched = []
+    monkeypatch.setattr(ManyRows, "__call__", _counted(ManyRows.__call__, launched))
+    product = _Product(spec, num_rows)
+    got, expected = product(), product.expected()
+    assert launched == [num_rows]
+    error = (got.float() - expected).abs()
+    bound = 8e-3 if dtype is torch.bfloat16 else 1e-3
+    assert error.square().mean().sqrt() <= bound * expected.square().mean().sqrt()
+    assert error.max() <= 4 * bound * expected.abs().max()
+
+
+def _counted(call, counted):
+    def launch(self, x, *rest):
+        counted.append(len(x))
+        call(self, x, *rest)
+
+    return launch
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("shape", [SHAPES["shares"], SHAPES["gate"]])
+def test_rows_do_not_see_each_other_nor_what_lies_behind_them(shape):
+    product = _Product(_spec(*shape), 32)
+    together = product()
+    for _ in range(10):
+        assert torch.equal(product(), together)
+    behind = product.x.clone()
+    behind[20:] = float("nan")
+    if product.residual is None:
+        assert torch.equal(product(behind[:20]), together[:20])
+        return
+    residual = product.residual.clone()
+    assert torch.equal(product(behind[:20], residual[:20]), together[:20])
+    assert torch.equal(residual[20:], product.residual[20:])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("num_rows", [5, 16, 24, 64])
+def test_kernels_that_overlap_do_what_kernels_one_after_the_other_do(num_rows):
+    """Of a stream of residuals: what a kernel reads before the kernel before is done is old."""
+    out = [_Product(_spec(ADD, 4096, 2560), num_rows, seed) for seed in range(4)]
+    gates = [_Product(_spec(GATE, 2560, 19_456), num_rows, seed) for seed in range(4)]
+    downs = [_Product(_spec(ADD, 9728, 2560), num_rows, seed) for seed in range(4)]
+    begin = torch.randn(num_rows, 2560, device="cuda").to(torch.bfloat16)
+
+    def run(wait):
+        x = begin.clone()
+        for attend, gate, down in zip(out, gates, downs, strict=True):
+            x = attend(attend.x, x)
+            wait()
+            hidden = gate(x)
+            wait()
+            x = down(hidden, x)
+            wait()
+        return x
+
+    expected = run(torch.cuda.synchronize)
+    assert torch.equal(run(lambda: None), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(lambda: None)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(got, expected)
