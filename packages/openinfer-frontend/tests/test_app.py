@@ -317,7 +317,12 @@ def test_a_body_that_does_not_arrive(engine, make_app, ending):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"served_model_names": ()}, {"max_body_bytes": 0}, {"stall_timeout_s": 0}],
+    [
+        {"served_model_names": ()},
+        {"max_body_bytes": 0},
+        {"stall_timeout_s": 0},
+        {"reasoning_field": "x"},
+    ],
 )
 def test_settings_that_make_no_sense(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -259,10 +259,14 @@ def test_a_call_can_be_forced(client, engine, say):
     response = client.post("/v1/messages", body(tools=[TOOL], tool_choice=choice))
     assert response.status_code == 200, response.text
     assert engine.requests[0].grammar is not None
+    assert response.json()["stop_reason"] == "tool_use"
+    say(CALL.partition("1}")[0])
+    cut_off = client.post("/v1/messages", body(tools=[TOOL], tool_choice=choice))
+    assert cut_off.json()["stop_reason"] == "end_turn"
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"format": {"type": "json_schema", "schema": schema}}
     assert client.post("/v1/messages", body(output_config=wanted)).status_code == 200
-    assert json.loads(engine.requests[1].grammar.text) == schema
+    assert json.loads(engine.requests[-1].grammar.text) == schema
 
 
 def test_an_aborted_message_says_so(client, engine, fakes):

@@ -170,6 +170,8 @@ def test_a_history_of_items(client, engine, tool_text):
             "call_id": "c2",
             "output": [{"type": "input_text", "text": "two"}],
         },
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
         {"role": "user", "content": "Go on."},
     ]
     others = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "x"}]

@@ -85,7 +85,9 @@ class BlockFormat(AnswerFormat):
     def _take(self, delta: Delta) -> bytes:
         parts = [self._piece(piece) for piece in self._choice.pieces(delta)]
         if delta.finish_reason is not None:
-            parts.append(self._end_block(is_whole=delta.finish_reason == "stop"))
+            # The end of a call is a piece of its own: one that is open still lacks it.
+            is_call = self._open is not None and self._open.kind == "call"
+            parts.append(self._end_block(is_whole=delta.finish_reason == "stop" and not is_call))
             self._finish(delta.finish_reason, delta.stop_reason)
         return b"".join(parts)
 

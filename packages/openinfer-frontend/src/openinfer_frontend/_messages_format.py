@@ -73,6 +73,10 @@ class MessagesFormat(BlockFormat):
     def _stop_reason(self) -> str:
         if self.stop_string is not None:
             return "stop_sequence"
+        calls = [block for block in self.blocks if block.kind == "call"]
+        if self.finish_reason == "stop" and calls and all(call.is_whole for call in calls):
+            # A call that was forced ends a chat completion by `stop`; here it is to be run, too.
+            return "tool_use"
         return _STOP_REASONS[self.finish_reason]
 
     def _usage(self, usage: Usage) -> dict[str, Any]:

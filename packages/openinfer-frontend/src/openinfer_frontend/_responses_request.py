@@ -270,7 +270,7 @@ def _add_item(turns: _Turns, item: _Item, field: str) -> None:
 
 def _reasoning(item: _Item, field: str) -> str:
     """The text of a reasoning item; what another service has encrypted has none."""
-    parts = item.get("content") or item.get("summary") or ()
+    parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
         raise _wrong(f"{field}.content", "must be a list of parts")
     texts = (_part(part, f"{field}.content[{index}]") for index, part in enumerate(parts))
