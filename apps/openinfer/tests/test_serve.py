@@ -6,6 +6,8 @@ from openinfer import UsageError
 from openinfer._cli import _parse, _parser
 from openinfer._front import freeze_heap
 from openinfer._serve import _settings
+from openinfer._server import _cache_room
+from openinfer_contract import CacheGroupInfo
 
 
 def _settle(*arguments):
@@ -80,3 +82,17 @@ def test_a_ready_front_process_leaves_the_collector_little_to_walk():
         assert len(gc.get_objects()) < 1_000
     finally:
         gc.unfreeze()
+
+
+def test_groups_of_a_cache_share_its_memory():
+    def group(kind, num_blocks, bytes_per_block):
+        return CacheGroupInfo(
+            name=kind,
+            kind=kind,
+            tokens_per_block=528,
+            num_blocks=num_blocks,
+            bytes_per_block=bytes_per_block,
+        )
+
+    attention, state = group("full", 30, 17_301_504), group("state", 10, 51_511_296)
+    assert _cache_room((attention,)) == _cache_room((attention, state)) == (15_840, 519_045_120)

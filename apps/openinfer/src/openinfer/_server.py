@@ -22,7 +22,7 @@ from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze
 from openinfer._http_options import HttpOptions
 from openinfer._prepare import Prepared
 from openinfer._text_options import TextOptions
-from openinfer_contract import EngineInfo
+from openinfer_contract import CacheGroupInfo, EngineInfo
 from openinfer_engine import EngineSupervisor
 from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, serve
 from openinfer_text import TextModel
@@ -120,8 +120,7 @@ def _on_ready(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
 
 def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun: float) -> None:
     limits = info.limits
-    tokens = sum(group.num_blocks * group.tokens_per_block for group in info.cache_groups)
-    size = sum(group.num_blocks * group.bytes_per_block for group in info.cache_groups)
+    tokens, size = _cache_room(info.cache_groups)
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     _logger.info(
         "KV cache: %d tokens (%.2f GiB), %.1f requests of %d tokens at once",
@@ -141,3 +140,14 @@ def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
         host,
         address[1],
     )
+
+
+def _cache_room(groups: Sequence[CacheGroupInfo]) -> tuple[int, int]:
+    """Positions that the cache holds at most, and its bytes.
+
+    Several groups share the memory, and each has as many blocks as if it were alone. What sequences
+    hold besides, such as states, is not taken off.
+    """
+    size = max(group.num_blocks * group.bytes_per_block for group in groups)
+    per_token = [g.bytes_per_block / g.tokens_per_block for g in groups if g.kind == "full"]
+    return round(size / sum(per_token)) if per_token else 0, size
