@@ -11,7 +11,7 @@ from openinfer_kernels import (
     PrefixTable,
     plan_fused_attention,
 )
-from openinfer_kernels.fused_attention import _shared, _triton
+from openinfer_kernels.fused_attention import _shared, _triton_sizes
 
 BLOCK_SIZE = 16
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
@@ -152,12 +152,12 @@ def test_native_rounds_where_its_parts_do(backend, eps, random):
 
 def _use_load(monkeypatch, load, *, extra_programs, whole_keys=0):
     """Cuts every step up as that load is, which few sequences would not get."""
-    changed = load._replace(max_seqs=_triton._MAX_SEQS, extra_programs=extra_programs)
-    monkeypatch.setattr(_triton, "_LOADS", (changed,))
-    monkeypatch.setattr(_triton, "_WHOLE_KEYS", whole_keys)
+    changed = load._replace(max_seqs=_triton_sizes.MAX_SEQS, extra_programs=extra_programs)
+    monkeypatch.setattr(_triton_sizes, "LOADS", (changed,))
+    monkeypatch.setattr(_triton_sizes, "WHOLE_KEYS", whole_keys)
 
 
-@pytest.mark.parametrize("load", _triton._LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
+@pytest.mark.parametrize("load", _triton_sizes.LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_triton(step, heads, load, random, triton_device, dtype, monkeypatch):
@@ -180,7 +180,7 @@ def test_triton_without_head_norms(step, random, triton_device):
 def test_triton_splits_long_sequences(
     length, whole_keys, num_programs, random, triton_device, monkeypatch
 ):
-    load = _triton.load_of(1)
+    load = _triton_sizes.load_of(1)
     _use_load(monkeypatch, load, extra_programs=num_programs, whole_keys=whole_keys)
     steps = [(1, length), (1, 3), (1, 130)]
     spec, problem = _problem((2, 1, 32), steps, torch.float32, random)
@@ -218,7 +218,7 @@ def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtyp
         pytest.skip("compiles for long, and shapes of models are tested below")
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
-    _use_load(monkeypatch, _triton.load_of(64), extra_programs=4, whole_keys=64)
+    _use_load(monkeypatch, _triton_sizes.load_of(64), extra_programs=4, whole_keys=64)
     monkeypatch.setattr(_shared, "_TARGET_PROGRAMS", 8)
     lengths, groups = sharing
     spec, problem = _problem(heads, [(int(n > 0), n) for n in lengths], dtype, random)

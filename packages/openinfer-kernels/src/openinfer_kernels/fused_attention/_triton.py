@@ -1,6 +1,6 @@
 """fused_attention in Triton: one kernel for decode steps, two for prefills."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -19,47 +19,18 @@ from openinfer_kernels.fused_attention import (
 from openinfer_kernels.fused_attention._shared import UNIT_MEMBERS
 from openinfer_kernels.fused_attention._triton_kernels import decode_kernel, prepare_kernel
 from openinfer_kernels.fused_attention._triton_shared import shared_prefix_kernel
-from openinfer_kernels.paged_attention import PagedAttentionSpec, plan_paged_attention
-
-_MAX_SEQS = 1024
-_PADDED_SEQS = (8, 64, 256, _MAX_SEQS)
-
-
-class _Load(NamedTuple):
-    """How a decode step of up to so many sequences is cut up.
-
-    Attributes:
-        max_seqs: Sequences at most.
-        extra_programs: Beyond one a sequence and key head: what long sequences are split into.
-        tile_keys: Keys attended to at a time, of 128 dimensions in 16 bits.
-        is_early: Whether a program's first tile waits in registers; few programs have them to
-            spare.
-        merged_chunks: Chunks merged at a time.
-    """
-
-    max_seqs: int
-    extra_programs: int
-    tile_keys: int
-    is_early: bool
-    merged_chunks: int
-
-
-# As found on an H200, with 8 key heads and lengths of 100 to 16,384.
-_LOADS = (
-    _Load(4, 528, 128, True, 16),
-    _Load(8, 400, 64, True, 16),
-    _Load(_MAX_SEQS, 528, 64, False, 4),
+from openinfer_kernels.fused_attention._triton_sizes import (
+    MAX_SEQS,
+    MERGING_REGISTERS,
+    PREPARED_TOKENS,
+    by_load,
+    constexprs,
+    load_of,
+    prepare_constexprs,
+    shared_constexprs,
+    sharing,
 )
-# Keys of a sequence that one program attends to alone: merging takes longer than reading.
-_WHOLE_KEYS = 256
-# Over shared prefixes, likewise: rows of a product, of 128 dimensions in 16 bits, that is query
-# heads of so many members; keys of a tile.
-_SHARED_ROWS = 64
-_SHARED_TILE = 64
-# Registers of a thread that also merges; else it takes more, and fewer programs run at a time.
-_MERGING_REGISTERS = 128
-# Tokens of one head that a program of a prefill prepares.
-_PREPARED_TOKENS = 16
+from openinfer_kernels.paged_attention import PagedAttentionSpec, plan_paged_attention
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
@@ -84,7 +55,7 @@ class _Fused:
         self._has_pdl = launches_dependents(device)
         self._launch = {"launch_pdl": True} if self._has_pdl else {}
         # Zeros, which the kernel leaves as zeros. Graphs keep the address.
-        num_counts = _MAX_SEQS * spec.attention.num_kv_heads
+        num_counts = MAX_SEQS * spec.attention.num_kv_heads
         self._counts = torch.zeros(num_counts, dtype=torch.int32, device=device)
 
     def __call__(
@@ -98,7 +69,7 @@ class _Fused:
         /,
     ) -> torch.Tensor:
         num_seqs = step.seq_lens.shape[0]
-        if step.max_seqlen_q > 1 or not 0 < num_seqs <= _MAX_SEQS:
+        if step.max_seqlen_q > 1 or not 0 < num_seqs <= MAX_SEQS:
             q = self._prepared(qkv, norm_weights, cos_sin, step, k_cache, v_cache)
             out = self._attend(
                 q,
@@ -154,7 +125,7 @@ class _Fused:
             **by_load(self._whole_spec, num_seqs),
             num_warps=4,
             num_stages=3,
-            maxnreg=None if step.shared is None else _MERGING_REGISTERS,
+            maxnreg=None if step.shared is None else MERGING_REGISTERS,
             **self._launch,
         )
         return out
@@ -220,7 +191,7 @@ class _Fused:
             return q
         q_norm, k_norm = norm_weights or (None, None)
         kernel: Any = prepare_kernel
-        kernel[(qkv.shape[1], triton.cdiv(num_tokens, _PREPARED_TOKENS))](
+        kernel[(qkv.shape[1], triton.cdiv(num_tokens, PREPARED_TOKENS))](
             qkv,
             q_norm,
             k_norm,
@@ -239,79 +210,6 @@ class _Fused:
             **self._launch,
         )
         return q
-
-
-def prepare_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices of the kernel before a prefill, but PDL."""
-    of = spec.attention
-    return {
-        "NUM_HEADS": of.num_heads,
-        "NUM_KV_HEADS": of.num_kv_heads,
-        "HEAD_DIM": of.head_dim,
-        "BLOCK_SIZE": of.block_size,
-        "TOKENS": _PREPARED_TOKENS,
-        "NORM": spec.norm_eps is not None,
-    }
-
-
-def load_of(num_seqs: int) -> _Load:
-    """The first load that takes so many sequences."""
-    return next(load for load in _LOADS if num_seqs <= load.max_seqs)
-
-
-def by_load(spec: FusedAttentionSpec, num_seqs: int) -> dict[str, Any]:
-    """Compile-time choices that follow from the number of sequences."""
-    of, load = spec.attention, load_of(num_seqs)
-    tile = load.tile_keys // max(1, of.head_dim * of.dtype.itemsize // 256)
-    return {
-        # Few sizes, so that few kernels are compiled for all the batches of a server.
-        "NUM_SEQS_PAD": next(size for size in _PADDED_SEQS if num_seqs <= size),
-        "TILE": tile,
-        "WHOLE": _WHOLE_KEYS // tile,
-        "EARLY": load.is_early,
-        "CHUNKS": load.merged_chunks,
-    }
-
-
-def constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices, but PDL and what follows from the number of sequences."""
-    of = spec.attention
-    group = of.num_heads // of.num_kv_heads
-    return {
-        "NUM_HEADS": of.num_heads,
-        "NUM_KV_HEADS": of.num_kv_heads,
-        "HEAD_DIM": of.head_dim,
-        "BLOCK_SIZE": of.block_size,
-        # A matrix product has at least 16 rows; the group's heads share them.
-        "ROWS": max(16, triton.next_power_of_2(group)),
-        "GROUP_PAD": triton.next_power_of_2(group),
-        "NORM": spec.norm_eps is not None,
-        "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
-    }
-
-
-def shared_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices of the kernel over shared prefixes, but PDL."""
-    of = spec.attention
-    group_pad = triton.next_power_of_2(of.num_heads // of.num_kv_heads)
-    wide = max(1, of.head_dim * of.dtype.itemsize // 256)
-    return {
-        "NUM_HEADS": of.num_heads,
-        "NUM_KV_HEADS": of.num_kv_heads,
-        "HEAD_DIM": of.head_dim,
-        "BLOCK_SIZE": of.block_size,
-        "GROUP_PAD": group_pad,
-        "MEMBERS": UNIT_MEMBERS,
-        "ROWS": min(_SHARED_ROWS // wide, UNIT_MEMBERS * group_pad),
-        "TILE": _SHARED_TILE // wide,
-        "NORM": spec.norm_eps is not None,
-        "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
-    }
-
-
-def sharing(is_shared: bool) -> dict[str, Any]:
-    """Compile-time choices of a decode step that may have shared prefixes, or has none."""
-    return {"SHARED": is_shared, "MEMBERS": UNIT_MEMBERS}
 
 
 # Qwen3's heads, an odd group of few dimensions, the widest heads.
