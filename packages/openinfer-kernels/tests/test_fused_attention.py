@@ -187,6 +187,17 @@ def test_triton_splits_long_sequences(
     _check(spec, problem, triton_device, "triton")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_seqs", [1, 7, 20])
+def test_split_sequences_in_real_shapes(num_seqs, random):
+    steps = [(1, 700 + 13 * index) for index in range(num_seqs)]
+    spec, problem = _problem((32, 8, 128), steps, torch.bfloat16, random)
+    expected, _ = _run(spec, problem, "cuda", "reference")
+    first, second = (_run(spec, problem, "cuda", "triton")[0] for _ in range(2))
+    assert torch.equal(first, second)
+    _assert_near(first, expected.cpu())
+
+
 # Lengths of sequences, and groups: their members, and tokens that they share.
 SHARING = {
     "all": ([50, 40, 33], [((1, 2, 0), 32)]),

@@ -22,6 +22,7 @@ from openinfer_kernels.fused_attention._triton_shared import shared_prefix_kerne
 from openinfer_kernels.fused_attention._triton_sizes import (
     MAX_SEQS,
     MERGING_REGISTERS,
+    NUM_STAGES,
     PREPARED_TOKENS,
     by_load,
     constexprs,
@@ -92,9 +93,9 @@ class _Fused:
         out = torch.empty(
             (len(qkv), spec.num_heads * spec.head_dim), dtype=qkv.dtype, device=device
         )
-        lse = torch.empty((num_units, num_kv_heads, group), dtype=torch.float32, device=device)
         shape = (num_units, num_kv_heads, group, spec.head_dim)
         acc = torch.empty(shape, dtype=torch.float32, device=device)
+        lse = torch.empty(shape, dtype=torch.float32, device=device)
         q_norm, k_norm = norm_weights or (None, None)
         kernel: Any = decode_kernel
         kernel[(num_units * num_kv_heads,)](
@@ -124,8 +125,8 @@ class _Fused:
             **sharing(step.shared is not None),
             **by_load(self._whole_spec, num_seqs),
             num_warps=4,
-            num_stages=3,
-            maxnreg=None if step.shared is None else MERGING_REGISTERS,
+            num_stages=NUM_STAGES,
+            maxnreg=load.registers if step.shared is None else MERGING_REGISTERS,
             **self._launch,
         )
         return out
@@ -168,7 +169,7 @@ class _Fused:
             PDL=self._has_pdl,
             **sizes,
             num_warps=4,
-            num_stages=3,
+            num_stages=NUM_STAGES,
             **self._launch,
         )
         return shared.rows, acc, lse
@@ -260,7 +261,7 @@ def _shared_case(dtype: torch.dtype, heads: tuple[int, int, int]) -> CompileCase
             "eps": "fp32",
         },
         constexprs=shared_constexprs(_compiled_spec(dtype, heads)),
-        num_stages=3,
+        num_stages=NUM_STAGES,
         has_pdl=True,
     )
 
@@ -317,6 +318,6 @@ def _decode_case(
             **by_load(spec, num_seqs),
             **sharing(is_shared),
         },
-        num_stages=3,
+        num_stages=NUM_STAGES,
         has_pdl=True,
     )

@@ -21,11 +21,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from openinfer_kernels.fused_attention._triton_parts import (
     accumulate,
+    cache_offsets,
     cache_tile,
+    head_norms,
+    head_pair,
     norm_weights,
     pick,
     prefetch,
     prepared,
+    rotation,
 )
 
 
@@ -35,25 +39,35 @@ def _merge(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    # Chunks first .. first + num_chunks of one sequence and key head, CHUNKS at a time: tensors
-    # are [chunks, heads of the group, dimensions].
-    heads = tl.arange(0, GROUP_PAD)[None, :, None]
-    dims = tl.arange(0, HEAD_DIM)[None, None, :]
-    top = tl.full([1, GROUP_PAD, 1], float("-inf"), tl.float32)
-    total = tl.zeros([1, GROUP_PAD, 1], tl.float32)
-    out = tl.zeros([1, GROUP_PAD, HEAD_DIM], tl.float32)
+    # Chunks first .. first + num_chunks of one sequence and key head, CHUNKS at a time, each a
+    # tensor [heads of the group, dimensions]: all loads of them are under way at once, and nothing
+    # has to move between threads: each element has its head's logarithm, maximum and sum.
+    heads = tl.arange(0, GROUP_PAD)[:, None]
+    dims = tl.arange(0, HEAD_DIM)[None, :]
+    top = tl.full([GROUP_PAD, HEAD_DIM], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
+    out = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
     for start in range(0, num_chunks, CHUNKS):
-        chunks = start + tl.arange(0, CHUNKS)[:, None, None]
-        mask = (chunks < num_chunks) & (heads < GROUP)
-        at = ((first + chunks) * NUM_KV_HEADS + kv_head) * GROUP + heads
-        acc = tl.load(acc_ptr + at * HEAD_DIM + dims, mask=mask, other=0.0, cache_modifier=".cg")
-        lse = tl.load(lse_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(lse, axis=0, keep_dims=True))
+        new_top = top
+        partials = ()
+        for i in tl.static_range(CHUNKS):
+            chunk = start + i
+            mask = (chunk < num_chunks) & (heads < GROUP) & (dims < HEAD_DIM)
+            at = ((first + chunk) * NUM_KV_HEADS + kv_head) * GROUP + heads
+            at = at * HEAD_DIM + dims
+            lse = tl.load(lse_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+            acc = tl.load(acc_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
+            partials = partials + ((lse, acc),)  # type: ignore[assignment]  # noqa: RUF005
+        for i in tl.static_range(CHUNKS):
+            new_top = tl.maximum(new_top, partials[i][0])
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(lse - shift)
         decay = tl.exp2(top - shift)
-        total = total * decay + tl.sum(weights, axis=0, keep_dims=True)
-        out = out * decay + tl.sum(acc * weights, axis=0, keep_dims=True)
+        total = total * decay
+        out = out * decay
+        for i in tl.static_range(CHUNKS):
+            weight = tl.exp2(partials[i][0] - shift)
+            total += weight
+            out += partials[i][1] * weight
         top = new_top
     out = out / tl.where(total > 0.0, total, 1.0)
     dtype = target_ptr.dtype.element_ty
@@ -124,14 +138,13 @@ def decode_kernel(
     NUM_SEQS_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     GROUP_PAD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, CHUNKS: tl.constexpr,
-    EARLY: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
-    PRECISION: tl.constexpr, SHARED: tl.constexpr, MEMBERS: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr,
+    MEMBERS: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     WIDTH: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    HALF: tl.constexpr = HEAD_DIM // 2
     unit = tl.program_id(0) // NUM_KV_HEADS
     kv_head = tl.program_id(0) % NUM_KV_HEADS
 
@@ -163,90 +176,82 @@ def decode_kernel(
     end = tl.where(num_chunks > 1, tl.minimum(begin + chunk, num_older), num_older)
     is_last = unit == first_unit + num_chunks - 1
 
-    # What is read before the wait is older kernels' work. The first keys are too: with EARLY they
-    # wait in registers, which few programs have to spare, else in the cache.
+    # What is read before the wait is older kernels' work. The first keys are too: they wait in
+    # registers, or in the cache where merging with what is shared needs those.
+    keys = begin + tl.arange(0, TILE)
     dims = tl.arange(0, HEAD_DIM)
     table_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
-    keys = begin + tl.arange(0, TILE)
-    is_key = keys < end
-    if EARLY:
-        k = cache_tile(
-            k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
-            BLOCK_SIZE, WIDTH, HEAD_DIM,
-        )  # fmt: skip
-        v = cache_tile(
-            v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
-            BLOCK_SIZE, WIDTH, HEAD_DIM,
-        )  # fmt: skip
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    if not SHARED:
+        offsets = cache_offsets(block, keys, block_stride, kv_head, BLOCK_SIZE, WIDTH, HEAD_DIM)
+        k = cache_tile(k_cache_ptr, offsets, keys < end, dims)
+        v = cache_tile(v_cache_ptr, offsets, keys < end, dims)
     elif PDL:
         ahead = begin + tl.arange(0, 2 * TILE)
         prefetch(
-            k_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
-            BLOCK_SIZE, WIDTH, HEAD_DIM,
-        )  # fmt: skip
-        prefetch(
-            v_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
+            k_cache_ptr, v_cache_ptr, table_ptr, ahead, end, block_stride, kv_head,
             BLOCK_SIZE, WIDTH, HEAD_DIM,
         )  # fmt: skip
     token = tl.load(cu_seqlens_q_ptr + seq).to(tl.int64)
     # A padding sequence may own no row: its token lies past the others.
     owns_row = tl.load(cu_seqlens_q_ptr + seq + 1) > token
     slot = tl.load(slot_mapping_ptr + token, mask=owns_row, other=0)
+    # Rows are the group's query heads, then the new key. All that rows are prepared with is loaded
+    # as they are, so that nothing has to move between threads.
+    rows = tl.arange(0, ROWS)
+    is_row = (rows < GROUP) & owns_row
+    is_new = (rows == GROUP) & owns_row
+    heads = tl.where(rows < GROUP, kv_head * GROUP + rows, NUM_HEADS + kv_head)
     # A decode step's token is its sequence's last.
-    angles = cos_sin_ptr + tl.maximum(num_older, 0).to(tl.int64) * HEAD_DIM + dims % HALF
-    cos = tl.load(angles)
-    sin = tl.load(angles + HALF)
-    q_norm, q_norm_partner = norm_weights(q_norm_ptr, cos, dims, HEAD_DIM, NORM)
-    k_norm, k_norm_partner = norm_weights(k_norm_ptr, cos, dims, HEAD_DIM, NORM)
+    positions = tl.maximum(num_older, 0).to(tl.int64) + tl.zeros([ROWS], tl.int64)
+    cos, sin = rotation(cos_sin_ptr, positions, dims, HEAD_DIM)
+    norm, norm_partner = head_norms(q_norm_ptr, k_norm_ptr, is_row, is_new, dims, HEAD_DIM, NORM)
     if PDL and not SHARED:
         # With SHARED the kernel in front has waited for this one, too.
         gdc_wait()
 
-    rows = tl.arange(0, ROWS)
-    is_row = (rows < GROUP) & owns_row
-    heads = kv_head * GROUP + rows
     row_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
-    q = prepared(
-        row_ptr, heads[:, None] * HEAD_DIM, is_row[:, None], q_norm[None, :],
-        q_norm_partner[None, :], cos[None, :], sin[None, :], dims[None, :], eps, 1, HEAD_DIM, NORM,
-    )  # fmt: skip
-    k_ptr = row_ptr + (NUM_HEADS + kv_head) * HEAD_DIM
-    new_k = prepared(
-        k_ptr, 0, (dims < HEAD_DIM) & owns_row, k_norm, k_norm_partner, cos, sin, dims, eps, 0,
-        HEAD_DIM, NORM,
-    )  # fmt: skip
-    new_v = tl.load(k_ptr + WIDTH + dims, mask=(dims < HEAD_DIM) & owns_row, other=0.0)
+    q, partner = head_pair(row_ptr, heads * HEAD_DIM, is_row | is_new, dims, HEAD_DIM)
+    v_ptr = row_ptr + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM
+    new_v = tl.load(v_ptr + dims, mask=(dims < HEAD_DIM) & owns_row, other=0.0)
+    q = prepared(q, partner, norm, norm_partner, cos, sin, dims, eps, HEAD_DIM, NORM)
     target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * WIDTH
     target += kv_head * HEAD_DIM
-    is_written = (dims < HEAD_DIM) & is_last & owns_row
-    tl.store(k_cache_ptr + target + dims, new_k, mask=is_written)
-    tl.store(v_cache_ptr + target + dims, new_v, mask=is_written)
+    k_targets = k_cache_ptr + target + dims[None, :] + rows[:, None] * 0
+    tl.store(k_targets, q, mask=(is_new & is_last)[:, None] & (dims < HEAD_DIM)[None, :])
+    tl.store(v_cache_ptr + target + dims, new_v, mask=(dims < HEAD_DIM) & is_last & owns_row)
 
-    # The softmax begins with the new token, in the chunk that it belongs to.
+    # The softmax begins with the new token, in the chunk that it belongs to. Totals are summed up
+    # behind the last tile.
     log2_scale = scale * 1.4426950408889634
-    score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], axis=1) * log2_scale
     has_new = is_last & (seq_len > 0)
-    maximum = tl.where(has_new, score, float("-inf"))
-    total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    own = tl.dot(q, tl.trans(q), input_precision=PRECISION) * log2_scale
+    maximum = tl.max(tl.where((rows == GROUP)[None, :] & has_new, own, float("-inf")), axis=1)
+    total = tl.where((tl.arange(0, TILE) == 0) & has_new, 1.0, 0.0)[None, :]
+    total += tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.where(has_new, new_v.to(tl.float32), 0.0)[None, :]
     acc += tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    if EARLY:
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
-        maximum, total, acc = accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+    if not SHARED:
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        maximum, total, acc = accumulate(
+            scores, v, keys < end, maximum, total, acc, log2_scale, PRECISION
+        )
         begin += TILE
+        keys += TILE
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
-        is_key = keys < end
-        k = cache_tile(
-            k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
-            BLOCK_SIZE, WIDTH, HEAD_DIM,
-        )  # fmt: skip
-        v = cache_tile(
-            v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
-            BLOCK_SIZE, WIDTH, HEAD_DIM,
-        )  # fmt: skip
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log2_scale
-        maximum, total, acc = accumulate(scores, v, is_key, maximum, total, acc, PRECISION)
+        offsets = cache_offsets(block, keys, block_stride, kv_head, BLOCK_SIZE, WIDTH, HEAD_DIM)
+        k = cache_tile(k_cache_ptr, offsets, keys < end, dims)
+        v = cache_tile(v_cache_ptr, offsets, keys < end, dims)
+        # A tile's blocks are found one tile before, so that its copies need not wait for them.
+        after = keys + TILE
+        block = tl.load(table_ptr + after // BLOCK_SIZE, mask=after < end, other=0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        maximum, total, acc = accumulate(
+            scores, v, keys < end, maximum, total, acc, log2_scale, PRECISION
+        )
+    total = tl.sum(total, axis=1)
 
     if SHARED:
         if PDL:
@@ -261,14 +266,16 @@ def decode_kernel(
     denominator = tl.where(total > 0.0, total, 1.0)
     acc = acc / denominator[:, None]
     target_ptr = out_ptr + (token * NUM_HEADS + kv_head * GROUP) * HEAD_DIM
-    offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+    places = rows[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
     if num_chunks == 1:
-        tl.store(target_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None])
+        tl.store(target_ptr + places, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None])
     else:
         mine = tl.program_id(0).to(tl.int64)
         lse = tl.where(total > 0.0, maximum + tl.log2(denominator), float("-inf"))
-        tl.store(lse_ptr + mine * GROUP + rows, lse, mask=rows < GROUP)
-        tl.store(acc_ptr + mine * (GROUP * HEAD_DIM) + offsets, acc, mask=(rows < GROUP)[:, None])
+        lse = lse[:, None] + tl.zeros([ROWS, HEAD_DIM], tl.float32)
+        places += mine * (GROUP * HEAD_DIM)
+        tl.store(lse_ptr + places, lse, mask=(rows < GROUP)[:, None])
+        tl.store(acc_ptr + places, acc, mask=(rows < GROUP)[:, None])
         tl.debug_barrier()
         count_ptr += seq * NUM_KV_HEADS + kv_head
         arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel")
@@ -290,40 +297,39 @@ def prepare_kernel(
     """Program (head, tokens): queries to a tensor of their own, keys and values to the cache."""
     if PDL:
         gdc_launch_dependents()
-    HALF: tl.constexpr = HEAD_DIM // 2
     head = tl.program_id(0)
     tokens = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    is_token = (tokens < num_tokens)[:, None]
-    dims = tl.arange(0, HEAD_DIM)[None, :]
+    is_token = tokens < num_tokens
+    dims = tl.arange(0, HEAD_DIM)
     is_query = head < NUM_HEADS
     if is_query:
-        target = (tokens * NUM_HEADS + head)[:, None] * HEAD_DIM
+        target = (tokens * NUM_HEADS + head) * HEAD_DIM
     else:
         kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
-        slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=0)
+        slot = tl.load(slot_mapping_ptr + tokens, mask=is_token, other=0)
         row = (slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        target = ((slot // BLOCK_SIZE) * block_stride + row)[:, None]
-    source = (tokens * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * HEAD_DIM
+        target = (slot // BLOCK_SIZE) * block_stride + row
+    source = (tokens * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
+    targets = target[:, None] + dims[None, :]
     if head < NUM_HEADS + NUM_KV_HEADS:
-        position = tl.load(positions_ptr + tokens, mask=tokens < num_tokens, other=0)
-        angles = cos_sin_ptr + position[:, None] * HEAD_DIM + dims % HALF
-        cos = tl.load(angles)
-        sin = tl.load(angles + HALF)
+        position = tl.load(positions_ptr + tokens, mask=is_token, other=0)
+        cos, sin = rotation(cos_sin_ptr, position, dims, HEAD_DIM)
         norm_ptr = q_norm_ptr
         if NORM:
             norm_ptr = q_norm_ptr if is_query else k_norm_ptr
-        norm, norm_partner = norm_weights(norm_ptr, cos, dims, HEAD_DIM, NORM)
+        norm, norm_partner = norm_weights(norm_ptr, dims, HEAD_DIM, NORM)
         if PDL:
             gdc_wait()
-        x = prepared(
-            qkv_ptr, source, is_token, norm, norm_partner, cos, sin, dims, eps, 1, HEAD_DIM, NORM
-        )
+        x, partner = head_pair(qkv_ptr, source, is_token, dims, HEAD_DIM)
+        x = prepared(x, partner, norm, norm_partner, cos, sin, dims, eps, HEAD_DIM, NORM)
         if is_query:
-            tl.store(q_out_ptr + target + dims, x, mask=is_token)
+            tl.store(q_out_ptr + targets, x, mask=is_token[:, None])
         else:
-            tl.store(k_cache_ptr + target + dims, x, mask=is_token)
+            tl.store(k_cache_ptr + targets, x, mask=is_token[:, None])
     else:
         if PDL:
             gdc_wait()
-        value = tl.load(qkv_ptr + source + dims, mask=is_token, other=0.0)
-        tl.store(v_cache_ptr + target + dims, value, mask=is_token)
+        value = tl.load(
+            qkv_ptr + source[:, None] + dims[None, :], mask=is_token[:, None], other=0.0
+        )
+        tl.store(v_cache_ptr + targets, value, mask=is_token[:, None])

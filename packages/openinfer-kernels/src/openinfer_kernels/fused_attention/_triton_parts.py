@@ -21,27 +21,71 @@ def normed(x, weight, scale):
 
 
 @triton.jit
-def prepared(
-    x_ptr, offsets, mask, norm, norm_partner, cos, sin, dims, eps, AXIS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    # Heads at `offsets` of their first dimension, normalised and rotated. The partner of a
-    # dimension is loaded again rather than moved between threads.
+def head_pair(x_ptr, offsets, mask, dims, HEAD_DIM: tl.constexpr):
+    """Heads at `offsets` of their first dimension, and each dimension's partner in the rotation.
+
+    The partner is loaded again rather than moved between threads, and at once: the two loads wait
+    for memory together.
+    """
+    partner = (dims + HEAD_DIM // 2) % HEAD_DIM
+    at = x_ptr + offsets[:, None]
+    x = tl.load(at + dims[None, :], mask=mask[:, None], other=0.0)
+    y = tl.load(at + partner[None, :], mask=mask[:, None], other=0.0)
+    return x, y
+
+
+@triton.jit
+def rotation(cos_sin_ptr, positions, dims, HEAD_DIM: tl.constexpr):
+    """Cosines and sines for the heads of each position: [positions, dims]."""
     HALF: tl.constexpr = HEAD_DIM // 2
-    partner = (dims + HALF) % HEAD_DIM
-    x = tl.load(x_ptr + offsets + dims, mask=mask, other=0.0)
-    y = tl.load(x_ptr + offsets + partner, mask=mask, other=0.0)
-    dtype = x.dtype
+    angles = cos_sin_ptr + positions[:, None] * HEAD_DIM + (dims % HALF)[None, :]
+    return tl.load(angles), tl.load(angles + HALF)
+
+
+@triton.jit
+def norm_weights(norm_ptr, dims, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
+    """Weights for each dimension of heads, and for its partner in the rotation."""
+    norm = 0.0
+    norm_partner = 0.0
     if NORM:
-        wide = x.to(tl.float32)
-        mean = tl.sum(wide * wide, axis=AXIS, keep_dims=True) / HEAD_DIM
+        norm = tl.load(norm_ptr + dims[None, :])
+        norm_partner = tl.load(norm_ptr + ((dims + HEAD_DIM // 2) % HEAD_DIM)[None, :])
+    return norm, norm_partner
+
+
+@triton.jit
+def head_norms(
+    q_norm_ptr, k_norm_ptr, is_query, is_key, dims, HEAD_DIM: tl.constexpr, NORM: tl.constexpr
+):
+    """`norm_weights` of heads that are queries or keys: as heads are loaded, a row for each."""
+    norm = 0.0
+    norm_partner = 0.0
+    if NORM:
+        partner = (dims + HEAD_DIM // 2) % HEAD_DIM
+        at = dims[None, :] + is_query.to(tl.int32)[:, None] * 0
+        at_partner = partner[None, :] + is_query.to(tl.int32)[:, None] * 0
+        norm = tl.load(q_norm_ptr + at, mask=is_query[:, None], other=0.0)
+        norm += tl.load(k_norm_ptr + at, mask=is_key[:, None], other=0.0)
+        norm_partner = tl.load(q_norm_ptr + at_partner, mask=is_query[:, None], other=0.0)
+        norm_partner += tl.load(k_norm_ptr + at_partner, mask=is_key[:, None], other=0.0)
+    return norm, norm_partner
+
+
+@triton.jit
+def prepared(
+    x, partner, norm, norm_partner, cos, sin, dims, eps, HEAD_DIM: tl.constexpr, NORM: tl.constexpr
+):
+    """Heads, normalised and rotated."""
+    dtype = x.dtype
+    wide = x.to(tl.float32)
+    wide_partner = partner.to(tl.float32)
+    if NORM:
+        mean = tl.sum(wide * wide, axis=1, keep_dims=True) / HEAD_DIM
         scale = 1.0 / tl.sqrt(mean + eps)
-        wide_x = normed(x, norm, scale)
-        wide_y = normed(y, norm_partner, scale)
-    else:
-        wide_x = x.to(tl.float32)
-        wide_y = y.to(tl.float32)
-    return (wide_x * cos + tl.where(dims < HALF, -wide_y, wide_y) * sin).to(dtype)
+        wide = normed(x, norm, scale)
+        wide_partner = normed(partner, norm_partner, scale)
+    is_first = (dims < HEAD_DIM // 2)[None, :]
+    return (wide * cos + tl.where(is_first, -wide_partner, wide_partner) * sin).to(dtype)
 
 
 @triton.jit
@@ -76,52 +120,57 @@ def prepared_halves(
 
 
 @triton.jit
-def norm_weights(norm_ptr, cos, dims, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
-    # For each dimension and for its partner in the rotation. Without a norm, whatever is there.
-    norm = cos
-    norm_partner = cos
-    if NORM:
-        norm = tl.load(norm_ptr + dims)
-        norm_partner = tl.load(norm_ptr + (dims + HEAD_DIM // 2) % HEAD_DIM)
-    return norm, norm_partner
-
-
-@triton.jit
-def cache_tile(
-    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims,
+def cache_offsets(
+    block, keys, block_stride, kv_head,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
-    return tl.load(cache_ptr + offset[:, None] + dims[None, :], mask=is_key[:, None], other=0.0)
+    """Where keys, or values, of a head begin, which lie in these blocks."""
+    return block.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
 
 
 @triton.jit
-def accumulate(scores, v, is_key, maximum, total, acc, PRECISION: tl.constexpr):
+def cache_tile(cache_ptr, offsets, is_key, dims, MASKED: tl.constexpr = True):
+    ptrs = cache_ptr + offsets[:, None] + dims[None, :]
+    if MASKED:
+        return tl.load(ptrs, mask=is_key[:, None], other=0.0)
+    return tl.load(ptrs)
+
+
+@triton.jit
+def accumulate(scores, v, is_key, maximum, total, acc, log2_scale, PRECISION: tl.constexpr):
+    # A step of the online softmax in base 2; `total` has a column for each key of a tile.
     scores = tl.where(is_key[None, :], scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
     shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores * log2_scale - shift[:, None])
     decay = tl.exp2(maximum - shift)
-    total = total * decay + tl.sum(weights, axis=1)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    total = total * decay[:, None] + weights
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
     return new_maximum, total, acc
 
 
 @triton.jit
 def prefetch(
-    cache_ptr, table_ptr, keys, is_key, block_stride, kv_head,
+    k_cache_ptr, v_cache_ptr, table_ptr, keys, end, block_stride, kv_head,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    # Into the L2 cache, a line of 128 bytes at a time. Keys that are none fetch block 0.
+    """Keys and values into the L2 cache. The last one stands for keys that are none."""
+    keys = tl.minimum(keys, tl.maximum(end - 1, 0))
+    block = tl.load(table_ptr + keys // BLOCK_SIZE)
+    offsets = cache_offsets(block, keys, block_stride, kv_head, BLOCK_SIZE, WIDTH, HEAD_DIM)
+    _prefetch_lines(k_cache_ptr, offsets, HEAD_DIM)
+    _prefetch_lines(v_cache_ptr, offsets, HEAD_DIM)
+
+
+@triton.jit
+def _prefetch_lines(cache_ptr, offsets, HEAD_DIM: tl.constexpr):
+    # A line of 128 bytes at a time.
     LINE: tl.constexpr = 1024 // cache_ptr.dtype.element_ty.primitive_bitwidth
-    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-    offset = block * block_stride + (keys % BLOCK_SIZE) * WIDTH + kv_head * HEAD_DIM
     lines = tl.arange(0, (HEAD_DIM + LINE - 1) // LINE) * LINE
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
-        [(cache_ptr + offset[:, None] + lines[None, :]).to(tl.int64)],
+        [(cache_ptr + offsets[:, None] + lines[None, :]).to(tl.int64)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

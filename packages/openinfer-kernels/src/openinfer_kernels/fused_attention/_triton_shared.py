@@ -16,34 +16,40 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from openinfer_kernels.fused_attention._triton_parts import (
+    cache_offsets,
+    cache_tile,
     prefetch,
     prepared_halves,
 )
-from openinfer_kernels.paged_attention._triton_prefill import load_tile, softmax_step
+from openinfer_kernels.paged_attention._triton_prefill import softmax_step
 
 
 @triton.jit
 def _attend(
-    q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, start, end, block_stride, kv_head,
+    q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, block, start, end, block_stride, kv_head,
     maximum, total, acc, scale,
     LAYOUT: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # A tile of keys; queries and keys are multiplied half by half.
+    # A tile of keys, whose blocks are known; queries and keys are multiplied half by half. The
+    # blocks of the next tile are found meanwhile.
     HALF: tl.constexpr = LAYOUT[2] // 2
     keys = start + tl.arange(0, TILE)
     is_key = keys < end
-    dims = tl.arange(0, HALF)
-    k = load_tile(k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims, LAYOUT, MASKED)
-    k_second = load_tile(
-        k_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, dims + HALF, LAYOUT, MASKED
+    after = keys + TILE
+    offsets = cache_offsets(
+        block, keys, block_stride, kv_head, LAYOUT[0], LAYOUT[1] * LAYOUT[2], LAYOUT[2]
     )
-    v = load_tile(
-        v_cache_ptr, table_ptr, keys, is_key, block_stride, kv_head, tl.arange(0, LAYOUT[2]),
-        LAYOUT, MASKED,
-    )  # fmt: skip
+    dims = tl.arange(0, HALF)
+    k = cache_tile(k_cache_ptr, offsets, is_key, dims, MASKED)
+    k_second = cache_tile(k_cache_ptr, offsets, is_key, dims + HALF, MASKED)
+    v = cache_tile(v_cache_ptr, offsets, is_key, tl.arange(0, LAYOUT[2]), MASKED)
+    block = tl.load(table_ptr + after // LAYOUT[0], mask=after < end, other=0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = tl.dot(q_second, tl.trans(k_second), scores, input_precision=PRECISION)
-    return softmax_step(scores, v, is_key[None, :], maximum, total, acc, scale, MASKED, PRECISION)
+    maximum, total, acc = softmax_step(
+        scores, v, is_key[None, :], maximum, total, acc, scale, MASKED, PRECISION
+    )
+    return maximum, total, acc, block
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -83,11 +89,7 @@ def shared_prefix_kernel(
     if PDL:
         ahead = begin + tl.arange(0, 2 * TILE)
         prefetch(
-            k_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
-            BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
-        )  # fmt: skip
-        prefetch(
-            v_cache_ptr, table_ptr, ahead, ahead < end, block_stride, kv_head,
+            k_cache_ptr, v_cache_ptr, table_ptr, ahead, end, block_stride, kv_head,
             BLOCK_SIZE, NUM_KV_HEADS * HEAD_DIM, HEAD_DIM,
         )  # fmt: skip
         gdc_wait()
@@ -104,16 +106,18 @@ def shared_prefix_kernel(
     maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    keys = begin + tl.arange(0, TILE)
+    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
     whole = begin + (end - begin) // TILE * TILE
     for start in range(begin, whole, TILE):
-        maximum, total, acc = _attend(
-            q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, start, end, block_stride, kv_head,
-            maximum, total, acc, scale, LAYOUT, TILE, False, PRECISION,
+        maximum, total, acc, block = _attend(
+            q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, block, start, end, block_stride,
+            kv_head, maximum, total, acc, scale, LAYOUT, TILE, False, PRECISION,
         )  # fmt: skip
     if whole < end:
-        maximum, total, acc = _attend(
-            q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, whole, end, block_stride, kv_head,
-            maximum, total, acc, scale, LAYOUT, TILE, True, PRECISION,
+        maximum, total, acc, block = _attend(
+            q, q_second, k_cache_ptr, v_cache_ptr, table_ptr, block, whole, end, block_stride,
+            kv_head, maximum, total, acc, scale, LAYOUT, TILE, True, PRECISION,
         )  # fmt: skip
     row = (unit.to(tl.int64) * NUM_KV_HEADS + kv_head) * (MEMBERS * GROUP_PAD) + part * ROWS + rows
     tl.store(lse_ptr + row, maximum + tl.log2(total), mask=is_row)

@@ -19,23 +19,22 @@ class Load(NamedTuple):
         max_seqs: Sequences at most.
         extra_programs: Beyond one a sequence and key head: what long sequences are split into.
         tile_keys: Keys attended to at a time, of 128 dimensions in 16 bits.
-        is_early: Whether a program's first tile waits in registers; few programs have them to
-            spare.
         merged_chunks: Chunks merged at a time.
+        registers: Of a thread at most, so that enough programs run at a time; None for any.
     """
 
     max_seqs: int
     extra_programs: int
     tile_keys: int
-    is_early: bool
     merged_chunks: int
+    registers: int | None
 
 
 # As found on an H200, with 8 key heads and lengths of 100 to 16,384.
 LOADS = (
-    Load(4, 528, 128, True, 16),
-    Load(8, 400, 64, True, 16),
-    Load(MAX_SEQS, 528, 64, False, 4),
+    Load(4, 264, 128, 8, None),
+    Load(8, 256, 64, 8, None),
+    Load(MAX_SEQS, 528, 64, 4, 128),
 )
 # Keys of a sequence that one program attends to alone: merging takes longer than reading.
 WHOLE_KEYS = 256
@@ -43,6 +42,9 @@ WHOLE_KEYS = 256
 # heads of so many members; keys of a tile.
 _SHARED_ROWS = 64
 _SHARED_TILE = 64
+# One tile of keys and values on its way beside the one attended to: the blocks of a tile are known
+# before its turn. What more needs leaves room for fewer programs at a time.
+NUM_STAGES = 2
 # Registers of a thread that also merges; else it takes more, and fewer programs run at a time.
 MERGING_REGISTERS = 128
 # Tokens of one head that a program of a prefill prepares.
@@ -76,7 +78,6 @@ def by_load(spec: FusedAttentionSpec, num_seqs: int) -> dict[str, Any]:
         "NUM_SEQS_PAD": next(size for size in _PADDED_SEQS if num_seqs <= size),
         "TILE": tile,
         "WHOLE": WHOLE_KEYS // tile,
-        "EARLY": load.is_early,
         "CHUNKS": load.merged_chunks,
     }
 
@@ -90,8 +91,8 @@ def constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
         "NUM_KV_HEADS": of.num_kv_heads,
         "HEAD_DIM": of.head_dim,
         "BLOCK_SIZE": of.block_size,
-        # A matrix product has at least 16 rows; the group's heads share them.
-        "ROWS": max(16, triton.next_power_of_2(group)),
+        # The group's heads and the new key; a matrix product has at least 16 rows.
+        "ROWS": max(16, triton.next_power_of_2(group + 1)),
         "GROUP_PAD": triton.next_power_of_2(group),
         "NORM": spec.norm_eps is not None,
         "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
