@@ -400,3 +400,20 @@ def test_draws_follow_the_distribution(backend, row, triton_device):
     assert (observed[expected == 0] == 0).all()
     is_kept = expected > 0
     assert stats.chisquare(observed[is_kept], expected[is_kept]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("table", ["counts", "bias"])
+@pytest.mark.parametrize("num_ids", [0, 1, 1000])
+def test_numbers_are_entered_in_one_row_alone(backend, table, num_ids, triton_device, random):
+    spec = SampleSpec(vocab_size=1333, num_slots=3, max_rows=3)  # rows begin at odd addresses
+    device = backend_device(backend, triton_device)
+    state = spec.allocate(device)
+    draw = plan_sample(spec, state, device, backend)
+    rows = getattr(state, table).fill_(7)
+    ids = torch.randperm(1333)[:num_ids].numpy()
+    values = (random(num_ids) * 100).to(rows.dtype).numpy()
+    draw.enter(rows[1], ids, values)
+    expected = np.full((3, 1333), 7, values.dtype)
+    expected[1, ids] = values
+    np.testing.assert_array_equal(rows.cpu().numpy(), expected)

@@ -5,6 +5,7 @@ controls pays nothing for those with, and no step asks the device.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from openinfer_kernels import (
     Needs,
     SampleRows,
     SampleSpec,
+    SampleState,
     upload,
 )
 from openinfer_sampler.errors import RowTooSmall
@@ -52,14 +54,27 @@ TokenIds = npt.NDArray[np.uint32]
 class SamplingRows:
     """Sampling parameters by slot.
 
+    Args:
+        spec: of the tables.
+        state: the tables.
+        enter: of the `openinfer_kernels.Sample` over them.
+        device: where they are.
+
     Attributes:
-        state: the tables of `openinfer_kernels.Sample`.
+        state: the tables.
     """
 
-    def __init__(self, spec: SampleSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: SampleSpec,
+        state: SampleState,
+        enter: Callable[[torch.Tensor, Indices, npt.NDArray[Any]], None],
+        device: torch.device,
+    ) -> None:
         self._spec = spec
         self._device = device
-        self.state = spec.allocate(device)
+        self._enter = enter
+        self.state = state
         num_slots = spec.num_slots
         self._host = np.zeros((num_slots, Column.STOP_IDS + spec.max_stop_ids), np.int64)
         self._needs = np.zeros(num_slots, np.int64)
@@ -242,14 +257,6 @@ class SamplingRows:
         counts = np.bincount(at[len(prompt) :], minlength=len(unique)).astype(np.int32)
         counts[at[: len(prompt)]] += IN_PROMPT
         self._enter(self.state.counts[slot].zero_(), unique.astype(np.int64), counts)
-
-    def _enter(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any]) -> None:
-        """Writes numbers of a row, no id twice.
-
-        By one operator for all: each that is ever used on a GPU holds host memory from then on; one
-        that adds at an index 67 MB, one that fills one 25.
-        """
-        row.index_copy_(0, upload(ids, self._device), upload(values, self._device))
 
     def _set_bad_words(
         self, slot: int, words: list[Indices], output: TokenIds, first_output: int

@@ -129,8 +129,9 @@ class Sampler:
             max_rows=num_slots,
             max_stop_ids=max(1, max_stop_token_ids + len(eos_token_ids)),
         )
-        self._rows = SamplingRows(spec, self._device)
-        self._draw = plan_sample(spec, self._rows.state, self._device, backend)
+        state = spec.allocate(self._device)
+        self._draw = plan_sample(spec, state, self._device, backend)
+        self._rows = SamplingRows(spec, state, self._draw.enter, self._device)
         scored = ScoreTokensSpec(vocab_size=vocab_size, max_rows=num_slots)
         self._score = plan_score_tokens(scored, self._device)
 

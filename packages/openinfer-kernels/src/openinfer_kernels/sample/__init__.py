@@ -11,7 +11,7 @@ the rows (`SampleRows.needs`) to leave work out; it never waits for the device.
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -228,6 +228,16 @@ class Sample(Protocol):
             logits: [n, vocab_size], any float dtype, contiguous rows, left as they are; they are
                 computed with in float32.
             rows: whose they are.
+        """
+        ...
+
+    def enter(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any], /) -> None:
+        """Writes numbers of one row of `SampleState.bias` or `counts`; enqueues and returns.
+
+        Args:
+            row: [vocab_size], the row.
+            ids: [m], where, on the host; none twice.
+            values: [m], int32 or float32 as the row has them, on the host.
         """
         ...
 

@@ -1,5 +1,8 @@
 """What changes logits before the temperature, in torch: masks, bias, penalties."""
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 
 from openinfer_kernels._upload import upload
@@ -12,6 +15,11 @@ from openinfer_kernels.sample import (
     SampleRows,
     SampleState,
 )
+
+
+def enter(row: torch.Tensor, ids: Indices, values: npt.NDArray[Any]) -> None:
+    """See `Sample.enter`."""
+    row.index_copy_(0, upload(ids, row.device), upload(values, row.device))
 
 
 def floats(table: torch.Tensor, column: Column) -> torch.Tensor:

@@ -15,6 +15,7 @@ from openinfer_kernels.sample import (
     SampleSpec,
     SampleState,
 )
+from openinfer_kernels.sample._controls import enter
 from openinfer_kernels.sample._random import counters, random_bits, row_keys
 
 
@@ -30,6 +31,7 @@ def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sa
 
 class _Reference:
     is_recordable = False
+    enter = staticmethod(enter)
 
     def __init__(self, state: SampleState) -> None:
         self._state = state

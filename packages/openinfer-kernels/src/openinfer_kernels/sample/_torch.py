@@ -11,7 +11,7 @@ from openinfer_kernels.sample import (
     SampleSpec,
     SampleState,
 )
-from openinfer_kernels.sample._controls import constrain, count, floats
+from openinfer_kernels.sample._controls import constrain, count, enter, floats
 from openinfer_kernels.sample._filter import filter_
 from openinfer_kernels.sample._random import counters, gumbel_noise, random_bits, row_keys
 
@@ -30,6 +30,7 @@ class TorchSample:
     """A bound `sample`. What it does with a step's scores may be replaced."""
 
     is_recordable = False  # it works on the rows that the host knows to need it
+    enter = staticmethod(enter)
 
     def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
         self._state = state

@@ -7,6 +7,8 @@
 3. `row_kernel`, a program a row: merges the blocks, and filters where a row asks for it.
 4. `process_kernel`, where processed scores are wanted.
 
+`enter_kernel` fills in a row's bias or counts before its first step.
+
 **Filters without a sort.** The k-th largest group maximum is at most the k-th largest score, so the
 scores from it on are few and hold all that top-k leaves. They are gathered, and bisection over the
 bits of a float finds the exact thresholds among them. Rows without a small k draw from all tokens
@@ -20,6 +22,7 @@ Groups whose maximum is too low are never read again. Sums have the same order w
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
@@ -33,6 +36,7 @@ from openinfer_kernels._upload import upload
 from openinfer_kernels.sample import (
     Column,
     Drawn,
+    Indices,
     Needs,
     Sample,
     SampleRows,
@@ -42,6 +46,7 @@ from openinfer_kernels.sample import (
 from openinfer_kernels.sample._triton_kernels import (
     ban_kernel,
     block_kernel,
+    enter_kernel,
     process_kernel,
     row_kernel,
 )
@@ -54,6 +59,7 @@ _CANDIDATES = 4096
 _LISTED_IDS = 4096
 _MAX_GROUPS = 4096
 _MAX_SMALL_K = 1024
+_ENTERED = 512
 
 
 def supports(spec: SampleSpec, device: torch.device) -> str | None:
@@ -205,6 +211,16 @@ class _TritonSample:
         )  # fmt: skip
         return processed
 
+    def enter(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any]) -> None:
+        """See `Sample.enter`."""
+        # By a kernel of our own: torch's operators for it hold 25 MB of the host's memory and more.
+        if len(ids) == 0:
+            return
+        packed = upload(np.stack((ids.astype(np.int32), values.view(np.int32))), row.device)
+        kernel: Any = enter_kernel
+        grid = (triton.cdiv(len(ids), _ENTERED),)
+        kernel[grid](row.view(torch.int32), packed, len(ids), BLOCK=_ENTERED, num_warps=4)
+
     def _ban(self, rows: SampleRows, num_rows: int) -> None:
         state = self._state
         masks = mask_rows = state.table  # not read
@@ -279,6 +295,12 @@ def _controls_cases(spec: SampleSpec) -> list[CompileCase]:
     rows = {"slots": "*i64", "positions": "*i64", "table_ptr": "*i64", "recent_ptr": "*i32"}
     bans = {"bans_ptr": "*i32", "is_banned_ptr": "*i32"}
     return [
+        CompileCase(
+            name="sample.enter",
+            kernel=enter_kernel,
+            signature={"row_ptr": "*i32", "packed_ptr": "*i32", "num_ids": "i32"},
+            constexprs={"BLOCK": _ENTERED},
+        ),
         CompileCase(
             name="sample.ban",
             kernel=ban_kernel,

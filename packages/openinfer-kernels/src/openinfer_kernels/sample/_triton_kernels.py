@@ -37,6 +37,16 @@ from openinfer_kernels.sample._triton_scores import (
 )
 
 
+@triton.jit(do_not_specialize=["num_ids"], do_not_specialize_on_alignment=["row_ptr"])
+def enter_kernel(row_ptr, packed_ptr, num_ids, BLOCK: tl.constexpr):
+    """Numbers of one row of a table: `packed_ptr` has ids, then what goes there."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = at < num_ids
+    ids = tl.load(packed_ptr + at, mask=is_inside, other=0)
+    values = tl.load(packed_ptr + num_ids + at, mask=is_inside, other=0)
+    tl.store(row_ptr + ids, values, mask=is_inside)
+
+
 @triton.jit
 def _ban(bans, ids, is_banned):
     tl.atomic_and(bans + (ids >> 5), ~(1 << (ids & 31)), mask=is_banned)
