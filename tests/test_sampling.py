@@ -1,6 +1,7 @@
 """Sampling fields over HTTP, streamed and whole, and what they do together."""
 
 import json
+import math
 import urllib.request
 
 import pytest
@@ -225,3 +226,22 @@ def test_logprobs_by_id(tiny_server, path):
         ]
     )
     assert tops == [{f"token_id:{A}", f"token_id:{C}"}] * 2
+
+
+def test_processed_logprobs_are_of_what_was_drawn_from(tiny_server, path):
+    fields = {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
+    body = PATHS[path] | {"max_tokens": 3, "allowed_token_ids": [A, C], "temperature": 0.7} | fields
+
+    def totals(**more):
+        status, answer = tiny_server.post(path, body | {"seed": 7} | more)
+        assert status == 200, answer
+        found = answer["choices"][0]["logprobs"]
+        tops = (
+            [[top["logprob"] for top in entry["top_logprobs"]] for entry in found["content"]]
+            if "chat" in path
+            else [sorted(top.values())[-2:] for top in found["top_logprobs"]]
+        )
+        return [sum(map(math.exp, top)) for top in tops]
+
+    assert totals(logprobs_mode="processed") == pytest.approx([1.0] * 3, abs=1e-4)
+    assert totals(logprobs_mode="raw") == totals() != pytest.approx([1.0] * 3, abs=1e-2)

@@ -38,6 +38,8 @@ class Choice:
     stop: Any = None
     names: list[str] = field(default_factory=list)
     """Of the tokens with logprobs."""
+    values: list[float] = field(default_factory=list)
+    """Of the same."""
     tops: list[set[str]] = field(default_factory=list)
 
     def add(self, choice: dict[str, Any]) -> None:
@@ -49,11 +51,16 @@ class Choice:
         logprobs = choice.get("logprobs") or {}
         for entry in logprobs.get("content") or ():
             self.names.append(entry["token"])
+            self.values.append(entry["logprob"])
             self.tops.append({top["token"] for top in entry["top_logprobs"]})
-        for name, top in zip(
-            logprobs.get("tokens") or (), logprobs.get("top_logprobs") or (), strict=True
+        for name, value, top in zip(
+            logprobs.get("tokens") or (),
+            logprobs.get("token_logprobs") or (),
+            logprobs.get("top_logprobs") or (),
+            strict=True,
         ):
             self.names.append(name)
+            self.values.append(value)
             self.tops.append({*(top or ())})
 
 
@@ -256,6 +263,13 @@ ROWS = {
         ([], None),
         (*NO_IDS, list(range(129))),
     ),
+    "logprobs_mode": Row(
+        {"logprobs_mode": "processed", "temperature": 0.5},
+        lambda now, before: now[0].ids == before[0].ids and now[0].values != before[0].values,
+        {"temperature": 0.5, "seed": 7, "ignore_eos": True, "logprobs": "SOME"},
+        ("raw", None),
+        ("logits", 1, [], True),
+    ),
     "prompt_logprobs": Row(
         {"prompt_logprobs": 2}, ids_agree, GREEDY, (0, 20, None), (-1, 21, *NO_COUNTS),
         is_streamed=False,
@@ -295,6 +309,7 @@ CONFLICTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     (COMPLETIONS, "logprob_token_ids", {"logprob_token_ids": [1]}),
+    (COMPLETIONS, "logprobs_mode", {"logprobs_mode": "processed"}),
     (COMPLETIONS, "max_tokens", {"max_tokens": 0}),
     (COMPLETIONS, "stream_options", {"stream_options": {"include_usage": True}}),
     (COMPLETIONS, "ignore_eos", {"ignore_eos": True, "structured_outputs": {"regex": "a"}}),

@@ -231,6 +231,8 @@ def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, clie
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [300], "logprobs": 0}, "logprob_token_ids"),
         ({"logprob_token_ids": [1] * 129, "logprobs": 0}, "logprob_token_ids"),
+        ({"logprobs_mode": "processed"}, "logprobs_mode"),
+        ({"logprobs_mode": "logits", "logprobs": 0}, "logprobs_mode"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),

@@ -27,9 +27,9 @@ class FormatOptions:
     include_usage: bool = False
     """Whether a stream ends with the usage, where its protocol lets clients choose."""
     continuous_usage: bool = False
+    """Whether every chunk has the usage so far, likewise."""
     reasoning_names: tuple[str, ...] = REASONING_NAMES
     """Those of them that this answer has."""
-    """Whether every chunk has the usage so far, likewise."""
     include_reasoning: bool = True
     echoes: Sequence[str] = ()
     """Per prompt the text that goes before the output; none, or one each."""

@@ -93,7 +93,9 @@ class Lowering:
         num_top, num_prompt_top = request.num_top_logprobs, request.num_top_prompt_logprobs
         scored_ids = pack_ids(request.logprob_token_ids or ())
         self._logprobs = (
-            None if num_top is None else LogprobOptions(num_top=num_top, token_ids=scored_ids)
+            None
+            if num_top is None
+            else LogprobOptions(num_top=num_top, token_ids=scored_ids, mode=request.logprobs_mode)
         )
         self._prompt_logprobs = (
             None if num_prompt_top is None else PromptLogprobOptions(num_top=num_prompt_top)

@@ -4,7 +4,7 @@ Unknown fields are ignored: SDKs and proxies add their own. Fields that are know
 output, and are not supported are refused by name (`RequestModel.refuse_unsupported`).
 """
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -223,6 +223,9 @@ class GenerationRequest(RequestModel):
     """Scores the prompt, with so many alternatives to each token; not in a stream."""
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
     """Tokens whose logprobs are wanted at every position; only with logprobs."""
+    logprobs_mode: Annotated[Literal["raw", "processed"], _null_is("raw")] = "raw"
+    """raw: the model's own. processed: of what was drawn from, after every control; only with
+    logprobs."""
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
@@ -262,10 +265,15 @@ class GenerationRequest(RequestModel):
         return self
 
     @model_validator(mode="after")
-    def _token_ids_need_logprobs(self) -> Self:
-        if self.logprob_token_ids and self.num_top_logprobs is None:
-            message = "logprob_token_ids is only allowed together with logprobs"
-            raise ApiError(400, message, param="logprob_token_ids")
+    def _what_needs_logprobs(self) -> Self:
+        wanted = {
+            "logprob_token_ids": bool(self.logprob_token_ids),
+            "logprobs_mode": self.logprobs_mode != "raw",
+        }
+        for name, is_wanted in wanted.items():
+            if is_wanted and self.num_top_logprobs is None:
+                message = f"{name} is only allowed together with logprobs"
+                raise ApiError(400, message, param=name)
         return self
 
     @property
