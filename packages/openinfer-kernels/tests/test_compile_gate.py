@@ -90,6 +90,16 @@ for case in compile_cases(["fused_linear"]):
         print(case.name)
 """
 
+_PREPARED = """
+from openinfer_kernels.compile_gate import compile_cases, compiled_for
+
+for case in compile_cases(["fused_attention"]):
+    if "prepare-bf16" in case.name:
+        ptx = compiled_for(case, 90).asm["ptx"]
+        assert "st.global.v4.b32" in ptx and "st.global.b16" not in ptx, case.name
+        print(case.name)
+"""
+
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -168,6 +178,13 @@ def test_nor_are_rows_or_residuals_of_the_kernel_for_many_rows():
     done = _run("-c", _MANY_ROWS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.split()) == 12
+
+
+@pytest.mark.long
+def test_prepared_heads_are_stored_in_vectors():
+    done = _run("-c", _PREPARED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.split()) == 3
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():

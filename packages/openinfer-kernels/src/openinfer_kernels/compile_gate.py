@@ -126,14 +126,20 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
     if set(order) != set(types):
         difference = ", ".join(sorted(set(order) ^ set(types)))
         raise ValueError(f"signature differs in {difference}")
-    pointers = [name for name, kind in case.signature.items() if kind.startswith("*")]
+    aligned = [
+        p.name
+        for p in case.kernel.params
+        if types[p.name].startswith("*")
+        or (p.name.endswith("stride") and not p.do_not_specialize)
+    ]
     language = GluonASTSource if case.kernel.is_gluon() else ASTSource
     source = language(
         fn=case.kernel,
         signature={name: types[name] for name in order},
         constexprs={(order.index(name),): value for name, value in constexprs.items()},
-        # Memory is allocated so. What is not aligned is not copied asynchronously, nor in a ring.
-        attrs={(order.index(name),): [["tt.divisibility", 16]] for name in pointers},
+        # Memory is allocated so, and a launch finds it of strides. What is not aligned is not
+        # copied asynchronously, nor in a ring.
+        attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {
         "num_warps": case.num_warps,

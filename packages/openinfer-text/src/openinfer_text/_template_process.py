@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from signal import SIGPROF
 from threading import Lock
 from typing import Any
@@ -94,7 +95,10 @@ class TemplateProcess:
         process, self._process = self._process, None
         if process is None:
             return None
-        with process:  # closes the pipes, and waits
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # what it has not taken
+            process.stdin.close()
+        with process:  # closes the other pipe, and waits
             return process.wait()
 
 

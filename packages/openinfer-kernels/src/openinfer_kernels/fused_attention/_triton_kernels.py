@@ -303,14 +303,14 @@ def prepare_kernel(
     dims = tl.arange(0, HEAD_DIM)
     is_query = head < NUM_HEADS
     if is_query:
-        target = (tokens * NUM_HEADS + head) * HEAD_DIM
+        target = (tokens * NUM_HEADS + head)[:, None] * HEAD_DIM
     else:
         kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
         slot = tl.load(slot_mapping_ptr + tokens, mask=is_token, other=0)
         row = (slot % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        target = (slot // BLOCK_SIZE) * block_stride + row
+        target = ((slot // BLOCK_SIZE) * block_stride + row)[:, None]
     source = (tokens * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
-    targets = target[:, None] + dims[None, :]
+    targets = target + dims[None, :]
     if head < NUM_HEADS + NUM_KV_HEADS:
         position = tl.load(positions_ptr + tokens, mask=is_token, other=0)
         cos, sin = rotation(cos_sin_ptr, position, dims, HEAD_DIM)
