@@ -168,7 +168,7 @@ def _answers(
 
 
 @pytest.mark.parametrize(
-    "seed", [20, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(100, 102))]
+    "seed", [20, *(pytest.param(seed, marks=pytest.mark.long) for seed in (100,))]
 )
 def test_every_schema_is_refused_by_keyword_or_answered_validly(llm, seed):
     num_answered = num_ended = num_refused = 0

@@ -222,8 +222,16 @@ def _share(problem, groups):
     ]
 
 
-@pytest.mark.parametrize("sharing", SHARING.values(), ids=SHARING)
-@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+# Many members are many programs to interpret, whatever their heads are: with one shape of them.
+@pytest.mark.parametrize(
+    ("heads", "sharing"),
+    [
+        pytest.param(heads, sharing, id=f"{shape}-{name}")
+        for shape, heads in HEADS.items()
+        for name, sharing in SHARING.items()
+        if name != "members-of-two-units" or shape == next(iter(HEADS))
+    ],
+)
 def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtype, monkeypatch):
     if triton_device != "cpu" and heads != HEADS["H7-K1-D64"]:
         pytest.skip("compiles for long, and shapes of models are tested below")

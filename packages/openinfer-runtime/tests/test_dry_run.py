@@ -146,6 +146,7 @@ def test_a_dry_run_notes_every_kernel_that_steps_launch(checkpoint):
     assert launched <= noted, "\n".join(sorted(launched - noted))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["sample", "draw_recorded"])
 def test_a_dry_run_that_fails_says_so(checkpoint, method):
     """Half a list of kernels would be kept as a whole one."""

@@ -129,8 +129,7 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
     aligned = [
         p.name
         for p in case.kernel.params
-        if types[p.name].startswith("*")
-        or (p.name.endswith("stride") and not p.do_not_specialize)
+        if types[p.name].startswith("*") or (p.name.endswith("stride") and not p.do_not_specialize)
     ]
     language = GluonASTSource if case.kernel.is_gluon() else ASTSource
     source = language(
