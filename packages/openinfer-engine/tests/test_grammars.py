@@ -305,9 +305,10 @@ def test_requests_end_in_every_way_while_their_grammar_is_compiled(
         aborted, expired, unavailable, paused = (
             bench.submit(request) for request in (requests[0], late, *requests[2:])
         )
-        duplicate = Recorder("duplicate")
-        bench.loop.submit(requests[2], duplicate)
-        assert duplicate.end.kind == "duplicate"
+        for again in (requests[2], replace(requests[2], grammar=None)):
+            duplicate = Recorder("duplicate")
+            bench.loop.submit(again, duplicate)
+            assert duplicate.end.kind == "duplicate"
         assert bench.loop.load().num_waiting == 4
         bench.loop.abort([requests[0].request_id])
         assert aborted.end.reason == "abort"

@@ -101,12 +101,13 @@ class Reception:
         return check_intake(request, self._info)
 
     def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
-        if not self._commands.is_holding and request.grammar is None:
-            return self._scheduler.add(request, now)
+        # Before anything else: the scheduler does not know of those that are held.
         if request.request_id in self._outlet:
             return Rejected(
                 kind="duplicate", field="request_id", message="this request id is live already"
             )
+        if not self._commands.is_holding and request.grammar is None:
+            return self._scheduler.add(request, now)
         rejected = self._held.hold(request, now)
         if rejected is None and request.grammar is not None and self._grammars is not None:
             self._grammars.compile(request)
