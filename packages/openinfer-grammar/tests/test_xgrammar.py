@@ -87,6 +87,8 @@ def test_strings_of_bounded_length_are_text(backend):
         ),
         ({"enum": [1, "a"], "type": "string"}, "enum", "enum"),
         ({"const": 1.5, "type": "integer"}, "const", "const"),
+        ({"const": float("inf"), "type": "integer"}, "const", "const"),
+        ({"const": True, "type": "integer"}, "const", "const"),
         ({"const": 1, "anyOf": [{}]}, "const", "const"),
         ({"anyOf": [{"type": "integer"}], "type": "string"}, "type", "type"),
         ({"$ref": "#", "maxItems": 1, "type": "array"}, "maxItems", "maxItems"),
@@ -157,6 +159,40 @@ def test_texts_that_could_hold_what_ends_them_are_refused(backend, pattern):
 )
 def test_whether_a_regex_may_match_a_character(pattern, may):
     assert _may_match(pattern, {"<"}) == may
+
+
+@pytest.mark.parametrize(
+    ("pattern", "character", "may"),
+    [
+        (r"\w+", "s", True),
+        (r"\w+", "<", False),
+        (r"\w", "é", True),
+        (r"\W", "é", True),
+        (r"\W", "s", False),
+        (r"[\w.]", "s", True),
+        (r"\d", "7", True),
+        (r"\d", "d", False),
+        (r"\D", "s", True),
+        (r"\s", "\t", True),
+        (r"\S", "\t", False),
+        (r"a\n", "\n", True),
+        (r"[\t]", "\t", True),
+        (r"a\n", "n", False),
+        (r"[\t-~]", "s", True),
+        (r"[!-\x7e]", "s", True),
+        (r"[!-\]]", "]", True),
+        (r"[\t-\r]", "s", False),
+        (r"[+-]", "-", True),
+    ],
+)
+def test_whether_what_stands_behind_a_backslash_may_match(pattern, character, may):
+    assert _may_match(pattern, {character}) == may
+
+
+@pytest.mark.parametrize(("pattern", "end"), [(r"\w+", "stop"), (r"a\s*b", "\n\n")])
+def test_classes_that_could_hold_what_is_excluded_are_refused(backend, pattern, end):
+    with pytest.raises(GrammarRefused, match="xgrammar cannot keep"):
+        backend.compile(_tagged(pattern=pattern, excludes=[end]))
 
 
 def test_json_within_tags_is_spelled_as_elsewhere(backend):

@@ -51,7 +51,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "integer": lambda value: (
-        isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
+        (isinstance(value, int) and not isinstance(value, bool))
+        or (isinstance(value, float) and value.is_integer())
     ),
 }
 _CHARACTERS = "\\x20-\\x21\\x23-\\x5b\\x5d-\ud7ff\ue000-\U0010ffff"
@@ -61,7 +62,9 @@ _AROUND = re.compile(r"\(\?(?!:)|\\[bB]")
 _BOUNDED = re.compile(r"\(\.\|\\n\)\{(\d+),(\d*)\}")
 _PARTS = re.compile(r"\\(.)|\[(\^?)((?:\\.|[^\]])*)\]|(.)", re.DOTALL)
 """Of a regex: an escape, a class, a character."""
-_PARTS_OF_CLASS = re.compile(r"\\(.)|(.)-(.)|(.)", re.DOTALL)
+_PARTS_OF_CLASS = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
+"""A member, or the first and the last one of a range."""
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 
 _Ebnf = Callable[[dict[str, Any]], str]
 
@@ -232,14 +235,30 @@ def _may_match(pattern: str, characters: Set[str]) -> bool:
     for escaped, is_other, members, plain in _PARTS.findall(pattern):
         if is_other or plain == "." or _may_be(escaped, characters) or plain in characters:
             return True
-        for inner, low, high, single in _PARTS_OF_CLASS.findall(members):
-            if _may_be(inner, characters) or single in characters:
-                return True
-            if any(low and low <= character <= high for character in characters):
+        for first, last in _PARTS_OF_CLASS.findall(members):
+            if last:
+                low, high = _character(first), _character(last)
+                if not (low and high) or any(low <= each <= high for each in characters):
+                    return True
+            elif first in characters or (first[0] == "\\" and _may_be(first[1:], characters)):
                 return True
     return False
 
 
 def _may_be(escaped: str, characters: Set[str]) -> bool:
     """Whether what stands behind a backslash may match any of these characters."""
-    return escaped in characters or (escaped.isalnum() and escaped not in "dwsntr")
+    if escaped and escaped in "dwsDWS":
+        # Either way: whether the engine's classes are those of Unicode is its own affair.
+        flags = (re.UNICODE, re.ASCII)
+        return any(
+            re.fullmatch(rf"\{escaped}", each, flag) for each in characters for flag in flags
+        )
+    return bool(escaped) and _character(f"\\{escaped}") in (None, *characters)
+
+
+def _character(member: str) -> str | None:
+    """The one character that a member of a class, or an escape, stands for; None: not known."""
+    if member[0] != "\\":
+        return member
+    named = _CONTROLS.get(member[1:])
+    return member[1:] if named is None and not member[1:].isalnum() else named
