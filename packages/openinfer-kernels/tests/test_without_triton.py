@@ -1,5 +1,6 @@
-"""Triton is for Linux: elsewhere everything but GPU kernels works."""
+"""Triton is for Linux, and its Gluon of one version: everything else works without."""
 
+import os
 import subprocess
 import sys
 
@@ -25,4 +26,36 @@ assert kernels.num_compiled_kernels() == 0
 
 def test_the_package_is_imported_and_plans_without_triton():
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+_WITHOUT_GLUON = """
+import sys
+
+import triton
+
+sys.modules["triton.experimental.gluon"] = None
+triton.__version__ = "3.9.0"
+
+import torch
+
+import openinfer_kernels as kernels
+from openinfer_kernels._kernel_builds import noted_launches
+
+linear = kernels.LinearSpec(in_features=4096, out_features=2560, dtype=torch.bfloat16)
+fused = kernels.FusedLinearSpec(linear=linear, adds_residual=True)
+attention = kernels.PagedAttentionSpec(
+    num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=1.0, dtype=torch.bfloat16
+)
+with noted_launches(90, lambda build: None):
+    assert kernels.plan_fused_linear(fused, "meta").__module__.endswith("_triton")
+    assert kernels.plan_paged_attention(attention, "meta").__module__.endswith("_triton")
+"""
+
+
+def test_a_triton_with_another_gluon_plans_what_needs_none():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_GLUON], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""fused_linear in Triton for steps of up to 64 rows; more rows are composed.
+"""fused_linear in Triton for steps of up to 16 rows, on Hopper of up to 64; more are composed.
 
 Such a step is the reading of weights. One row's norm, gate and residual are done where the weight
 goes by; more rows are normalised by a kernel in between, which takes no time while the next
@@ -17,16 +17,16 @@ from openinfer_kernels._triton_support import (
     CompileCase,
     gpu_arch,
     launches_dependents,
+    why_not_hopper,
     why_not_triton,
 )
-from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec, _many_rows
+from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec
 from openinfer_kernels.fused_linear._composed import Composed
 from openinfer_kernels.fused_linear._triton_kernels import few_rows_kernel, gemv_kernel
 from openinfer_kernels.linear import LinearSpec, PackedWeight
 
-MOST_ROWS = 16
-"""Rows of a step up to which the library is slower (one H200, the products of Qwen3-4B)."""
-_ROW_TILES = (8, MOST_ROWS)
+# Of more rows the library is as fast, but on Hopper `_many_rows` (one H200, Qwen3-4B's products).
+_ROW_TILES = (8, 16)
 _RING_ARCHS = (90, 100)  # overlapping kernels, and 227 KiB of shared memory for a ring
 _MANY_OUTPUTS = 32_768
 _FEW_INPUTS = 4096
@@ -125,11 +125,8 @@ class _Fused(Composed):
             grid = _few_rows_grid(spec, ring, options["TILE_OUT"], device)
             options |= {"num_warps": ring.num_warps, **launch}
             self._launches[row_tile] = partial(_launch_few_rows, grid, options)
-        if _many_rows.why_not_many_rows(spec, device) is None:
-            for row_tile in _many_rows.ROW_TILES:
-                cut = _many_rows.choose_cut(spec, row_tile)
-                if cut is not None:
-                    self._launches[row_tile] = _many_rows.ManyRows(spec, row_tile, cut, device)
+        if why_not_hopper(device) is None:
+            self._launches |= _many_rows_launches(spec, device)
 
     def __call__(
         self,
@@ -177,6 +174,20 @@ def _launch_few_rows(
 ) -> None:
     kernel: Any = few_rows_kernel
     kernel[grid](x, weight[0], residual, out, len(x), **options)
+
+
+def _many_rows_launches(spec: FusedLinearSpec, device: torch.device) -> dict[int, _Launch]:
+    # Imported on Hopper only: other versions of Triton may not have Gluon's names.
+    from openinfer_kernels.fused_linear import _many_rows
+
+    if _many_rows.why_not_many_rows(spec, device) is not None:
+        return {}
+    cuts = {tile: _many_rows.choose_cut(spec, tile) for tile in _many_rows.ROW_TILES}
+    return {
+        tile: _many_rows.ManyRows(spec, tile, cut, device)
+        for tile, cut in cuts.items()
+        if cut is not None
+    }
 
 
 def _few_rows_grid(
@@ -233,6 +244,8 @@ _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 def compile_cases() -> list[CompileCase]:
     """The products above, in each dtype: one row, then a few, then many."""
+    from openinfer_kernels.fused_linear import _many_rows
+
     specs = [
         FusedLinearSpec(
             linear=LinearSpec(in_features=num_in, out_features=num_out, dtype=dtype), **parts

@@ -50,3 +50,11 @@ def num_splits(num_programs: int, max_seqlen_k: int) -> int:
     """Into how many the keys of each of `num_programs` are split."""
     by_length = max_seqlen_k // _MIN_KEYS_PER_SPLIT
     return max(1, min(MAX_SPLITS, by_length, _TARGET_PROGRAMS // num_programs))
+
+
+def prefill_inputs(dtype: str) -> dict[str, str]:
+    """Triton types of the arguments that all prefill kernels have."""
+    integers = ("cu_seqlens_q", "seq_lens", "block_table")
+    inputs = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "q_stride": "i64"}
+    inputs |= {f"{name}_ptr": "*i32" for name in integers}
+    return inputs | {"table_stride": "i64", "num_seqs": "i32", "scale": "fp32"}
