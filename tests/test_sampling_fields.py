@@ -267,8 +267,8 @@ ROWS = {
         {"logprobs_mode": "processed", "temperature": 0.5},
         lambda now, before: now[0].ids == before[0].ids and now[0].values != before[0].values,
         {"temperature": 0.5, "seed": 7, "ignore_eos": True, "logprobs": "SOME"},
-        ("raw", None),
-        ("logits", 1, [], True),
+        ("raw", "raw_logprobs", None),
+        ("logits", "raw_logits", 1, [], True),
     ),
     "prompt_logprobs": Row(
         {"prompt_logprobs": 2}, ids_agree, GREEDY, (0, 20, None), (-1, 21, *NO_COUNTS),
@@ -310,6 +310,11 @@ CONFLICTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (COMPLETIONS, "prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
     (COMPLETIONS, "logprob_token_ids", {"logprob_token_ids": [1]}),
     (COMPLETIONS, "logprobs_mode", {"logprobs_mode": "processed"}),
+    (
+        COMPLETIONS,
+        "logprobs_mode",
+        {"logprobs_mode": "processed_logprobs", "logprobs": 1, "echo": True},
+    ),
     (COMPLETIONS, "max_tokens", {"max_tokens": 0}),
     (COMPLETIONS, "stream_options", {"stream_options": {"include_usage": True}}),
     (COMPLETIONS, "ignore_eos", {"ignore_eos": True, "structured_outputs": {"regex": "a"}}),

@@ -233,6 +233,10 @@ def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, clie
         ({"logprob_token_ids": [1] * 129, "logprobs": 0}, "logprob_token_ids"),
         ({"logprobs_mode": "processed"}, "logprobs_mode"),
         ({"logprobs_mode": "logits", "logprobs": 0}, "logprobs_mode"),
+        ({"logprobs_mode": "raw_logits", "logprobs": 0}, "logprobs_mode"),
+        ({"logprobs_mode": ["raw"], "logprobs": 0}, "logprobs_mode"),
+        ({"logprobs_mode": "processed", "logprobs": 0, "echo": True}, "logprobs_mode"),
+        ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
@@ -248,6 +252,21 @@ def test_bad_values_are_refused_by_name(client, engine, fields, param):
     assert error["type"] == "BadRequestError"
     assert len(response.content) < 1000
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        *(("raw", "raw"), ("raw_logprobs", "raw"), (None, "raw")),
+        *(("processed", "processed"), ("processed_logprobs", "processed")),
+    ],
+)
+def test_modes_of_logprobs_and_their_names_at_vllm(client, engine, given, mode):
+    client.complete("Hi", logprobs=1, logprobs_mode=given)
+    assert engine.requests[-1].logprobs.mode == mode
+    body = {"input": "Hi", "top_logprobs": 1, "logprobs_mode": given}
+    assert client.post("/v1/responses", body).status_code == 200
+    assert engine.requests[-1].logprobs.mode == mode
 
 
 def test_nan_is_no_temperature(client):

@@ -284,6 +284,8 @@ def test_forms_and_choices(client, engine, say):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"top_logprobs": 99}, "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs_mode": "logits"}, "logprobs_mode"),
+        ({"logprobs_mode": "processed"}, "logprobs_mode"),
         ({"reasoning": {"effort": "much"}}, "reasoning"),
     ],
 )

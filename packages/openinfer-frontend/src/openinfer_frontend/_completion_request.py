@@ -67,6 +67,13 @@ class CompletionRequest(GenerationRequest):
             raise ApiError(400, "best_of is only supported when it equals n", param="best_of")
         return self
 
+    @model_validator(mode="after")
+    def _echoed_scores_are_raw(self) -> Self:
+        if self.echo and self.logprobs_mode != "raw":
+            message = "logprobs_mode must be raw with echo: nothing is drawn from a prompt's logits"
+            raise ApiError(400, message, param="logprobs_mode")
+        return self
+
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts, whatever form they came in."""

@@ -42,6 +42,17 @@ Off = Annotated[bool, _null_is(False)]
 """A flag that is false where it is left out or null."""
 On = Annotated[bool, _null_is(True)]
 """One that is true there."""
+_MODES_AT_VLLM = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
+
+
+def _logprobs_mode(value: Any) -> Any:
+    return _MODES_AT_VLLM.get(value, value) if isinstance(value, str) else value
+
+
+LogprobsMode = Annotated[
+    Literal["raw", "processed"], BeforeValidator(_logprobs_mode), _null_is("raw")
+]
+"""Of what logprobs are; vLLM's names for the same are taken, too."""
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 # Every list of a body stops at its first wrong item: two million errors are half a gigabyte.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -223,9 +234,9 @@ class GenerationRequest(RequestModel):
     """Scores the prompt, with so many alternatives to each token; not in a stream."""
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
     """Tokens whose logprobs are wanted at every position; only with logprobs."""
-    logprobs_mode: Annotated[Literal["raw", "processed"], _null_is("raw")] = "raw"
+    logprobs_mode: LogprobsMode = "raw"
     """raw: the model's own. processed: of what was drawn from, after every control; only with
-    logprobs."""
+    logprobs. `raw_logprobs` and `processed_logprobs` are the same."""
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod

@@ -7,7 +7,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend._chat_request import ChatRequest, Effort
-from openinfer_frontend._requests import Objects, RequestModel, Strings, refuse_boolean
+from openinfer_frontend._requests import (
+    LogprobsMode,
+    Objects,
+    RequestModel,
+    Strings,
+    refuse_boolean,
+)
 from openinfer_frontend.errors import ApiError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -79,6 +85,8 @@ class ResponsesRequest(RequestModel):
     """As in a chat."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Logprobs, with so many alternatives to each token."""
+    logprobs_mode: LogprobsMode = "raw"
+    """As in a chat."""
     include: Strings | None = None
     """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
     tools: Objects | None = None
@@ -156,6 +164,7 @@ class ResponsesRequest(RequestModel):
             seed=self.seed,
             logprobs=has_logprobs,
             top_logprobs=self.top_logprobs,
+            logprobs_mode=self.logprobs_mode,
             tools=tools or None,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
