@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from openinfer_contract import LogprobOptions, pack_ids
-from openinfer_sampler import score_tokens, unpack_scores
+from openinfer_sampler import Sampler, unpack_scores
 
 
 def reference(logits):
@@ -87,10 +87,13 @@ def test_bfloat16_logits_are_summed_in_float32(draw, columns):
 
 
 @pytest.mark.parametrize("num_top", [0, 4])
-def test_given_tokens_are_scored_position_by_position(columns, num_top):
+def test_given_tokens_are_scored_position_by_position(columns, num_top, monkeypatch):
     torch.manual_seed(5)
     logits, token_ids = torch.randn(6, 40), torch.arange(6, dtype=torch.int32) * 5
-    got = columns(unpack_scores(score_tokens(logits, token_ids, num_top).numpy()))
+    sampler = Sampler(num_slots=1, vocab_size=40, device="cpu")
+    # Planned when the sampler was, not in a step.
+    monkeypatch.delattr("openinfer_sampler._sampler.plan_score_tokens")
+    got = columns(unpack_scores(sampler.score_tokens(logits, token_ids, num_top).numpy()))
     expected = reference(logits)
     own = expected.gather(1, token_ids.long().unsqueeze(1))
     assert got["sampled"] == pytest.approx(own.flatten().tolist(), abs=1e-5)

@@ -253,7 +253,7 @@ class TorchExecutor:
         step.rows, rows = self._rows.begin(plan)
         hidden = self._model.forward(self._with_shared(rows.inputs, groups), self._cache)
         if scored:
-            step.prompts = score_prompts(self._model, hidden, step.rows, scored)
+            step.prompts = score_prompts(self._model, self._sampler, hidden, step.rows, scored)
         if len(step.rows.sampled_rows):
             wanted = hidden.index_select(0, rows.inputs.logits_indices)
             step.logits = Logits(

@@ -14,10 +14,7 @@ import torch
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime._plan_parts import HostRows
-from openinfer_sampler import score_tokens, unpack_scores, upload
-
-# Logits computed at a time: a long chunk's whole would not fit beside the largest step.
-_ROWS_AT_ONCE = 64
+from openinfer_sampler import MIN_SCORED_ROWS, Sampler, unpack_scores, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +32,7 @@ class PromptScores:
 
 def score_prompts(
     model: TorchModel,
+    sampler: Sampler,
     hidden: torch.Tensor,
     rows: HostRows,
     requests: Mapping[int, GenerateRequest],
@@ -43,6 +41,7 @@ def score_prompts(
 
     Args:
         model: for its logits.
+        sampler: for its scores.
         hidden: [num_tokens, hidden_size], of the step.
         rows: of the step.
         requests: by row of the plan, those that ask for prompt logprobs.
@@ -61,13 +60,14 @@ def score_prompts(
         targets = upload(prompt[first:last].astype(np.int32), hidden.device)
         begin += first - position - 1
         about = hidden[begin : begin + last - first]
+        # In parts: the logits of a long chunk would not fit beside the largest step.
         parts = [
-            score_tokens(
-                model.logits(about[at : at + _ROWS_AT_ONCE]),
-                targets[at : at + _ROWS_AT_ONCE],
+            sampler.score_tokens(
+                model.logits(about[at : at + MIN_SCORED_ROWS]),
+                targets[at : at + MIN_SCORED_ROWS],
                 options.num_top,
             )
-            for at in range(0, last - first, _ROWS_AT_ONCE)
+            for at in range(0, last - first, MIN_SCORED_ROWS)
         ]
         scores.append(PromptScores(row, torch.cat(parts)))
     return scores

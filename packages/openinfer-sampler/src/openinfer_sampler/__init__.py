@@ -5,9 +5,15 @@ a row of a step without making the host wait.
 """
 
 from openinfer_kernels import upload
-from openinfer_sampler._logprobs import score_tokens, unpack_scores
+from openinfer_sampler._logprobs import unpack_scores
 from openinfer_sampler._rows import HONOURED
-from openinfer_sampler._sampler import RECORDED_NEEDS, HostTokens, SampledTokens, Sampler
+from openinfer_sampler._sampler import (
+    MIN_SCORED_ROWS,
+    RECORDED_NEEDS,
+    HostTokens,
+    SampledTokens,
+    Sampler,
+)
 from openinfer_sampler.errors import RowTooSmall, SamplerError
 
 __all__ = [
@@ -18,7 +24,7 @@ __all__ = [
     "HONOURED",
     "RECORDED_NEEDS",
     # Scoring tokens that are given
-    "score_tokens",
+    "MIN_SCORED_ROWS",
     "unpack_scores",
     # Copying without waiting
     "upload",

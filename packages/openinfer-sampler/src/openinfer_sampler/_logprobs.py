@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from openinfer_contract import TokenLogprobs
-from openinfer_kernels import ScoreTokensSpec, plan_score_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +67,8 @@ class LogprobLayout:
         }
 
 
-def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Logprobs of given tokens and of the most likely ones, packed for one copy to the host.
-
-    Args:
-        logits: [n, vocab_size], any float dtype.
-        token_ids: [n], int32: the token of each row.
-        num_top: most likely tokens wanted, at most vocab_size.
-
-    Returns:
-        [n, 2 + 2 * num_top], int32, for `unpack_scores`.
-    """
-    spec = ScoreTokensSpec(vocab_size=logits.shape[1], max_rows=len(logits))
-    score = plan_score_tokens(spec, logits.device)
-    rows = np.arange(len(logits))
-    return score(logits, token_ids, rows, num_top, np.zeros((len(rows), 0), np.int64))
-
-
 def unpack_scores(packed: npt.NDArray[np.int32]) -> TokenLogprobs:
-    """The logprobs of n consecutive tokens, from `score_tokens`' numbers on the host."""
+    """The logprobs of n consecutive tokens, from `Sampler.score_tokens`' numbers on the host."""
     num_top = (packed.shape[1] - 2) // 2
     return TokenLogprobs(
         ranks=packed[:, 0].tobytes(),

@@ -34,6 +34,9 @@ from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRow
 RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
 """What `Sampler.recordable_needs` answers, besides None."""
 
+MIN_SCORED_ROWS = 64
+"""Rows that every sampler's `score_tokens` takes at once."""
+
 NOT_FINITE = (
     "the logits of this sequence are NaN or infinite, or every token is ruled out; "
     "no token can be drawn"
@@ -132,7 +135,8 @@ class Sampler:
         state = spec.allocate(self._device)
         self._draw = plan_sample(spec, state, self._device, backend)
         self._rows = SamplingRows(spec, state, self._draw.enter, self._device)
-        scored = ScoreTokensSpec(vocab_size=vocab_size, max_rows=num_slots)
+        max_scored = max(num_slots, MIN_SCORED_ROWS)
+        scored = ScoreTokensSpec(vocab_size=vocab_size, max_rows=max_scored)
         self._score = plan_score_tokens(scored, self._device)
 
     def set(
@@ -270,6 +274,23 @@ class Sampler:
             packed = sampled.packed.view(2, -1)
             processed = cast(RecordableSample, self._draw).processed(logits, rows, packed)
         return self._with_logprobs(sampled, logits, processed, slots, at)
+
+    def score_tokens(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> torch.Tensor:
+        """Logprobs of given tokens and of the most likely ones. Enqueues and returns.
+
+        Args:
+            logits: [n, vocab_size], any float dtype; n at most the larger of `num_slots` and
+                `MIN_SCORED_ROWS`.
+            token_ids: [n], int32, on the device: the token of each row.
+            num_top: most likely tokens wanted, at most vocab_size.
+
+        Returns:
+            [n, 2 + 2 * num_top], int32, for `unpack_scores`.
+        """
+        rows = np.arange(len(logits))
+        return self._score(logits, token_ids, rows, num_top, np.zeros((len(rows), 0), np.int64))
 
     def rehearse(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.
