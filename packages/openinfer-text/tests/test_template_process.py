@@ -1,7 +1,10 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +14,10 @@ from openinfer_text import (
     InvalidChatInput,
     NoChatTemplate,
     TemplateError,
+    TemplateProcessLost,
     TextModel,
     Tokenizer,
+    _template_process,
 )
 from openinfer_text._template_process import TemplateProcess
 
@@ -63,7 +68,7 @@ def test_many_templates_are_rendered_by_one_process(process):
         ("{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}", "nested too deeply"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "line 1: RecursionError"),
         ("{{ messages.append(1) }}", "line 1: "),
-        ("{% for i in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "more than 16777216"),
+        ("{% for i in range(999) %}{{ 'x' * 99999 }}{% endfor %}", "more than 4194304"),
     ],
 )
 def test_a_template_that_fails_says_where(process, source, words):
@@ -89,12 +94,80 @@ def test_a_template_that_takes_too_much_takes_nobody_with_it(process, source, wo
     assert process.render("{{ 1 }}", CHAT) == "1"
 
 
-def test_a_process_that_was_lost_is_replaced(process):
+def run_worker_with(monkeypatch, **constants):
+    lines = "".join(f"w.{name} = {value};" for name, value in constants.items())
+    code = f"import os, openinfer_text._template_worker as w; {lines} w.main()"
+    monkeypatch.setattr(_template_process, "_COMMAND", (sys.executable, "-P", "-c", code))
+
+
+def test_a_process_that_was_lost_while_idle_is_replaced(process):
     assert process.render("1", CHAT) == "1"
-    os.kill(process._process.pid, signal.SIGKILL)
-    with pytest.raises(TemplateError):
+    for _ in range(2):
+        os.kill(process._process.pid, signal.SIGKILL)
+        assert process.render("2", CHAT) == "2"
+
+
+def test_a_process_that_ends_by_itself_is_no_fault_of_the_template(process, monkeypatch, caplog):
+    run_worker_with(monkeypatch, _reply="lambda *arguments: os._exit(3)")
+    with pytest.raises(TemplateProcessLost):
         process.render("1", CHAT)
-    assert process.render("2", CHAT) == "2"
+    assert "ended with 3" in caplog.text
+    monkeypatch.undo()
+    assert process.render("1", CHAT) == "1"
+
+
+def test_memory_that_does_not_come_back_ends_the_process(process, monkeypatch):
+    with pytest.raises(TemplateError, match="too much memory"):
+        process.render("{{ 'x' * 10 ** 10 }}", CHAT)
+    assert process._process is None
+    run_worker_with(monkeypatch, _MAX_GROWTH=-1)
+    assert [process.render(text, CHAT) for text in "ab"] == ["a", "b"]
+    assert process._process is None
+    run_worker_with(monkeypatch, _answer="lambda *arguments: ['x'] * 10 ** 12")
+    with pytest.raises(TemplateError, match="too much memory"):
+        process.render("1", CHAT)
+
+
+def test_a_template_runs_without_keys_and_without_rights(process, monkeypatch):
+    monkeypatch.setenv("OPENINFER_API_KEY", "secret")
+    assert process.render("1", CHAT) == "1"
+    folder = Path("/proc", str(process._process.pid))
+    assert b"secret" not in folder.joinpath("environ").read_bytes()
+    limits = folder.joinpath("limits").read_text()
+    for name in ("core file size", "file size", "processes"):
+        (line,) = (line for line in limits.splitlines() if line.startswith(f"Max {name} "))
+        assert line.removeprefix(f"Max {name}").split()[:2] == ["0", "0"]
+
+
+def test_closing_while_the_process_is_started_waits_for_no_template(process, monkeypatch):
+    started = []
+
+    def start():
+        closing.start()
+        while not process._is_closed:
+            time.sleep(0.001)
+        time.sleep(0.1)  # it has found no process, and waits
+        command = (sys.executable, "-c", "import time; time.sleep(60)")
+        started.append(subprocess.Popen(command, stdin=-1, stdout=-1))
+        return started[0]
+
+    monkeypatch.setattr(_template_process, "_start", start)
+    closing = threading.Thread(target=process.close, daemon=True)
+    rendering = threading.Thread(target=lambda: errors.append(error_of(process)), daemon=True)
+    errors = []
+    rendering.start()
+    rendering.join(timeout=10)
+    closing.join(timeout=10)
+    is_hanging = rendering.is_alive() or closing.is_alive()
+    started[0].kill()
+    assert not is_hanging
+    assert errors == ["no more templates are rendered"]
+
+
+def error_of(process):
+    with pytest.raises(TemplateError) as caught:
+        process.render("1", CHAT)
+    return caught.value.message
 
 
 def test_wrong_messages_are_named(process):

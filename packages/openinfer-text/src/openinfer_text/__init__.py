@@ -45,6 +45,7 @@ from openinfer_text.errors import (
     ParserError,
     StructureError,
     TemplateError,
+    TemplateProcessLost,
     TextError,
 )
 
@@ -100,6 +101,7 @@ __all__ = [
     "TextError",
     "CheckpointTextError",
     "TemplateError",
+    "TemplateProcessLost",
     "InvalidChatInput",
     "NoChatTemplate",
     "ParserError",

@@ -1,18 +1,37 @@
 """`TemplateProcess`: templates that came with requests, rendered where they do no harm."""
 
 import json
+import logging
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from signal import SIGPROF
+from signal import SIGABRT, SIGPROF
 from threading import Lock
 from typing import Any
 
-from openinfer_text.errors import InvalidChatInput, TemplateError
+from openinfer_text.errors import InvalidChatInput, TemplateError, TemplateProcessLost
+
+_log = logging.getLogger(__name__)
 
 MAX_TEMPLATE_CHARS = 1 << 16
 """Of a template that comes with a request."""
+_COMMAND = (sys.executable, "-P", "-m", "openinfer_text._template_worker")
+_ENVIRONMENT = (
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "PATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHOME",
+    "PYTHONPATH",
+)
+"""What Python starts with; the keys of the server are none of a template's business."""
+_REASONS = {
+    -SIGPROF: "it takes too long",
+    -SIGABRT: "it needs too much memory",  # the end of native code that gets none
+}
+"""Why a template may end the process, by the status that this leaves."""
 
 
 class TemplateProcess:
@@ -45,6 +64,7 @@ class TemplateProcess:
             InvalidChatInput: if the messages or the variables' names cannot be used.
             TemplateError: if the template cannot be compiled, fails, or takes too much; with the
                 line where there is one.
+            TemplateProcessLost: if the process ended for a reason that is not the template's.
         """
         order = {
             "source": source,
@@ -56,7 +76,7 @@ class TemplateProcess:
         with self._lock:
             reply = self._ask(line)
         if "text" in reply:
-            return reply["text"]
+            return str(reply["text"])
         if "field" in reply:
             raise InvalidChatInput(reply["field"], reply["reason"])
         raise TemplateError(reply["error"])
@@ -64,31 +84,51 @@ class TemplateProcess:
     def close(self) -> None:
         """Ends the process, and whatever it is rendering; idempotent."""
         self._is_closed = True
+        self._kill()
+        with self._lock:
+            self._kill()  # what was started meanwhile
+            self._reap()
+
+    def _kill(self) -> None:
         process = self._process
         if process is not None:
             process.kill()
-        with self._lock:
-            self._reap()
 
-    def _ask(self, line: bytes) -> dict[str, str]:
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        is_new = self._process is None
+        answer = self._exchange(line)
+        if answer.endswith(b"\n"):
+            reply: dict[str, Any] = json.loads(answer)
+            if reply["is_last"]:
+                self._reap()
+            return reply
         if self._is_closed:
             raise TemplateError("no more templates are rendered")
-        if self._process is None:
+        status = self._reap()
+        if status in _REASONS:
+            return {"error": _REASONS[status]}
+        _log.warning("the process that renders templates of requests ended with %s", status)
+        if is_new:
+            raise TemplateProcessLost
+        return self._ask(line)  # it may have been lost before, as by the system's lack of memory
+
+    def _exchange(self, line: bytes) -> bytes:
+        """A line for a line; what comes back has no end if the process had one."""
+        if self._process is None and not self._is_closed:
             self._process = _start()
+        # Looked at once there is a process: `close` looks for one once it has said so.
+        if self._is_closed:
+            return b""
+        assert self._process is not None
         reader, writer = self._process.stdout, self._process.stdin
         assert reader is not None
         assert writer is not None
         try:
             writer.write(line)
             writer.flush()
-            answer = reader.readline()
+            return reader.readline()
         except BrokenPipeError:
-            answer = b""
-        if answer.endswith(b"\n"):
-            reply: dict[str, str] = json.loads(answer)
-            return reply
-        is_late = self._reap() == -SIGPROF
-        return {"error": "it takes too long" if is_late else "it needs too much memory"}
+            return b""
 
     def _reap(self) -> int | None:
         """Forgets a process that ended or was told to; returns its status."""
@@ -104,8 +144,9 @@ class TemplateProcess:
 
 def _start() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "openinfer_text._template_worker"],
+        _COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
     )

@@ -7,11 +7,13 @@ One line of JSON in, one line out, until the input ends: see `_template_process`
 """
 
 import json
+import os
 import resource
 import signal
 import sys
 from collections import OrderedDict
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,9 +22,17 @@ from openinfer_text.errors import InvalidChatInput, TemplateError
 
 _MAX_CPU_S = 1.0
 """For one template, compiled and rendered."""
-_MAX_ADDRESS_SPACE = 1 << 30
-_MAX_TEXT_CHARS = 16 << 20
+_LIMITS = {
+    resource.RLIMIT_AS: 1 << 30,
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_FSIZE: 0,
+    resource.RLIMIT_NPROC: 0,
+}
+_MAX_TEXT_CHARS = 4 << 20
 _MAX_TEMPLATES = 16
+_MAX_GROWTH = 128 << 20
+"""Bytes of memory that may stay when a template is done; with more the process ends."""
+_TOO_MUCH_MEMORY = {"error": "it needs too much memory", "is_last": True}
 
 
 class _Templates:
@@ -52,13 +62,17 @@ def _render(templates: _Templates, order: dict[str, Any]) -> str:
     return text
 
 
-def _answer(templates: _Templates, order: dict[str, Any]) -> dict[str, str]:
+def _answer(templates: _Templates, order: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"text": _render(templates, order)}
     except InvalidChatInput as error:
         return {"field": error.field, "reason": error.reason}
     except TemplateError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return dict(_TOO_MUCH_MEMORY)
         return {"error": _explain(error)}
+    except MemoryError:
+        return dict(_TOO_MUCH_MEMORY)
     except RecursionError:
         return {"error": "it is nested too deeply"}
     except Exception as error:  # whatever the compiler makes of a stranger's program
@@ -68,8 +82,6 @@ def _answer(templates: _Templates, order: dict[str, Any]) -> dict[str, str]:
 def _explain(error: TemplateError) -> str:
     """The error with its line in the template."""
     cause = error.__cause__
-    if isinstance(cause, MemoryError):
-        return "it needs too much memory"
     line, words = getattr(cause, "lineno", None), error.message
     if line is None:
         line = _line_of(None if cause is None else cause.__traceback__)
@@ -88,20 +100,43 @@ def _line_of(trace: TracebackType | None) -> int | None:
     return line
 
 
+def _resident_bytes() -> int:
+    """Memory held now; 0 where the system does not say so.
+
+    Not `ru_maxrss`: it begins with the peak of the process that started this one.
+    """
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _reply(templates: _Templates, line: bytes, max_bytes: int) -> dict[str, Any]:
+    """The answer to a line of input, and whether it is the last."""
+    answer = _answer(templates, json.loads(line))
+    return {"is_last": _resident_bytes() > max_bytes} | answer
+
+
 def main() -> None:
-    """Answers until the input ends."""
+    """Answers until the input ends, or memory does not come back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to act on
-    with suppress(ValueError, OSError):  # where the system has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE, _MAX_ADDRESS_SPACE))
-    templates = _Templates()
+    for limit, value in _LIMITS.items():
+        with suppress(ValueError, OSError):  # where the system has no such limit
+            resource.setrlimit(limit, (value, value))
+    templates, max_bytes = _Templates(), _resident_bytes() + _MAX_GROWTH
     for line in sys.stdin.buffer:
-        order = json.loads(line)
         # Its signal ends the process, whatever is being done.
         signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S)
-        answer = _answer(templates, order)
+        try:
+            reply = _reply(templates, line, max_bytes)
+            text = json.dumps(reply)
+        except MemoryError:
+            reply, text = _TOO_MUCH_MEMORY, json.dumps(_TOO_MUCH_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.write(text.encode() + b"\n")
         sys.stdout.buffer.flush()
+        if reply["is_last"]:
+            break
 
 
 if __name__ == "__main__":
