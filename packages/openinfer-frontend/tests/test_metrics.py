@@ -332,6 +332,43 @@ def test_searches_for_tool_calls(engine, make_app, client_of, tool_text, say):
     }
 
 
+def searches(page):
+    samples = page.families["vllm:tool_call_parser_invocations"].samples
+    return sum(sample.value for sample in samples)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("end", [Failed(message="lost"), Finished(reason="abort")])
+def test_no_search_of_what_was_cut_off(
+    engine, make_app, client_of, tool_text, fakes, is_stream, end
+):
+    client = client_of(make_app(engine, text=tool_text, resume_timeout_s=0))
+    engine.is_paced = True
+    ends = [end, Finished(reason="length")]
+    engine.script = lambda request: [fakes.scheduled(2), *"No call yet", ends.pop(0)]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL], "stream": is_stream}
+    client.post("/v1/chat/completions", body)
+    assert searches(Page(client.get("/metrics").text)) == 0
+    client.post("/v1/chat/completions", body)
+    assert searches(Page(client.get("/metrics").text)) == 1
+
+
+def test_a_later_choice_refused_in_a_stream_is_counted(client, engine, fakes, scrape):
+    def script(request):
+        if request.request_id != engine.live[0]:
+            return
+        yield fakes.scheduled(2)
+        yield from "some of the first choice"
+        engine.emit(Rejected(kind="overloaded", message="full"), engine.live[1])
+
+    engine.script, engine.is_paced = script, True
+    body = {"prompt": "Hi", "n": 2, "stream": True}
+    response = client.post("/v1/completions", body)
+    assert response.status_code == 200
+    assert '"code":503' in response.text
+    assert refusals(scrape()) == {"queue_full": 1}
+
+
 class Holding:
     """An engine that holds something."""
 

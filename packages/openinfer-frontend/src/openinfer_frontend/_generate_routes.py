@@ -228,10 +228,15 @@ class GenerateRoutes:
             run_long = self._text.run_long
             if request.stream:
                 is_apart = num_echoed > _MAX_INLINE_SCORES
-                await send_stream(exchange, generation, form, run_long if is_apart else None)
+                failure = await send_stream(
+                    exchange, generation, form, run_long if is_apart else None
+                )
+                if failure is not None and failure.refusal is not None:
+                    self._backend.metrics.refused(failure.refusal)
             else:
                 await send_whole(exchange, generation, form, run_long, is_long=is_long)
-        if isinstance(request, ChatRequest) and request.offered_tools:
+        if isinstance(request, ChatRequest) and request.offered_tools and generation.is_whole:
+            # Of what was cut off nobody knows whether it would have had a call.
             for parser in parsers:
                 self._backend.metrics.searched(
                     exchange.route_path, is_stream=request.stream, has_call=parser.has_call

@@ -84,6 +84,7 @@ class Generation:
         "_grammar_param",
         "_hand_over",
         "_is_aborted",
+        "_is_cut",
         "_is_prompt_only",
         "_metrics",
         "_num_open",
@@ -128,12 +129,18 @@ class Generation:
         self._metrics = metrics
         self._num_open = len(self._choices)
         self._is_aborted = False
+        self._is_cut = False
         self._fan_in = EventFanIn(asyncio.get_running_loop())
 
     @property
     def is_done(self) -> bool:
         """Whether every choice has ended."""
         return self._num_open == 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every choice has come to an end of its own: none failed or was aborted."""
+        return self.is_done and not self._is_cut
 
     @property
     def num_choices(self) -> int:
@@ -353,6 +360,7 @@ class Generation:
         self._metrics.ended(choice, reason, end, time.monotonic())
         choice.is_done = True
         self._num_open -= 1
+        self._is_cut |= reason == "abort"
         if not choice.is_released:
             choice.is_released = True
             self._engine.abort((choice.request.request_id,))

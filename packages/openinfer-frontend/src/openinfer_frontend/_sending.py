@@ -50,8 +50,11 @@ async def send_whole(
 
 async def send_stream(
     exchange: Exchange, generation: Generation, form: AnswerFormat, run_long: RunLong | None
-) -> None:
+) -> ApiError | None:
     """Answers event by event; arguments as for `send_whole`, `run_long` None for short openings.
+
+    Returns:
+        What the stream ended with, if it failed after it began.
 
     Raises:
         ApiError: the generation fails before the first event; later ones are events themselves.
@@ -63,6 +66,8 @@ async def send_stream(
         if not exchange.is_stream:
             raise
         await exchange.end_stream(form.failure(error))
+        return error
+    return None
 
 
 class _Relay:
