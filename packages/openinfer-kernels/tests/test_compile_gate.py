@@ -187,6 +187,20 @@ def test_prepared_heads_are_stored_in_vectors():
     assert len(done.stdout.split()) == 3
 
 
+def test_what_is_compiled_is_what_is_launched():
+    """Registers are bounded as in launches, and what launches leave out is left out."""
+    cases = {case.name: case for case in compile_cases(["fused_attention", "fused_linear"])}
+    decode = "fused_attention.decode-bf16-32x8x128"
+    for name, registers in (("1", None), ("8", None), ("1024", 128), ("64-shared", 128)):
+        assert cases[f"{decode}-{name}"].max_registers == registers
+        is_shared = name.endswith("shared")
+        assert (cases[f"{decode}-{name}"].signature["shared_acc_ptr"] is None) != is_shared
+    gate = cases["fused_linear-bf16-4096x24576-32-hopper"].signature
+    assert gate["parts_ptr"] is gate["residual_ptr"] is None
+    down = cases["fused_linear-bf16-9728x2560-32-hopper"].signature
+    assert (down["parts_ptr"], down["residual_ptr"]) == ("*fp32", "*bf16")
+
+
 def test_an_op_without_kernels_is_the_callers_mistake():
     with pytest.raises(ValueError, match="no Triton backend for linear"):
         compile_cases(["linear"])

@@ -25,7 +25,8 @@ class CompileCase:
     Attributes:
         name: Unique among the kernels, for example "rms_norm-bf16-4096".
         kernel: The `triton.jit` or `gluon.jit` function.
-        signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32").
+        signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32"); None where
+            launches give None, which Triton compiles for.
         constexprs: Compile-time argument name to value.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline.
@@ -37,7 +38,7 @@ class CompileCase:
 
     name: str
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | None]
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3

@@ -121,8 +121,11 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
     """
     # A kernel's own argument order decides how a launch passes arguments; the names must agree.
     order = case.kernel.arg_names
-    constexprs = {**case.constexprs, **({"PDL": arch >= 90} if case.has_pdl else {})}
-    types = {**case.signature, **dict.fromkeys(constexprs, "constexpr")}
+    given = {name: type_ for name, type_ in case.signature.items() if type_ is not None}
+    left_out = [name for name in case.signature if name not in given]
+    constexprs = {**case.constexprs, **dict.fromkeys(left_out)}
+    constexprs |= {"PDL": arch >= 90} if case.has_pdl else {}
+    types = {**given, **dict.fromkeys(constexprs, "constexpr")}
     if set(order) != set(types):
         difference = ", ".join(sorted(set(order) ^ set(types)))
         raise ValueError(f"signature differs in {difference}")

@@ -21,13 +21,13 @@ from openinfer_kernels.fused_attention._triton_kernels import decode_kernel, pre
 from openinfer_kernels.fused_attention._triton_shared import shared_prefix_kernel
 from openinfer_kernels.fused_attention._triton_sizes import (
     MAX_SEQS,
-    MERGING_REGISTERS,
     NUM_STAGES,
     PREPARED_TOKENS,
     by_load,
     constexprs,
     load_of,
     prepare_constexprs,
+    registers_of,
     shared_constexprs,
     sharing,
 )
@@ -126,7 +126,7 @@ class _Fused:
             **by_load(self._whole_spec, num_seqs),
             num_warps=4,
             num_stages=NUM_STAGES,
-            maxnreg=load.registers if step.shared is None else MERGING_REGISTERS,
+            maxnreg=registers_of(num_seqs, step.shared is not None),
             **self._launch,
         )
         return out
@@ -292,7 +292,8 @@ def _decode_case(
     spec = _compiled_spec(dtype, heads)
     name, data = TRITON_DTYPES[dtype], f"*{TRITON_DTYPES[dtype]}"
     pointers = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "out")
-    integers = ("cu_seqlens_q", "seq_lens", "block_table", "count", "shared_rows")
+    integers = ("cu_seqlens_q", "seq_lens", "block_table", "count")
+    of_shared = {"shared_rows_ptr": "*i32", "shared_acc_ptr": "*fp32", "shared_lse_ptr": "*fp32"}
     suffix = "-shared" if is_shared else ""
     return CompileCase(
         name=f"fused_attention.decode-{name}-{heads[0]}x{heads[1]}x{heads[2]}-{num_seqs}{suffix}",
@@ -303,8 +304,7 @@ def _decode_case(
             "cos_sin_ptr": "*fp32",
             "acc_ptr": "*fp32",
             "lse_ptr": "*fp32",
-            "shared_acc_ptr": "*fp32",
-            "shared_lse_ptr": "*fp32",
+            **(of_shared if is_shared else dict.fromkeys(of_shared)),
             "slot_mapping_ptr": "*i64",
             "block_stride": "i64",
             "table_stride": "i64",
@@ -319,5 +319,6 @@ def _decode_case(
             **sharing(is_shared),
         },
         num_stages=NUM_STAGES,
+        max_registers=registers_of(num_seqs, is_shared),
         has_pdl=True,
     )

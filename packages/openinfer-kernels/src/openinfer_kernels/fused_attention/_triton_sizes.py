@@ -46,7 +46,7 @@ _SHARED_TILE = 64
 # before its turn. What more needs leaves room for fewer programs at a time.
 NUM_STAGES = 2
 # Registers of a thread that also merges; else it takes more, and fewer programs run at a time.
-MERGING_REGISTERS = 128
+_MERGING_REGISTERS = 128
 # Tokens of one head that a program of a prefill prepares.
 PREPARED_TOKENS = 16
 
@@ -121,3 +121,8 @@ def shared_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
 def sharing(is_shared: bool) -> dict[str, Any]:
     """Compile-time choices of a decode step that may have shared prefixes, or has none."""
     return {"SHARED": is_shared, "MEMBERS": UNIT_MEMBERS}
+
+
+def registers_of(num_seqs: int, is_shared: bool) -> int | None:
+    """Registers of a thread at most, of a decode step; None for any."""
+    return _MERGING_REGISTERS if is_shared else load_of(num_seqs).registers

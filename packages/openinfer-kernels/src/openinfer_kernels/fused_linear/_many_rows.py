@@ -155,8 +155,9 @@ def compile_case(spec: FusedLinearSpec, row_tile: int) -> CompileCase | None:
         "x": f"tensordesc<{name}[{row_tile}, {BOX}],{LAYOUT!r}>",
         "weight": f"tensordesc<{name}[{TILE_OUT}, {BOX}],{LAYOUT!r}>",
     }
-    scratch = {"parts_ptr": "*fp32", "counts_ptr": "*i32"}
-    results = {"residual_ptr": f"*{name}", "out_ptr": f"*{name}", "num_rows": "i32"}
+    scratch = {"parts_ptr": "*fp32" if cut.num_splits > 1 else None, "counts_ptr": "*i32"}
+    residual = f"*{name}" if spec.adds_residual else None
+    results = {"residual_ptr": residual, "out_ptr": f"*{name}", "num_rows": "i32"}
     linear = spec.linear
     return CompileCase(
         name=f"fused_linear-{name}-{linear.in_features}x{linear.out_features}-{row_tile}-hopper",

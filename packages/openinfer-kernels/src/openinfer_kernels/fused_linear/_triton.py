@@ -261,11 +261,16 @@ def compile_cases() -> list[CompileCase]:
 
 def _one_row_case(spec: FusedLinearSpec) -> CompileCase:
     tile, name = choose_tile(spec), TRITON_DTYPES[spec.linear.dtype]
-    pointers = ("x_ptr", "weight_ptr", "norm_ptr", "residual_ptr", "out_ptr")
+    data = f"*{name}"
     return CompileCase(
         name=f"fused_linear-{name}-{spec.linear.in_features}x{spec.linear.out_features}",
         kernel=gemv_kernel,
-        signature={**dict.fromkeys(pointers, f"*{name}"), "eps": "fp32"},
+        signature={
+            **dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), data),
+            "norm_ptr": None if spec.norm_eps is None else data,
+            "residual_ptr": data if spec.adds_residual else None,
+            "eps": "fp32",
+        },
         constexprs=constexprs(spec, tile),
         num_warps=tile.num_warps,
         has_pdl=True,
@@ -277,11 +282,15 @@ def _few_rows_case(spec: FusedLinearSpec, row_tile: int) -> CompileCase | None:
     if ring is None:
         return None
     num_in, num_out = spec.linear.in_features, spec.linear.out_features
-    pointers = ("x_ptr", "weight_ptr", "residual_ptr", "out_ptr")
+    data = f"*{name}"
     return CompileCase(
         name=f"fused_linear-{name}-{num_in}x{num_out}-{row_tile}-rows",
         kernel=few_rows_kernel,
-        signature={**dict.fromkeys(pointers, f"*{name}"), "num_rows": "i32"},
+        signature={
+            **dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), data),
+            "residual_ptr": data if spec.adds_residual else None,
+            "num_rows": "i32",
+        },
         constexprs=few_rows_constexprs(spec, ring, row_tile),
         num_warps=ring.num_warps,
         num_stages=ring.num_stages,
