@@ -59,9 +59,10 @@ def serving(
     folder: Path,
     unwritable_s: float = 30.0,
     executor: type[ZeroCostExecutor] = ZeroCostExecutor,
-    depth: int = 2,
+    *,
+    has_device: bool = False,
 ) -> Iterator[tuple[Client, Callable[[], Client]]]:
-    shape = CountingShape(max_model_len=65536, num_blocks=8192, depth=depth)
+    shape = CountingShape(max_model_len=65536, num_blocks=8192, has_device=has_device)
     listener = listen(f"unix:{folder}/e.sock")
     ours, theirs = socket.socketpair()
     loop = assemble(executor(shape), EngineOptions())
@@ -140,9 +141,9 @@ def test_idle_says_nothing_and_costs_nothing(tmp_path: Path) -> None:
         parent.sock.settimeout(5)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("has_device", [False, True])
 def test_with_a_device_the_sockets_are_polled_a_moment_longer(
-    depth: int, make_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_device: bool, make_request: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float | None] = []
 
@@ -153,12 +154,12 @@ def test_with_a_device_the_sockets_are_polled_a_moment_longer(
 
     monkeypatch.setattr(selectors, "DefaultSelector", Watched)
     monkeypatch.setattr(_server, "_POLLED_S", 0.05)
-    with serving(tmp_path, depth=depth) as (parent, _):
+    with serving(tmp_path, has_device=has_device) as (parent, _):
         parent.say(Hello(), Submit(4, make_request()))
         parent.until(is_ended)
         waits.clear()
         time.sleep(0.3)
-        assert (waits.count(0.0) > 20) == (depth == 2)
+        assert (waits.count(0.0) > 20) == has_device
         assert waits[-1] != 0.0, "it blocks in the end"
 
 

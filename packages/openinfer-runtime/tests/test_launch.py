@@ -1,5 +1,6 @@
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ import torch
 from openinfer_engine import EngineOptions, LaunchSpec
 from openinfer_qwen3 import LINE
 from openinfer_runtime import DeviceUnavailable, InsufficientMemory, ModelRejected, fingerprint
+from openinfer_runtime._executor_info import executor_info
 
 
 def spec_of(folder, **options):
@@ -18,6 +20,15 @@ def spec_of(folder, **options):
 def folder(checkpoint, tmp_path):
     """A copy of a checkpoint that a test may damage."""
     return shutil.copytree(checkpoint(), tmp_path / "copy")
+
+
+@pytest.mark.parametrize(("kind", "has_device"), [("cpu", False), ("cuda", True)])
+def test_only_a_gpu_is_a_device_beside_the_host(checkpoint, kind, has_device):
+    spec = spec_of(checkpoint())
+    plan = LINE.plan(spec)
+    memory = SimpleNamespace(max_model_len=8, num_blocks=1, parts=())
+    info = executor_info(spec, plan, memory, None, torch.device(kind), "")
+    assert info.has_device == has_device
 
 
 def test_info_says_what_was_decided(checkpoint):

@@ -29,6 +29,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     depth: int
     """Plans that may be in flight: 1 where the step runs on the host, 2 on a device."""
+    has_device: bool = False
+    """Whether steps run on something else than the host's cores, which are idle meanwhile."""
     cache_groups: tuple[CacheGroup, ...]
     num_blocks: int
     """Blocks of the cache group; of several groups, slabs of `plan_slabs(cache_groups)`."""

@@ -77,6 +77,7 @@ class EngineLoop:
     Attributes:
         info: what the engine says of itself.
         step_id: the last step that has completed.
+        has_device: whether steps run beside the host, which has a core to itself while they do.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class EngineLoop:
     ) -> None:
         self.info = info
         self.step_id = 0
+        self.has_device = executor.info.has_device
         self._executor = executor
         self._scheduler = scheduler
         self._clock = clock
@@ -125,11 +127,6 @@ class EngineLoop:
         """How long the host may wait for input where `step` found nothing to do."""
         is_compiling = self._grammars is not None and self._grammars.is_compiling
         return _COMPILING_WAIT_S if is_compiling else STALLED_WAIT_S
-
-    @property
-    def has_device(self) -> bool:
-        """Whether steps run beside the host, which has a core to itself while they do."""
-        return self._depth > 1
 
     @property
     def replay(self) -> Replay | None:

@@ -54,6 +54,7 @@ def executor_info(
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         depth=2 if device.type == "cuda" else 1,
+        has_device=device.type != "cpu",
         cache_groups=(group,),
         num_blocks=memory.num_blocks,
         model_fingerprint=model_fingerprint,

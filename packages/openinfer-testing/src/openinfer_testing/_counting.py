@@ -36,6 +36,7 @@ class CountingShape(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 256
     depth: int = 2
+    has_device: bool = False
     num_blocks: int = 256
     tokens_per_block: int = 16
 
@@ -55,6 +56,7 @@ class CountingShape(Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             depth=self.depth,
+            has_device=self.has_device,
             cache_groups=(group,),
             num_blocks=self.num_blocks,
             model_fingerprint="counting",
