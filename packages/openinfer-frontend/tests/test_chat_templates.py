@@ -1,5 +1,9 @@
 """Templates that come with requests: refused unless the operator allows them, and never ours."""
 
+import asyncio
+import threading
+
+import httpx
 import pytest
 
 from openinfer_contract import Finished, unpack_ids
@@ -83,4 +87,39 @@ def test_tools_need_a_place_in_the_template_of_the_request(checkpoint, make_app,
     assert _error(client.post(PATHS[1], fields | {"chat_template": SOURCE}))[:2] == (400, "tools")
     taken = client.post(PATHS[1], fields | {"chat_template": "{{ tools[0].function.name }}"})
     assert taken.json()["prompt"] == "f"
+    text.close()
+
+
+def test_foreign_templates_wait_in_a_bounded_queue_and_nobody_waits_for_them(
+    checkpoint, make_app, engine, fakes, monkeypatch
+):
+    text, gate = TextModel.from_folder(checkpoint), threading.Event()
+    encode_chat = text.encode_chat
+
+    def gated(*arguments, chat_template, **options):
+        if chat_template is not None:
+            gate.wait(30)
+        return encode_chat(*arguments, chat_template=chat_template, **options)
+
+    async def post_all():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            foreign = CHAT | {"chat_template": SOURCE}
+            calls = [asyncio.ensure_future(client.post(PATHS[1], json=foreign)) for _ in range(20)]
+            try:
+                await fakes.wait_for(lambda: sum(call.done() for call in calls) == 4)
+                long = {"messages": [{"role": "user", "content": "Hi " * 9000}]}
+                async with asyncio.timeout(10):
+                    assert (await client.post(PATHS[1], json=long)).status_code == 200
+            finally:
+                gate.set()
+            return await asyncio.gather(*calls)
+
+    monkeypatch.setattr(text, "encode_chat", gated)
+    app = make_app(engine, text=text, trust_request_chat_template=True, num_text_threads=1)
+    answers = asyncio.run(post_all())
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert len(refused) == 4
+    assert all("retry-after" in answer.headers for answer in refused)
+    assert sum(answer.status_code == 200 for answer in answers) == 16
     text.close()

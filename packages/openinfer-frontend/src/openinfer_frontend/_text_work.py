@@ -1,8 +1,9 @@
 """Rendering and encoding, off the event loop when they take long."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from openinfer_text import (
 
 T = TypeVar("T")
 
+_MAX_FOREIGN = 16
+"""Chats with templates of their own, rendered or waiting for it."""
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -62,6 +65,9 @@ class TextWork:
         self._max_inline_bytes = max_inline_bytes
         self._takes_templates = takes_templates
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
+        # Of their own: one process renders them all, and nobody else is to wait for it.
+        self._foreign_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-foreign")
+        self._num_foreign = 0
 
     def defaults(self, mode: str) -> GenerationDefaults:
         """What sampling fields are when a request leaves them out."""
@@ -108,7 +114,8 @@ class TextWork:
             size: of the request in bytes.
 
         Raises:
-            ApiError: if the template, the tools or the messages do not fit each other.
+            ApiError: if the template, the tools or the messages do not fit each other; 503, if too
+                many wait with templates of their own.
         """
         template, tools = self.model.chat_template, request.offered_tools
         foreign = request.chat_template
@@ -141,8 +148,7 @@ class TextWork:
             )
 
         if foreign is not None:
-            # Another process renders it, which is waited for.
-            return await self._run(encode, self._max_inline_bytes + 1, "chat_template")
+            return await self._run_foreign(encode)
         return await self._run(encode, size, "messages")
 
     def placed(self, chat: ChatRequest) -> ChatRequest:
@@ -178,17 +184,34 @@ class TextWork:
 
     def close(self) -> None:
         """Ends the threads once their work is done."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._foreign_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
+        with _blaming(param):
+            return work() if size <= self._max_inline_bytes else await self.run_long(work)
+
+    async def _run_foreign(self, work: Callable[[], T]) -> T:
+        if self._num_foreign >= _MAX_FOREIGN:
+            message = "too many requests with templates of their own at once"
+            raise ApiError.unavailable(message, refusal="template_queue")
+        self._num_foreign += 1
         try:
-            if size <= self._max_inline_bytes:
-                return work()
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except InvalidChatInput as error:
-            raise ApiError(400, str(error), param=error.field) from error
-        except (NoChatTemplate, TemplateError, ValueError) as error:
-            raise ApiError(400, f"{param}: {error}", param=param) from error
+            with _blaming("chat_template"):
+                return await asyncio.get_running_loop().run_in_executor(self._foreign_pool, work)
+        finally:
+            self._num_foreign -= 1
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Errors of the text package are answers that name a field."""
+    try:
+        yield
+    except InvalidChatInput as error:
+        raise ApiError(400, str(error), param=error.field) from error
+    except (NoChatTemplate, TemplateError, ValueError) as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
 
 
 def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

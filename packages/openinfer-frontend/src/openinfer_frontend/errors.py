@@ -32,6 +32,7 @@ Refusal = Literal[
     "draining",  # the server is about to end
     "max_in_flight",  # this front process answers too many requests
     "pending_bodies",  # it holds too many bytes of bodies
+    "template_queue",  # too many wait with chat templates of their own
     "queue_full",  # the engine's intake is full
     "engine_unavailable",  # there is no engine at the moment
 ]
