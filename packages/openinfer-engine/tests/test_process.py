@@ -73,6 +73,39 @@ def test_close_ends_it_well() -> None:
     asyncio.run(main())
 
 
+LINGERING = """
+import atexit, threading, time
+from pathlib import Path
+from openinfer_testing import CountingShape, ZeroCostExecutor
+
+class Lingering(ZeroCostExecutor):
+    def close(self):
+        super().close()
+        self.folder.joinpath("closed").touch()
+
+def launch(spec):
+    executor = Lingering(CountingShape())
+    executor.folder = Path(spec.line_options["folder"])
+    atexit.register(executor.folder.joinpath("hook").touch)
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    return executor
+"""
+
+
+def test_all_is_done_when_close_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lingering.py").write_text(LINGERING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    line = LaunchSpec(model_path="", model_line="x", line_options={"folder": str(tmp_path)})
+
+    async def main() -> None:
+        child = await EngineChild.start(ProcessSpec(launch=line, factory="lingering:launch"))
+        assert await child.stop(10) == 0, "it waited for the thread, and was killed"
+
+    asyncio.run(main())
+    assert (tmp_path / "closed").exists()
+    assert not (tmp_path / "hook").exists()
+
+
 def test_its_end_is_the_parents_end(make_request: Request) -> None:
     async def main() -> None:
         async with running(step_s=0.005) as child:

@@ -100,6 +100,12 @@ def test_an_option_nobody_thought_of_is_rejected(checkpoint, monkeypatch):
         ENGINE.plan(_spec(checkpoint, max_num_seqs=8))
 
 
+def test_no_core_is_kept_awake_for_a_device_that_is_none(checkpoint):
+    executor = launch(_spec(checkpoint))
+    assert (executor.info.depth, executor.info.has_device) == (2, False)
+    executor.close()
+
+
 def test_it_answers_text_ids_in_the_time_the_model_takes(checkpoint):
     spec = _spec(checkpoint)
     engine = InProcessEngine(lambda: launch(spec), spec.engine)

@@ -51,6 +51,9 @@ class Executor(Protocol):
 
     `launch` and `sample` enqueue and return; `wait` blocks. Plans are launched in step order and
     waited for in the same order, at most `info.depth` launched and not yet waited for.
+
+    All is done when `close` returns: an engine process then ends at once. It runs no `atexit` hooks
+    and waits for no thread, so what an executor has to write or to give back it does in `close`.
     """
 
     @property
