@@ -1,9 +1,11 @@
 """`/metrics`: what was done is what a scraper reads, to the last request and token."""
 
+import asyncio
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -27,7 +29,7 @@ from openinfer_contract import (
     Timings,
     TokenEvent,
 )
-from openinfer_frontend import CounterPages, FixedEngine, FrontendConfig, create_app
+from openinfer_frontend import CounterPages, FixedEngine, FrontendConfig, _exposition, create_app
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -528,3 +530,42 @@ def test_nothing_is_imported_before_somebody_asks():
         "assert 'prometheus_client' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_scrapes_at_once_share_a_page_and_delay_no_prompt(
+    engine, make_app, client_of, fakes, monkeypatch
+):
+    gate, rendered, render = threading.Event(), [], _exposition.render
+
+    def gated(snapshot, accept):
+        rendered.append(accept)
+        gate.wait(30)
+        return render(snapshot, accept)
+
+    async def scrape_all():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            try:
+                scrapes = [asyncio.ensure_future(client.get("/metrics")) for _ in range(50)]
+                await fakes.wait_for(lambda: rendered)
+                scrapes.pop().cancel()
+                async with asyncio.timeout(10):
+                    text = {"prompt": "Hi " * 9000}
+                    assert (await client.post("/tokenize", json=text)).status_code == 200
+                forms = [{"accept": f"text/plain;q=0.{number}"} for number in range(1, 10)]
+                others = [
+                    asyncio.ensure_future(client.get("/metrics", headers=form)) for form in forms
+                ]
+                await fakes.wait_for(lambda: sum(other.done() for other in others) == 6)
+            finally:
+                gate.set()
+            return await asyncio.gather(*scrapes), await asyncio.gather(*others)
+
+    monkeypatch.setattr(_exposition, "render", gated)
+    app = make_app(engine, num_text_threads=1)
+    pages, others = asyncio.run(scrape_all())
+    assert {page.status_code for page in pages} == {200}
+    assert len({page.text for page in pages}) == 1
+    assert sorted(page.status_code for page in others) == [200] * 3 + [503] * 6
+    assert len(rendered) == 4
+    assert client_of(app).get("/metrics").status_code == 200

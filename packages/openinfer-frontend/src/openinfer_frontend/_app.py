@@ -120,8 +120,8 @@ class FrontendApp:
         return sum([exchange.interrupt(error) for exchange in self._exchanges])
 
     def close(self) -> None:
-        """Ends the text threads. Idempotent; the engine and the text model are the caller's."""
-        self._backend.text.close()
+        """Ends the threads. Idempotent; the engine and the text model are the caller's."""
+        self._backend.close()
 
 
 def _log_request(exchange: Exchange) -> None:

@@ -18,6 +18,7 @@ from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._metrics import Metrics
+from openinfer_frontend._metrics_pages import MetricsPages
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError, Refusal
@@ -37,6 +38,7 @@ class Backend:
         self.text = text
         self.config = config
         self.metrics = metrics
+        self.metrics_pages = MetricsPages()
         self.is_draining = False
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
@@ -45,6 +47,11 @@ class Backend:
         """Ids of these responses and of their sequences at the engine."""
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def close(self) -> None:
+        """Ends its threads once their work is done; idempotent."""
+        self.text.close()
+        self.metrics_pages.close()
 
     def engine(self) -> EngineHandle:
         """The engine that takes requests now.

@@ -3,7 +3,6 @@
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 
 from msgspec.structs import asdict
 
@@ -69,13 +68,18 @@ class InfoRoutes:
 
     async def metrics(self, exchange: Exchange) -> None:
         """GET /metrics: of all front processes, and of the engine if there is one."""
+        accept = exchange.header("accept") or ""
+        page, media_type = await self._backend.metrics_pages.get(accept, self._snapshot)
+        await exchange.respond(200, page, media_type=media_type.encode())
+
+    def _snapshot(self) -> MetricsSnapshot:
         metrics, config = self._backend.metrics, self._backend.config
         engine = None
         with suppress(EngineDead):
             handle = self._backend.provider.handle()
             engine = handle.info, handle.load()
             self._max_model_len = handle.info.limits.max_model_len
-        snapshot = MetricsSnapshot(
+        return MetricsSnapshot(
             totals=metrics.pages.totals(metrics.table.num_cells),
             families=metrics.table.families,
             prefix=config.metrics_prefix,
@@ -83,9 +87,6 @@ class InfoRoutes:
             max_model_len=self._max_model_len,
             engine=engine,
         )
-        accept = exchange.header("accept") or ""
-        page, media_type = await self._backend.text.run_long(partial(_render, snapshot, accept))
-        await exchange.respond(200, page, media_type=media_type.encode())
 
     async def server_info(self, exchange: Exchange) -> None:
         """GET /server_info: what is served by what, and what a request may ask of it."""
@@ -114,10 +115,3 @@ class InfoRoutes:
         fields = asdict(load) | {"cache_groups": [asdict(group) for group in load.cache_groups]}
         num_requests = load.num_running + load.num_waiting
         await exchange.respond_json(fields | {"is_idle": load.is_idle, "server_load": num_requests})
-
-
-def _render(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
-    # What it stands on takes 30 ms to import: for a thread, and for who is asked at all.
-    from openinfer_frontend._exposition import render
-
-    return render(snapshot, accept)
