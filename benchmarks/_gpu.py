@@ -39,6 +39,12 @@ def replay(steps: Sequence[Callable[[], Any]], num_replays: int) -> float:
     return statistics.median(times)
 
 
+def num_cold(num_bytes: int) -> int:
+    """How many buffers, at least 8, take twice the L2 cache: read in turns none is in it."""
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(8, -(-2 * l2_bytes // num_bytes))
+
+
 def record(folder: Path, benchmark: str, **fields: Any) -> None:
     """Writes `benchmark`-DATE.json. The commit is empty where there is no clone."""
     commit = subprocess.run(

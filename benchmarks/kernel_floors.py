@@ -3,7 +3,8 @@
     python benchmarks/kernel_floors.py [--record FOLDER]
 
 Qwen3-4B's shapes in bfloat16. An op runs once over the weights or cached tokens of every layer, so
-that nothing it reads is in the L2 cache; what is printed is one layer's. The floor is the larger of
+that nothing it reads is in the L2 cache, and a draw over as many logits as that takes; only rows
+are lengthened in a warm one. What is printed is one layer's. The floor is the larger of
 bytes read, at the streaming read of the same run, and operations, at its large product; an op with
 little of both has only its launch, and no floor. Prints one JSON object a line.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from _gpu import product_flops, read_bandwidth, record, replay
+from _gpu import num_cold, product_flops, read_bandwidth, record, replay
 from decode_step import BLOCK_SIZE, DTYPE, SHAPES, Chain, _inputs
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
@@ -30,10 +31,9 @@ from openinfer_kernels import (
     plan_advance_rows,
 )
 from openinfer_sampler import RECORDED_NEEDS, Sampler
+from openinfer_scheduler import LOOKAHEAD
 
 NUM_REPLAYS = 12
-NUM_LOGITS = 8
-"""Logits of so many steps are more than the L2 cache holds, from 8 rows on."""
 
 SHAPE = SHAPES["Qwen3-4B"]
 DECODES = ((1, 100), (1, 1024), (1, 16_384), (8, 1024), (32, 1024), (64, 1024))
@@ -143,19 +143,20 @@ def _advances() -> Iterator[Row]:
             last_token=zeros(batch + 1),
         )
         slots = torch.arange(batch + 1, device="cuda")
-        rows = StepRows(
-            slots=slots[:-1],
-            begins=slots,
-            draw_slots=slots[:-1],
-            start_lens=zeros(batch) - 1,
-            new_columns=zeros(batch),
-            new_begins=zeros(batch + 1),
-            token_ids=zeros(batch) - 1,
-            new_blocks=zeros(2 * batch),
-            is_decode=True,
-        )
         out = StepTensors.allocate(batch, batch, 2560, "cuda")
-        yield f"advance_rows, {batch}", [partial(advance, tables, rows, out)] * 16, 0, 0
+        for name, num_new in (("", 0), (", all grow", 1 + LOOKAHEAD)):
+            rows = StepRows(
+                slots=slots[:-1],
+                begins=slots,
+                draw_slots=slots[:-1],
+                start_lens=zeros(batch) - 1,
+                new_columns=zeros(batch),
+                new_begins=slots * num_new,
+                token_ids=zeros(batch) - 1,
+                new_blocks=zeros((1 + LOOKAHEAD) * batch),
+                is_decode=True,
+            )
+            yield f"advance_rows, {batch}{name}", [partial(advance, tables, rows, out)] * 16, 0, 0
 
 
 def _draws() -> Iterator[Row]:
@@ -163,9 +164,10 @@ def _draws() -> Iterator[Row]:
     controls = (("greedy", Sampling(temperature=0.0)), ("filters and a penalty", shaped))
     for batch in (1, 64, 256):
         sampler = Sampler(num_slots=batch, vocab_size=SHAPE.vocab, device="cuda")
+        num_logits = num_cold(batch * SHAPE.vocab * DTYPE.itemsize)
         logits = [
             torch.randn(batch, SHAPE.vocab, device="cuda").mul_(4).to(DTYPE)
-            for _ in range(NUM_LOGITS)
+            for _ in range(num_logits)
         ]
         slots = torch.arange(batch, device="cuda")
         for (name, sampling), needs in zip(controls, RECORDED_NEEDS, strict=True):
