@@ -302,6 +302,7 @@ ROWS = {
 CONFLICTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (COMPLETIONS, "best_of", {"n": 2, "best_of": 3}),
     (COMPLETIONS, "min_tokens", {"min_tokens": 9, "max_tokens": 8}),
+    (COMPLETIONS, "min_tokens", {"min_tokens": 1, "max_tokens": 0, "echo": True}),
     (
         COMPLETIONS,
         "allowed_token_ids",

@@ -185,6 +185,10 @@ class Lowering:
         ):
             if count is not None and count > most:
                 raise ApiError(400, f"{param} must be at most {most}", param=param)
+        # The engine is asked for one token then.
+        if request.wanted_max_tokens == 0 and request.min_tokens > 0:
+            message = "min_tokens must be between 0 and max_tokens"
+            raise ApiError(400, message, param="min_tokens")
 
     def _check_ids(self) -> None:
         size = self._info.vocab_size
