@@ -251,7 +251,8 @@ class Sampler:
     ) -> SampledTokens:
         """Scores what `draw_recorded` has drawn, in the rows that ask for it. Enqueues and returns.
 
-        Rows that do not ask are not read, so that they pay for the launches at most.
+        Raw scores are read of the rows that ask alone. If one asks for processed ones, those of
+        every row of the draw are written first, padding among them.
 
         Args:
             sampled: of the draw before.
