@@ -144,8 +144,10 @@ def settle(loop: EngineLoop) -> None:
             stop=StopRules(max_tokens=1),
             grammar=_HELD,
         )
-        loop.submit(request, lambda event: None)
-        while loop.has_work:
+        events: list[Any] = []
+        loop.submit(request, events.append)
+        # A request whose grammar is being compiled is no work of the loop's yet.
+        while loop.has_work or not any(event.end for event in events):
             loop.step()
     gc.collect()
     gc.freeze()
