@@ -2,21 +2,15 @@
 
 import json
 import signal
-import time
 import urllib.request
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from openinfer_testing import wait_until
+
 _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
 _SOME = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
-
-
-def _wait(condition, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 def _scrape(server):
@@ -61,8 +55,8 @@ def test_the_front_and_its_engine_count_the_same(start_server):
     server.assert_idle()
     load = server.load()
     # What an engine reports of itself may lag by a fraction of a second.
-    _wait(lambda: _scrape(server)["oi:prefix_cache_queries_total"] == 3 * num_prompt)
-    _wait(lambda: _scrape(server)["oi:num_requests_running"] == 0)
+    wait_until(lambda: _scrape(server)["oi:prefix_cache_queries_total"] == 3 * num_prompt)
+    wait_until(lambda: _scrape(server)["oi:num_requests_running"] == 0)
     page = _scrape(server)
     assert page["oi:prompt_tokens_total"] == load["num_prompt_tokens"] == 3 * num_prompt
     assert page["oi:prompt_tokens_cached_total"] == load["num_cached_tokens"] == 2 * num_cached
@@ -86,13 +80,13 @@ def test_what_runs_is_seen_and_a_hang_up_is_an_abort(start_server):
     )
     with urllib.request.urlopen(request, timeout=30) as stream:
         stream.readline()
-        _wait(lambda: _scrape(server)["vllm:num_requests_running"] == 1)
+        wait_until(lambda: _scrape(server)["vllm:num_requests_running"] == 1)
         assert 0 < _scrape(server)["vllm:kv_cache_usage_perc"] < 1
-    _wait(lambda: _scrape(server)["vllm:request_success_total"] == 1)
+    wait_until(lambda: _scrape(server)["vllm:request_success_total"] == 1)
     page = _scrape(server)
     assert page["vllm:e2e_request_latency_seconds_count"] == 0, "it was not ended but left"
     assert page["vllm:generation_tokens_total"] > 0
-    _wait(lambda: _scrape(server)["vllm:num_requests_running"] == 0)
+    wait_until(lambda: _scrape(server)["vllm:num_requests_running"] == 0)
 
 
 def test_front_processes_are_counted_together_and_no_total_goes_back(start_server):
@@ -110,11 +104,11 @@ def test_front_processes_are_counted_together_and_no_total_goes_back(start_serve
     other.suspend()
     assert _scrape(server)["vllm:request_success_total"] == 7, "and the first one"
     other.send_signal(signal.SIGKILL)
-    _wait(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
     page = _scrape(server)
     assert page["vllm:request_success_total"] == page["http_requests_total"] == 7
-    _wait(lambda: [p for p in server.children("openinfer._front") if p.pid != other.pid])
-    _wait(lambda: _answers_without(first, server))
+    wait_until(lambda: [p for p in server.children("openinfer._front") if p.pid != other.pid])
+    wait_until(lambda: _answers_without(first, server))
     first.suspend()
     try:
         _complete(server, 2)
@@ -130,13 +124,13 @@ def test_it_answers_while_the_engine_is_dead(start_server):
     _complete(server, 2)
     engine = server.engine
     engine.send_signal(signal.SIGKILL)
-    _wait(lambda: server.get("/ready")[0] == 503)
+    wait_until(lambda: server.get("/ready")[0] == 503)
     page = _scrape(server)
     assert page["vllm:request_success_total"] == 2
     assert "vllm:num_requests_running" not in page
     assert server.post("/v1/completions", _SOME)[0] == 503
     assert _scrape(server)["vllm:admission_rejections_total"] == 1
-    _wait(lambda: server.get("/ready")[0] == 200)
+    wait_until(lambda: server.get("/ready")[0] == 200)
     _complete(server, 1)
     page = _scrape(server)
     assert page["vllm:request_success_total"] == 3

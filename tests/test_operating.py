@@ -14,15 +14,10 @@ import psutil
 import pytest
 import trustme
 
+from openinfer_testing import wait_until
+
 HELLO = [{"role": "user", "content": "Hello!"}]
 ENDLESS = {"model": "tiny", "prompt": "Once", "temperature": 0}
-
-
-def _wait(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
 
 
 class _Reader(threading.Thread):
@@ -74,7 +69,7 @@ def _resume(server):
 
 def test_a_frozen_stream_goes_on_as_if_nothing_had_been(tiny_server, paused):
     reader = _Reader(tiny_server, 400)
-    _wait(lambda: reader.num_chunks > 20)
+    wait_until(lambda: reader.num_chunks > 20)
     paused("keep")
     time.sleep(0.1)
     num_chunks = reader.num_chunks
@@ -88,7 +83,7 @@ def test_a_frozen_stream_goes_on_as_if_nothing_had_been(tiny_server, paused):
 
 def test_a_pause_may_end_streams_and_keeps_what_comes(tiny_server, paused):
     reader = _Reader(tiny_server, 1500)
-    _wait(lambda: reader.num_chunks > 5)
+    wait_until(lambda: reader.num_chunks > 5)
     paused("abort")
     assert reader.end() == "abort"
     answers = []
@@ -97,7 +92,7 @@ def test_a_pause_may_end_streams_and_keeps_what_comes(tiny_server, paused):
         target=lambda: answers.append(tiny_server.post("/v1/completions", body)[0])
     )
     asked.start()
-    _wait(lambda: tiny_server.load()["num_waiting"])
+    wait_until(lambda: tiny_server.load()["num_waiting"])
     time.sleep(0.1)
     assert not tiny_server.load()["num_running"]
     assert not answers
@@ -108,7 +103,7 @@ def test_a_pause_may_end_streams_and_keeps_what_comes(tiny_server, paused):
 
 def test_a_pause_may_wait_for_streams(tiny_server, paused):
     reader = _Reader(tiny_server, 300)
-    _wait(lambda: reader.num_chunks > 5)
+    wait_until(lambda: reader.num_chunks > 5)
     paused("wait")
     assert reader.end() == "length"
     assert reader.usage.completion_tokens == 300
@@ -294,5 +289,5 @@ def test_a_thousand_hang_ups_leave_nothing_behind(tiny_server):
     def holds():
         return front.num_fds(), front.num_threads(), engine.num_fds(), engine.num_threads()
 
-    _wait(lambda: all(now <= before for now, before in zip(holds(), held, strict=True)))
+    wait_until(lambda: all(now <= before for now, before in zip(holds(), held, strict=True)))
     assert front.memory_info().rss + engine.memory_info().rss < memory + (24 << 20)

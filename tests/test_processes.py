@@ -24,6 +24,7 @@ import pytest
 from openinfer._front import FrontProcesses, FrontSpec
 from openinfer._text_options import TextOptions
 from openinfer_frontend import CounterPages, bind
+from openinfer_testing import wait_until
 from openinfer_tiny import CHECKPOINT
 
 _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
@@ -32,13 +33,6 @@ _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
 
 def _has_torch(process: psutil.Process) -> bool:
     return any("torch" in mapping.path for mapping in process.memory_maps())
-
-
-def _wait(condition, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
 
 
 def test_torch_is_in_the_engine_process_alone(tiny_server):
@@ -88,7 +82,7 @@ def test_under_load_the_step_thread_alone_runs_python(start_server, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         request = _complete(server, max_tokens=200)
         answers = [pool.submit(urllib.request.urlopen, request) for _ in range(8)]
-        _wait(lambda: server.load()["num_running"] == 8)
+        wait_until(lambda: server.load()["num_running"] == 8)
         while not any(answer.done() for answer in answers):
             engine.send_signal(signal.SIGUSR1)
             time.sleep(0.01)
@@ -139,7 +133,7 @@ def test_an_engine_killed_mid_stream_fails_clearly_and_comes_back(start_server):
     assert "error" in json.loads(events[-2])
     status, answer = server.post("/v1/completions", {"model": "tiny", "prompt": "x"})
     assert (status, bool(answer.get("error"))) in {(503, True), (200, False)}
-    _wait(lambda: server.get("/ready")[0] == 200)
+    wait_until(lambda: server.get("/ready")[0] == 200)
     assert server.post("/v1/completions", {"model": "tiny", "prompt": "x"})[0] == 200
     assert server.engine.pid != engine.pid
     server.assert_idle()
@@ -197,13 +191,13 @@ def test_ctrl_c_while_it_starts_ends_it():
         start_new_session=True,
     ) as process:
         parent = psutil.Process(process.pid)
-        _wait(parent.children)
+        wait_until(parent.children)
         (engine,) = parent.children()
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    _wait(lambda: not engine.is_running())
+    wait_until(lambda: not engine.is_running())
 
 
 def test_the_engine_ends_when_its_parent_is_killed(start_server):
@@ -212,7 +206,7 @@ def test_the_engine_ends_when_its_parent_is_killed(start_server):
     server.process.kill()
     server.expected_status = -signal.SIGKILL
     server.process.wait()
-    _wait(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_two_front_processes_share_the_port_and_the_engine(start_server):
@@ -254,7 +248,7 @@ def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all
         if reaches_all:
             other.terminate()
         server.process.send_signal(signal.SIGTERM)
-        _wait(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
         assert server.get("/ready")[0] == 503, "the first front is still draining"
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert server.process.wait(timeout=30) == 0
@@ -278,14 +272,14 @@ def test_a_second_signal_is_told_to_every_client(start_server):
             second.readline()
             psutil.Process(server.process.pid).resume()
             server.process.send_signal(signal.SIGINT)
-            _wait(lambda: sum("draining 1 request" in line for line in server.log) == 2)
+            wait_until(lambda: sum("draining 1 request" in line for line in server.log) == 2)
             server.process.send_signal(signal.SIGINT)
             for stream in (first, second):
                 error, end = [line[6:] for line in stream.read().split(b"\n") if line][-2:]
                 assert json.loads(error)["error"]["message"] == "the server is shutting down"
                 assert end == b"[DONE]"
     assert server.process.wait(timeout=30) == 0
-    _wait(lambda: sum(" 200 in " in line for line in server.log) == 2)
+    wait_until(lambda: sum(" 200 in " in line for line in server.log) == 2)
     assert sum("1 request cut off after" in line for line in server.log) == 2
     log = server.log[next(i for i, line in enumerate(server.log) if "ready in" in line) :]
     assert all(re.match(r"\d\d:\d\d:\d\d [A-Z]+ ", line) for line in log), log

@@ -3,19 +3,11 @@
 import itertools
 import json
 import threading
-import time
 import urllib.request
 
 import pytest
 
-from openinfer_testing import read_trace
-
-
-def _wait(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
+from openinfer_testing import read_trace, wait_until
 
 
 def _complete(server, name, **more):
@@ -82,7 +74,7 @@ def test_a_servers_traces(start_server, tmp_path):
     for thread in threads:
         thread.join()
     assert server.load()["is_tracing"]
-    _wait(lambda: first.read_bytes().count(b'"answer"') == 2 * len(names))
+    wait_until(lambda: first.read_bytes().count(b'"answer"') == 2 * len(names), timeout_s=60)
     trace = read_trace(first)
     assert _check_steps(trace)[0].args["step"] == 1
     for name in names:
@@ -105,7 +97,7 @@ def test_a_servers_traces(start_server, tmp_path):
         for _ in stream:
             pass
     second = tmp_path / "first.1.json"
-    _wait(lambda: server.get("/ready")[0] == 200)
+    wait_until(lambda: server.get("/ready")[0] == 200, timeout_s=60)
     server.assert_idle()
     assert second.exists()
 
@@ -122,7 +114,7 @@ def test_a_servers_traces(start_server, tmp_path):
     # SIGTERM while a request runs: it ends, and the trace has the end.
     last = threading.Thread(target=_complete, args=(server, "last"), kwargs={"max_tokens": 300})
     last.start()
-    _wait(lambda: server.load()["num_running"])
+    wait_until(lambda: server.load()["num_running"], timeout_s=60)
     assert server.stop() == 0
     last.join()
     (third,) = folder.iterdir()

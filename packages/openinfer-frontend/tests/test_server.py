@@ -16,6 +16,7 @@ import pytest
 
 from openinfer_contract import Finished
 from openinfer_frontend import ListenError, bind, new_event_loop, serve
+from openinfer_testing import wait_until
 
 
 def until(condition):
@@ -71,13 +72,6 @@ def test_sdk_models_and_errors(sdk, engine):
     assert dead.value.status_code == 503
 
 
-def eventually(condition):
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_closing_the_connection_aborts(start, make_app, fakes):
     engine = fakes.FakeEngine()
     server = start(make_app(engine))
@@ -89,11 +83,11 @@ def test_closing_the_connection_aborts(start, make_app, fakes):
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
                 % (len(body), body)
             )
-            eventually(lambda: engine.live)
+            wait_until(lambda: engine.live, timeout_s=5)
             server.call(engine.emit, "x")
             if stream:
                 peer.recv(1000)
-        eventually(lambda: engine.aborted)
+        wait_until(lambda: engine.aborted, timeout_s=5)
         engine.aborted.clear()
         assert not engine.live
 
@@ -129,7 +123,7 @@ def test_a_signal_drains(make_app, fakes):
             lines = running.iter_lines()
             seen.first = next(lines)
             os.kill(os.getpid(), signal.SIGTERM)
-            eventually(lambda: httpx.get(url + "/ready").status_code == 503)
+            wait_until(lambda: httpx.get(url + "/ready").status_code == 503, timeout_s=5)
             seen.health = httpx.get(url + "/health").status_code
             seen.refused = httpx.post(url + "/v1/completions", json={"prompt": "a"})
             loop.call_soon_threadsafe(engine.emit, "llo")
@@ -162,7 +156,7 @@ def test_what_does_not_end_in_time_is_cut_off(start, make_app, fakes):
         peer.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + body
         )
-        eventually(lambda: engine.live)
+        wait_until(lambda: engine.live, timeout_s=5)
         server.stop()
         server.join()
     assert not engine.live
@@ -180,7 +174,7 @@ def test_the_beginning_of_a_drain_is_told(start, make_app, fakes):
         assert "He" in next(lines)
         assert told == []
         server.stop()
-        eventually(lambda: told)
+        wait_until(lambda: told, timeout_s=5)
         server.call(engine.emit, Finished(reason="length"))
         assert "data: [DONE]" in list(lines)
     server.join()
@@ -258,7 +252,7 @@ def test_http_1_0_gets_no_chunks(start, make_app, fakes, is_streamed):
     with socket.create_connection(server.socket.getsockname(), timeout=5) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body))
         sock.sendall(body)
-        eventually(lambda: engine.live)
+        wait_until(lambda: engine.live, timeout_s=5)
         for entry in ("H", "ell", "o", Finished(reason="length")):
             server.call(engine.emit, entry)
             time.sleep(0.05)

@@ -108,6 +108,13 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _checked(script: str) -> list[str]:
+    """Runs a check of compiled code; the cases that it names."""
+    done = _run("-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
 def test_every_op_with_a_triton_backend_has_cases_with_names_of_their_own():
     cases = compile_cases()
     names = [case.name for case in cases]
@@ -162,29 +169,22 @@ def test_a_kernel_for_some_architectures_is_compiled_for_these():
 
 @pytest.mark.long
 def test_only_the_first_weights_are_read_before_the_kernel_before_is_done():
-    done = _run("-c", _FEW_ROWS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.split()) == 8
+    assert len(_checked(_FEW_ROWS)) == 8
 
 
 @pytest.mark.long
 def test_nor_is_the_residual_where_one_step_is_a_whole_product():
-    done = _run("-c", _ONE_STEP)
-    assert done.returncode == 0, done.stdout + done.stderr
+    _checked(_ONE_STEP)
 
 
 @pytest.mark.long
 def test_nor_are_rows_or_residuals_of_the_kernel_for_many_rows():
-    done = _run("-c", _MANY_ROWS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.split()) == 12
+    assert len(_checked(_MANY_ROWS)) == 12
 
 
 @pytest.mark.long
 def test_prepared_heads_are_stored_in_vectors():
-    done = _run("-c", _PREPARED)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.split()) == 3
+    assert len(_checked(_PREPARED)) == 3
 
 
 def test_what_is_compiled_is_what_is_launched():

@@ -19,6 +19,7 @@ from openinfer_testing._scripted import (
     write_scripted_checkpoint,
 )
 from openinfer_testing._trace import ReadTrace, TracedSpan, read_trace
+from openinfer_testing._waiting import wait_until
 
 __all__ = [
     # executors without a device
@@ -40,4 +41,6 @@ __all__ = [
     "read_trace",
     "ReadTrace",
     "TracedSpan",
+    # other threads and processes
+    "wait_until",
 ]
