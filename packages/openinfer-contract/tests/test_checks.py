@@ -15,6 +15,7 @@ from openinfer_contract import (
     Rejected,
     Sampling,
     StopRules,
+    banning_fields,
     check_length,
     check_request,
     check_sampling,
@@ -239,3 +240,18 @@ def test_min_tokens_that_an_output_prefix_has_reached_rule_nothing_out(
         num_output_prefix=2,
     )
     assert check_request(request, make_info()) is None
+
+
+def test_the_fields_that_ban_tokens_are_named(make_request: Make) -> None:
+    assert banning_fields(make_request()) == ()
+    request = make_request(
+        sampling=Sampling(allowed_token_ids=pack_ids([2]), bad_words=(pack_ids([3]),)),
+        stop=StopRules(max_tokens=8, min_tokens=2),
+        grammar=Grammar(kind="regex", text="a"),
+    )
+    assert banning_fields(request) == (
+        "sampling.allowed_token_ids",
+        "sampling.bad_words",
+        "stop.min_tokens",
+        "grammar",
+    )

@@ -377,7 +377,7 @@ def test_certificates_that_cannot_be_used(certificates, fields, word):
 def test_words_of_an_engine_name_no_paths(client, engine, message, shown):
     assert ApiError.from_engine(500, message).message == shown
     rejected = Rejected(kind="invalid", message=message, field="grammar")
-    assert ApiError.from_rejection(rejected).message == shown
+    assert ApiError.from_end(rejected).message == shown
     engine.script = lambda _: [rejected]
     error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
     assert error["message"] == shown

@@ -184,6 +184,44 @@ def test_a_failure_that_is_the_requests_own_is_a_400_with_its_field(rig, fakes):
     rig(test)
 
 
+_NOTHING_LEFT = Failed(
+    message="no token is left to draw: every one is ruled out by allowed_token_ids and bad_words",
+    field="sampling.allowed_token_ids",
+)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_that_bans_every_token_hears_which_fields_do(rig, is_stream):
+    async def test(r):
+        body = {"prompt": "Hi", "allowed_token_ids": [5, 6], "bad_words": ["a"]}
+        peer = r.post(body | {"stream": is_stream})
+        await r.wait_for(lambda: r.engine.live)
+        r.engine.emit(_NOTHING_LEFT)
+        await peer.task
+        assert peer.status == 400
+        error = json.loads(peer.bodies[0])["error"]
+        assert (error["param"], error["code"]) == ("allowed_token_ids", 400)
+        assert error["message"] == f"allowed_token_ids: {_NOTHING_LEFT.message}"
+
+    rig(test)
+
+
+def test_one_that_comes_to_ban_every_token_hears_so_in_its_stream(rig):
+    async def test(r):
+        body = {"prompt": "Hi", "allowed_token_ids": [5, 6], "bad_words": ["a"], "stream": True}
+        peer = r.post(body)
+        await r.wait_for(lambda: r.engine.live)
+        r.engine.emit([65])
+        await r.wait_for(lambda: peer.bodies)
+        r.engine.emit(_NOTHING_LEFT)
+        await peer.task
+        assert peer.status == 200
+        error = json.loads(b"".join(peer.bodies).decode().split("data: ")[2])["error"]
+        assert (error["param"], error["code"]) == ("allowed_token_ids", 400)
+
+    rig(test)
+
+
 @pytest.mark.parametrize(("field", "status"), [("grammar", 400), ("deadline", 408), ("", 500)])
 def test_no_failure_shows_the_machine(rig, field, status):
     async def test(r):

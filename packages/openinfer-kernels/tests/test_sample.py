@@ -8,7 +8,16 @@ import pytest
 import torch
 from scipy import stats
 
-from openinfer_kernels import IN_PROMPT, PADDING, Column, Needs, SampleRows, SampleSpec, plan_sample
+from openinfer_kernels import (
+    IN_PROMPT,
+    PADDING,
+    Column,
+    Failure,
+    Needs,
+    SampleRows,
+    SampleSpec,
+    plan_sample,
+)
 from openinfer_kernels.sample import SampleState
 
 PROMPT = (3, 5, 5, 2)
@@ -168,7 +177,7 @@ def test_every_control_at_once_against_float64(backend, vocab_size, spread, trit
         logits = random(len(MIXED), vocab_size) * spread
         expected, got = one.step(logits), other.step(logits)
         assert got.token_ids.tolist() == expected.token_ids.tolist()
-        assert not got.is_failed.any()
+        assert not got.failures.any()
         for row, mixed in enumerate(MIXED):
             if mixed.is_processed:
                 torch.testing.assert_close(
@@ -304,7 +313,7 @@ class TestLimits:
         rows = [Row(temperature=0.0)] * 4 + [Row(top_k=4, top_p=0.9)] * 5
         rows += [Row(), Row(top_p=0.5), Row(allowed=())]
         drawn = run(logits, rows)
-        assert drawn.is_failed.nonzero().flatten().tolist() == [1, 3, 5, 7, 9, 10, 11]
+        assert drawn.failures.tolist() == [0, 1, 0, 1, 0, 1, 0, 2, 0, 1, 1, 2]
         assert ((drawn.token_ids >= 0) & (drawn.token_ids < 5000)).all()
         assert drawn.token_ids[8] >= 4900
         assert drawn.token_ids[[0, 2]].tolist() == [4500, 4500]
@@ -314,7 +323,7 @@ class TestLimits:
         logits[:, [2, 5999]] = 0.0
         rows = [Row(top_k=5, seed=i) if i % 2 else Row(top_p=0.99, seed=i) for i in range(8)]
         drawn = run(logits, rows)
-        assert not drawn.is_failed.any()
+        assert not drawn.failures.any()
         assert set(drawn.token_ids.tolist()) == {2, 5999}
 
     def test_masks_bind_their_rows_alone(self, run):
@@ -325,7 +334,7 @@ class TestLimits:
         rows = [Row(temperature=0.0), Row(temperature=0.0), Row(top_p=0.9), Row()]
         drawn = run(logits, rows, masks)
         assert drawn.token_ids[:3].tolist() == [65, 69, 31]
-        assert drawn.is_failed.tolist() == [False, False, False, True]
+        assert drawn.failures.tolist() == [0, 0, 0, Failure.NOTHING_LEFT]
 
     def test_logits_are_left_alone(self, run):
         logits = torch.linspace(-3, 3, 320).repeat(len(MIXED), 1)

@@ -227,6 +227,20 @@ def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
     assert sorted(len(output.token_ids) for output in outputs) == [5, 20, 20, 20]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_rules_every_token_out_fails_alone(engine, ask, prompts, temperature):
+    runner = engine()
+    bans = {"allowed_token_ids": pack_ids([7]), "bad_words": (pack_ids([7, 7, 7]),)}
+    requests = [ask(ids, max_tokens=20, temperature=temperature) for ids in prompts]
+    requests[1] = ask(prompts[1], max_tokens=20, temperature=temperature, **bans)
+    outputs = runner.run(requests)
+    end = outputs[1].event.end
+    assert isinstance(end, Failed)
+    assert end.field == "sampling.allowed_token_ids"
+    assert "bad_words" in end.message
+    assert [len(output.token_ids) for output in outputs] == [20, 2, 20, 20]
+
+
 def start(slot, request, blocks, seed=0):
     ids = np.array(unpack_ids(request.prompt_token_ids), np.uint32)
     return RowStart(

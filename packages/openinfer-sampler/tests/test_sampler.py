@@ -111,6 +111,8 @@ def test_a_bad_row_fails_alone(draw):
     tokens = draw(logits, rows)
     assert sorted(tokens.failed) == [1, 3, 5, 7]
     assert "NaN" in tokens.failed[1]
+    assert "ruled out" in tokens.failed[7]
+    assert tokens.exhausted == {7}
     assert (tokens.token_ids < 16).all()
     assert tokens.token_ids[8] >= 8
     assert tokens.token_ids[0] == tokens.token_ids[2] == 3
@@ -155,7 +157,17 @@ def test_masks_rule_ids_out_of_their_rows_alone(draw):
     tokens = draw(logits, [{"temperature": 0.0}] * 2 + [{"temperature": 1.0}], masks=masks)
     assert tokens.token_ids.tolist() == [65, 69, 31]
     nothing = (np.array([1]), torch.zeros(1, 3, dtype=torch.int32))
-    assert sorted(draw(logits, [{}] * 3, masks=nothing).failed) == [1]
+    tokens = draw(logits, [{}] * 3, masks=nothing)
+    assert set(tokens.failed) == tokens.exhausted == {1}
+
+
+def test_what_a_request_rules_out_itself_is_not_taken_for_bad_logits(draw):
+    nothing_left = {"allowed_token_ids": pack_ids([5]), "bad_words": (pack_ids([5]),)}
+    logits = torch.zeros(4, 8)
+    logits[2, 5] = math.nan
+    tokens = draw(logits, [nothing_left, {**nothing_left, "temperature": 0.0}, {}, {}])
+    assert sorted(tokens.failed) == [0, 1, 2]
+    assert tokens.exhausted == {0, 1}
 
 
 def test_logits_are_left_alone(draw):

@@ -101,13 +101,13 @@ class Loop:
             stop_token_ids=fields.pop("stop_token_ids", ()),
             ignore_eos=fields.pop("ignore_eos", False),
         )
-        seed = fields.pop("seed", None)
+        sampling = Sampling(seed=fields.pop("seed", None), **fields.pop("sampling", {}))
         is_loading = fields.pop("is_loading", False)
         request = GenerateRequest(
             request_id=request_id,
             prompt_token_ids=pack_ids(prompt),
             stop=stop,
-            sampling=Sampling(seed=seed),
+            sampling=sampling,
             **fields,
         )
         rejected = self.scheduler.add(request, self.now, is_loading=is_loading)

@@ -193,6 +193,47 @@ def test_what_a_failed_row_has_cached_is_found_by_nobody(loop):
     assert start.num_cached_tokens == 0
 
 
+def test_a_request_that_rules_every_token_out_has_itself_to_blame(loop):
+    subject = loop(tokens_per_block=2)
+    prompt = [1, 2, 3, 4, 5]
+    bans = {"allowed_token_ids": pack_ids([7]), "bad_words": (pack_ids([7, 7]),)}
+    subject.add(prompt, sampling=bans)
+    plan = subject.scheduler.plan(0.0)
+    subject.add(prompt)
+    exhausted = StepResult(
+        step_id=plan.step_id,
+        counts=np.zeros(1, np.int32),
+        token_ids=np.zeros(0, np.uint32),
+        failed={0: "every token is ruled out"},
+        exhausted=frozenset({0}),
+    )
+    ((_, event),) = subject.scheduler.apply(exhausted, 0.0)
+    assert event.end.field == "sampling.allowed_token_ids"
+    assert event.end.message.endswith("ruled out by allowed_token_ids and bad_words")
+    # The model is as good as before, and so is what it has cached.
+    (start,) = subject.scheduler.plan(0.0).starts
+    assert start.num_cached_tokens == 4
+
+
+def test_a_model_without_a_token_for_a_free_request_is_to_blame_itself(loop):
+    subject = loop(tokens_per_block=2)
+    prompt = [1, 2, 3, 4, 5]
+    subject.add(prompt)
+    plan = subject.scheduler.plan(0.0)
+    subject.add(prompt)
+    exhausted = StepResult(
+        step_id=plan.step_id,
+        counts=np.zeros(1, np.int32),
+        token_ids=np.zeros(0, np.uint32),
+        failed={0: "every token is ruled out"},
+        exhausted=frozenset({0}),
+    )
+    ((_, event),) = subject.scheduler.apply(exhausted, 0.0)
+    assert (event.end.field, event.end.message) == ("", "every token is ruled out")
+    (start,) = subject.scheduler.plan(0.0).starts
+    assert start.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("counts", "ids"), [([1], [5]), ([1, 1], [5]), ([0, 1], [5]), ([2, 0], [5, 6])]
 )

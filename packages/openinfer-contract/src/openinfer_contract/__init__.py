@@ -4,7 +4,13 @@ A client hands a `GenerateRequest` to an `EngineHandle` and receives `TokenEvent
 structs travel between processes as frames of `StepEvents`. Depends on msgspec alone.
 """
 
-from openinfer_contract._checks import FEATURES, check_length, check_request, check_sampling
+from openinfer_contract._checks import (
+    FEATURES,
+    banning_fields,
+    check_length,
+    check_request,
+    check_sampling,
+)
 from openinfer_contract._columns import num_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openinfer_contract._commands import (
     AddSpans,
@@ -102,6 +108,7 @@ __all__ = [
     "CacheOptions",
     "GREEDY_TEMPERATURE",
     "FEATURES",
+    "banning_fields",
     "check_length",
     "check_request",
     "check_sampling",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_contract import GenerateRequest, Sampling, unpack_ids
+from openinfer_contract import GenerateRequest, Sampling, banning_fields, unpack_ids
 from openinfer_grammar import Constraint, GrammarFailed, MaskRow
 
 _PLAIN = Sampling()
@@ -33,7 +33,8 @@ class ConstrainedRequest:
         self.request = request
         self.constraint = constraint
         self.is_forcible = _is_forcible(request)
-        self._bans = _Bans(request, eos_token_ids) if _Bans.has_any(request) else None
+        others = [field for field in banning_fields(request) if field != "grammar"]
+        self._bans = _Bans(request, eos_token_ids, others) if others else None
         self._excess_s = 0.0
 
     def check_mask(self, row: MaskRow) -> None:
@@ -74,7 +75,9 @@ class _Bans:
     left: that is the request's own doing, and said so by name.
     """
 
-    def __init__(self, request: GenerateRequest, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, request: GenerateRequest, eos_token_ids: Collection[int], fields: Sequence[str]
+    ) -> None:
         sampling, stop = request.sampling, request.stop
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _ids(allowed)
@@ -86,22 +89,7 @@ class _Bans:
         output = unpack_ids(request.prompt_token_ids[4 * num_before :])
         self._num_output = len(output)
         self._recent: deque[int] = deque(output, maxlen=max(map(len, words), default=0))
-        fields = {
-            "allowed_token_ids": allowed is not None,
-            "bad_words": bool(words),
-            "min_tokens": stop.min_tokens > 0,
-        }
-        self._fields = " and ".join(name for name, is_used in fields.items() if is_used)
-
-    @staticmethod
-    def has_any(request: GenerateRequest) -> bool:
-        """Whether a request has fields that ban ids."""
-        sampling = request.sampling
-        return bool(
-            sampling.allowed_token_ids is not None
-            or sampling.bad_words
-            or request.stop.min_tokens > 0
-        )
+        self._fields = " and ".join(field.rpartition(".")[2] for field in fields)
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """The output has gone on."""

@@ -218,14 +218,10 @@ class Generation:
         for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
-                raise ApiError.from_rejection(
-                    event.end,
-                    prompt_param=self._prompt_param,
-                    grammar_param=self._grammar_param,
-                )
+                raise self._error(event.end)
             if isinstance(event.end, Failed):
                 if not (event.end.is_retryable and self._can_resume(choice)):
-                    raise _failure(event.end, self._grammar_param)
+                    raise self._error(event.end)
                 lost.append(index)
                 failed, events[index] = event.end, replace(event, end=None)
         deltas = self.deltas(events)
@@ -248,6 +244,11 @@ class Generation:
         self._is_aborted = True
         left = [c.request.request_id for c in self._choices if not c.is_released]
         self._engine.abort(left)
+
+    def _error(self, end: Rejected | Failed) -> ApiError:
+        return ApiError.from_end(
+            end, prompt_param=self._prompt_param, grammar_param=self._grammar_param
+        )
 
     def _can_resume(self, choice: Choice) -> bool:
         """Whether another engine would go on as this one had.
@@ -272,7 +273,7 @@ class Generation:
             async with asyncio.timeout(left_s):
                 for index in lost:
                     if not await self._hand_over(partial(self._submit_rest, index)):
-                        raise _failure(failed, self._grammar_param)
+                        raise self._error(failed)
         except TimeoutError:
             message = "the deadline passed before another engine took over"
             raise ApiError(408, message, param="deadline_ms") from None
@@ -364,15 +365,3 @@ class Generation:
         if not choice.is_released:
             choice.is_released = True
             self._engine.abort((choice.request.request_id,))
-
-
-def _failure(failed: Failed, grammar_param: str | None) -> ApiError:
-    if failed.field == "deadline":
-        return ApiError.from_engine(408, failed.message, param="deadline_ms")
-    if failed.field:
-        # Trying the same again would come to the same.
-        param = grammar_param if failed.field == "grammar" else failed.field
-        return ApiError.from_engine(400, f"{param}: {failed.message}", param=param)
-    if failed.is_retryable:
-        return ApiError.unavailable(failed.message)
-    return ApiError.from_engine(500, failed.message)

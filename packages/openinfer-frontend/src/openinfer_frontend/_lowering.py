@@ -171,7 +171,7 @@ class Lowering:
 
     def _raise_if(self, rejected: Rejected | None) -> None:
         if rejected is not None:
-            raise ApiError.from_rejection(
+            raise ApiError.from_end(
                 rejected,
                 prompt_param=self._context.prompt_param,
                 grammar_param=None if self._form is None else self._form.param,

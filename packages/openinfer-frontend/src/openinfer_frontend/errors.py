@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from openinfer_contract import OpenInferError, Rejected
+from openinfer_contract import Failed, OpenInferError, Rejected
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "BadRequestError",
@@ -96,42 +96,42 @@ class ApiError(FrontendError):
         self.refusal = refusal
 
     @classmethod
-    def from_rejection(
+    def from_end(
         cls,
-        rejected: Rejected,
+        end: Rejected | Failed,
         *,
         prompt_param: str = "prompt",
         grammar_param: str | None = None,
     ) -> "ApiError":
-        """The answer to a request that the contract's check or an engine refused.
+        """The answer to a request that was refused, or could not be gone on with.
 
         Args:
-            rejected: the refusal, in the contract's field names.
+            end: by the contract's check or an engine, in the contract's field names.
             prompt_param: what the route calls `prompt_token_ids`.
             grammar_param: which field asked for the grammar.
         """
-        field = rejected.field
-        if field == "prompt_token_ids":
-            param = prompt_param
-        elif field == "grammar" and grammar_param is not None:
-            param = grammar_param
-        else:
-            bare = field.removeprefix("sampling.").removeprefix("stop.")
-            param = _PARAM_OF_FIELD.get(field, bare)
-        message = _scrubbed(rejected.message)
-        if field and message.startswith(field):
-            message = param + message[len(field) :]
-        status = _STATUS_OF_REJECTION[rejected.kind]
-        retry_after_s = rejected.retry_after_s
-        if status == 503 and retry_after_s is None:
-            retry_after_s = 1.0
-        return cls(
-            status,
-            message,
-            param=param or None,
-            retry_after_s=retry_after_s,
-            refusal=_REFUSAL_OF_REJECTION.get(rejected.kind),
-        )
+        field, message = end.field, end.message
+        param = _param_of(field, prompt_param, grammar_param)
+        if isinstance(end, Rejected):
+            status = _STATUS_OF_REJECTION[end.kind]
+            if field and message.startswith(field):
+                message = param + message[len(field) :]
+            retry_after_s = end.retry_after_s
+            if status == 503 and retry_after_s is None:
+                retry_after_s = 1.0
+            return cls.from_engine(
+                status,
+                message,
+                param=param or None,
+                retry_after_s=retry_after_s,
+                refusal=_REFUSAL_OF_REJECTION.get(end.kind),
+            )
+        if field == "deadline":
+            return cls.from_engine(408, message, param=param)
+        if field:
+            # Trying the same again would come to the same.
+            return cls.from_engine(400, f"{param}: {message}", param=param)
+        return cls.unavailable(message) if end.is_retryable else cls.from_engine(500, message)
 
     @classmethod
     def from_engine(
@@ -215,6 +215,16 @@ class ApiError(FrontendError):
                 "code": self.status,
             }
         }
+
+
+def _param_of(field: str, prompt_param: str, grammar_param: str | None) -> str:
+    """What a route calls a field of the contract."""
+    if field == "prompt_token_ids":
+        return prompt_param
+    if field == "grammar" and grammar_param is not None:
+        return grammar_param
+    bare = field.removeprefix("sampling.").removeprefix("stop.")
+    return _PARAM_OF_FIELD.get(field, bare)
 
 
 def _scrubbed(message: str) -> str:

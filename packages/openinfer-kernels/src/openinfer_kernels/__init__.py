@@ -57,6 +57,7 @@ from openinfer_kernels.sample import (
     PADDING,
     Column,
     Drawn,
+    Failure,
     Needs,
     RecordableSample,
     Sample,
@@ -122,6 +123,7 @@ __all__ = [
     # Sampling
     "Column",
     "Drawn",
+    "Failure",
     "IN_PROMPT",
     "Needs",
     "PADDING",

@@ -81,7 +81,9 @@ def _with_more(
     sampled_rows = rows.sampled_rows
     row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
     failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
-    failed |= _refusals(rows, refused)
+    refusals = _refusals(rows, refused)
+    failed |= refusals
+    exhausted = {row_of[at] for at in tokens.exhausted if at in row_of}
     result.counts[list(failed)] = 0
     return replace(
         result,
@@ -92,6 +94,7 @@ def _with_more(
             if row_of[at] not in failed
         },
         failed=failed,
+        exhausted=frozenset(exhausted.difference(refusals)),
     )
 
 

@@ -20,6 +20,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_kernels import (
+    Failure,
     Needs,
     RecordableSample,
     SampleRows,
@@ -37,10 +38,10 @@ RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
 MIN_SCORED_ROWS = 64
 """Rows that every sampler's `score_tokens` takes at once."""
 
-NOT_FINITE = (
-    "the logits of this sequence are NaN or infinite, or every token is ruled out; "
-    "no token can be drawn"
-)
+_REASONS = {
+    Failure.NOT_FINITE: "the logits of this sequence are NaN or infinite; no token can be drawn",
+    Failure.NOTHING_LEFT: "every token of this sequence is ruled out; none can be drawn",
+}
 """Why a row failed."""
 
 
@@ -51,11 +52,13 @@ class HostTokens:
     Attributes:
         token_ids: [n], uint32. Of failed rows: some id of the vocabulary.
         failed: by row, why no token could be drawn.
+        exhausted: rows of `failed` whose every token was ruled out.
         logprobs: by row, of rows whose request asks for them; one token each.
     """
 
     token_ids: npt.NDArray[np.uint32]
     failed: dict[int, str]
+    exhausted: frozenset[int]
     logprobs: dict[int, TokenLogprobs]
 
 
@@ -81,7 +84,8 @@ class SampledTokens:
     def unpack(self, packed: npt.NDArray[np.int32]) -> HostTokens:
         """Reads `packed` once it has arrived on the host."""
         num_rows = self.num_rows
-        failed = {int(row): NOT_FINITE for row in packed[num_rows : 2 * num_rows].nonzero()[0]}
+        failures = packed[num_rows : 2 * num_rows]
+        failed = {row: int(failures[row]) for row in failures.nonzero()[0].tolist()}
         logprobs: dict[int, TokenLogprobs] = {}
         begin = 2 * num_rows
         for layout in self.layouts:
@@ -89,7 +93,10 @@ class SampledTokens:
             logprobs |= layout.unpack(packed[begin:end])
             begin = end
         return HostTokens(
-            token_ids=packed[:num_rows].astype(np.uint32), failed=failed, logprobs=logprobs
+            token_ids=packed[:num_rows].astype(np.uint32),
+            failed={row: _REASONS[why] for row, why in failed.items()},
+            exhausted=frozenset(r for r, why in failed.items() if why == Failure.NOTHING_LEFT),
+            logprobs=logprobs,
         )
 
 

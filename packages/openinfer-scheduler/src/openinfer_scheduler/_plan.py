@@ -112,3 +112,6 @@ class StepResult:
     most. A row that is recomputed after a preemption reports them again; `apply` drops those."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """By row index: why a single row could not be sampled (say, NaN logits)."""
+    exhausted: frozenset[int] = frozenset()
+    """Of `failed`: rows whose every token was ruled out. Where their request rules tokens out it
+    has itself to blame, else the model."""

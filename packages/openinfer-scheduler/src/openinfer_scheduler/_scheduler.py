@@ -21,7 +21,7 @@ from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._repeat import num_repeats, repeat
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._settle import Effects, settle
+from openinfer_scheduler._settle import Effects, own_faults, settle
 from openinfer_scheduler._slots import Slots
 from openinfer_scheduler._state import SchedulerState, StepInFlight
 from openinfer_scheduler.errors import StepOrderError
@@ -250,7 +250,8 @@ class Scheduler:
         """Settles the oldest step in flight: appends tokens, finishes sequences, frees blocks.
 
         A row that failed alone (say, with NaN logits) may have left garbage in blocks that others
-        would find: the prefix cache is forgotten as in `fail`.
+        would find: the prefix cache is forgotten as in `fail`. Not where a request had ruled every
+        token out itself, or any client could have it forgotten.
 
         Raises:
             StepOrderError: `result` is not of the oldest step in flight.
@@ -261,9 +262,10 @@ class Scheduler:
             duration_s = now - max(step.planned_at, self._last_completed_at)
             self._pace.record(step.num_prefill_tokens, duration_s, has_decode=step.num_decode > 0)
         self._last_completed_at = now
-        if result.failed:
+        faults = own_faults(step, result) if result.failed else {}
+        if len(faults) < len(result.failed):
             self._distrust_cache()
-        return settle(self._state, step, result, now)
+        return settle(self._state, step, result, now, faults)
 
     @property
     def num_repeats(self) -> int:

@@ -1,10 +1,10 @@
 """What a step's result does to its sequences: tokens, stops, ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 
-from openinfer_contract import End, PromptLogprobs, TokenEvent, TokenLogprobs
+from openinfer_contract import End, PromptLogprobs, TokenEvent, TokenLogprobs, banning_fields
 from openinfer_scheduler._plan import PlannedRow, StepResult
 from openinfer_scheduler._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
@@ -16,8 +16,28 @@ Effects = list[tuple[str, TokenEvent]]
 """(request id, event) in the order they happened; at most one entry a request and call."""
 
 
-def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: float) -> Effects:
+def own_faults(step: StepInFlight, result: StepResult) -> dict[int, tuple[str, ...]]:
+    """By failed row: the fields by which its request has ruled every token out itself."""
+    stays = step.stays
+    fields = {row: banning_fields(stays[row].sequence.request) for row in result.exhausted}
+    return {row: names for row, names in fields.items() if names}
+
+
+def settle(
+    state: SchedulerState,
+    step: StepInFlight,
+    result: StepResult,
+    now: float,
+    faults: Mapping[int, tuple[str, ...]],
+) -> Effects:
     """Applies the result of a step that the cache knows to be complete.
+
+    Args:
+        state: changed.
+        step: that it is of.
+        result: of the step.
+        now: monotonic seconds.
+        faults: `own_faults` of it.
 
     Raises:
         ValueError: the result does not fit the plan.
@@ -33,7 +53,7 @@ def settle(state: SchedulerState, step: StepInFlight, result: StepResult, now: f
             f"step {result.step_id} has {num_rows} rows; the result has {len(counts)} "
             f"counts that add up to {sum(counts)}, and {num_tokens} tokens"
         )
-    settling = _Settling(state, step, result, now)
+    settling = _Settling(state, step, result, now, faults)
     columns = _columns(num_tokens).unpack(result.token_ids.astype("<u4", copy=False).tobytes())
     first = 0
     is_single = (
@@ -67,18 +87,29 @@ def _columns(num_tokens: int) -> Struct:
     return Struct("4s" * num_tokens)
 
 
+def _nothing_left(fields: Sequence[str]) -> str:
+    names = " and ".join(field.rpartition(".")[2] for field in fields)
+    return f"no token is left to draw: every one is ruled out by {names}"
+
+
 class _Settling:
     """One result on its way into the state."""
 
-    __slots__ = ("_now", "_result", "_state", "_step", "effects", "num_dropped")
+    __slots__ = ("_faults", "_now", "_result", "_state", "_step", "effects", "num_dropped")
 
     def __init__(
-        self, state: SchedulerState, step: StepInFlight, result: StepResult, now: float
+        self,
+        state: SchedulerState,
+        step: StepInFlight,
+        result: StepResult,
+        now: float,
+        faults: Mapping[int, tuple[str, ...]],
     ) -> None:
         self._state = state
         self._step = step
         self._result = result
         self._now = now
+        self._faults = faults
         self.effects: Effects = []
         self.num_dropped = 0
         """Tokens of sequences that had ended, and tokens behind an end."""
@@ -138,7 +169,11 @@ class _Settling:
         sequence, result = stay.sequence, self._result
         message = result.failed.get(index)
         if message is not None:
-            end = self._state.fail(sequence, message, is_retryable=False)
+            fields = self._faults.get(index)
+            if fields:
+                message = _nothing_left(fields)
+            field = fields[0] if fields else ""
+            end = self._state.fail(sequence, message, is_retryable=False, field=field)
             self.effects.append(self._state.event(sequence, end))
             return
         num_tokens = len(ids) // BYTES_PER_ID

@@ -51,6 +51,16 @@ class Needs:
     """What changes logits before the temperature."""
 
 
+class Failure:
+    """Why a row cannot be drawn from. Plain integers: that is how they reach the host."""
+
+    NONE = 0
+    NOT_FINITE = 1
+    """The scores hold NaN or +inf."""
+    NOTHING_LEFT = 2
+    """Every token is ruled out: all scores are -inf."""
+
+
 class Column(enum.IntEnum):
     """Columns of the table. Integers as they are, the others as the bits of a float64."""
 
@@ -193,7 +203,7 @@ class Drawn:
     """What was drawn.
 
     Attributes:
-        packed: [2, n], int32, for one copy to the host: `token_ids`, then `is_failed`.
+        packed: [2, n], int32, for one copy to the host: `token_ids`, then `failures`.
         processed: [n, vocab_size], float32: scores after every control, -inf where a token could
             not be drawn; before temperature in greedy rows. Right in rows with `Needs.PROCESSED`;
             None if there are none.
@@ -208,8 +218,8 @@ class Drawn:
         return self.packed[0]
 
     @property
-    def is_failed(self) -> torch.Tensor:
-        """[n], int32, 1 or 0: the scores hold NaN or +inf, or every token is ruled out."""
+    def failures(self) -> torch.Tensor:
+        """[n], int32: one of `Failure` a row."""
         return self.packed[1]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from openinfer_kernels.sample import Sample, SampleSpec, SampleState
+from openinfer_kernels.sample import Failure, Sample, SampleSpec, SampleState
 from openinfer_kernels.sample._random import (
     GAMMA,
     LARGEST_NOISE,
@@ -53,8 +53,11 @@ class _CpuSample(TorchSample):
         token_ids = torch.from_numpy(scores.numpy().argmax(axis=1))
         return token_ids, scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
 
-    def _is_failed(self, best: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(~np.isfinite(best.numpy()))
+    def _failures(self, best: torch.Tensor) -> torch.Tensor:
+        scores = best.numpy()
+        failures = (~np.isfinite(scores)).astype(np.int32)
+        failures[scores == -np.inf] = Failure.NOTHING_LEFT
+        return torch.from_numpy(failures)
 
     def _perturbed_argmax(
         self, scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor

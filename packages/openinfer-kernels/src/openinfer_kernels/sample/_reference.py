@@ -9,6 +9,7 @@ from openinfer_kernels.sample import (
     PADDING,
     Column,
     Drawn,
+    Failure,
     Needs,
     Sample,
     SampleRows,
@@ -47,12 +48,18 @@ class _Reference:
                 logits.double(), rows.slots, rows.positions, masks, strict=True
             )
         ]
-        token_ids, is_failed, processed = zip(*drawn, strict=True)
-        packed = torch.tensor([token_ids, is_failed], dtype=torch.int32, device=logits.device)
+        token_ids, failures, processed = zip(*drawn, strict=True)
+        packed = torch.tensor([token_ids, failures], dtype=torch.int32, device=logits.device)
         return Drawn(
             packed=packed,
             processed=torch.stack(processed).float(),
         )
+
+
+def _failure(best: float) -> int:
+    if math.isfinite(best):
+        return Failure.NONE
+    return Failure.NOTHING_LEFT if best == -math.inf else Failure.NOT_FINITE
 
 
 class _Row:
@@ -68,8 +75,8 @@ class _Row:
 
     def draw(
         self, scores: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[int, bool, torch.Tensor]:
-        """The token, whether there is none, and the processed scores."""
+    ) -> tuple[int, int, torch.Tensor]:
+        """The token, why there is none, and the processed scores."""
         scores = self._constrain(scores)
         if mask is not None:
             for token_id in range(len(scores)):
@@ -81,7 +88,7 @@ class _Row:
             perturbed = scores + self._noise(len(scores))
         best, best_id = perturbed.max(dim=0)
         self._enter(int(best_id))
-        return int(best_id), not math.isfinite(best), scores
+        return int(best_id), _failure(float(best)), scores
 
     def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
         if self._needs & Needs.BIAS:

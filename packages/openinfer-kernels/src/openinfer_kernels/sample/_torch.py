@@ -5,6 +5,7 @@ import torch
 from openinfer_kernels.sample import (
     Column,
     Drawn,
+    Failure,
     Needs,
     Sample,
     SampleRows,
@@ -47,7 +48,7 @@ class TorchSample:
         if rows.all_needs & Needs.CONTROLS:
             count(token_ids, rows, self._state)
         self._state.last_token.index_copy_(0, rows.slots, token_ids)
-        packed = torch.stack((token_ids.to(torch.int32), self._is_failed(best).to(torch.int32)))
+        packed = torch.stack((token_ids.to(torch.int32), self._failures(best)))
         return Drawn(
             packed=packed,
             processed=processed if rows.all_needs & Needs.PROCESSED else None,
@@ -83,9 +84,10 @@ class TorchSample:
         best, token_ids = scores.max(dim=1)
         return token_ids, best
 
-    def _is_failed(self, best: torch.Tensor) -> torch.Tensor:
-        """Whether the best score of a row says that it cannot be drawn from."""
-        return best.isfinite().logical_not_()
+    def _failures(self, best: torch.Tensor) -> torch.Tensor:
+        """What the best score of each row says of it: [n], int32, of `Failure`."""
+        is_bad = best.isfinite().logical_not_().to(torch.int32)
+        return is_bad.masked_fill_(best == -torch.inf, Failure.NOTHING_LEFT)
 
     def _perturbed_argmax(
         self, scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor

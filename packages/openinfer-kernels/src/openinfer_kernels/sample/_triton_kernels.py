@@ -22,8 +22,11 @@ from openinfer_kernels.sample._triton_scores import (
     MIN_P_COLUMN,
     MIN_TOKENS,
     NEEDS_COLUMN,
+    NO_FAILURE,
     NO_ID,
     NOISE,
+    NOT_FINITE,
+    NOTHING_LEFT,
     PENALTIES,
     PROCESSED,
     STOP_IDS_COLUMN,
@@ -166,11 +169,11 @@ def block_kernel(
         tl.debug_barrier()
         arrived = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel")
         if arrived == NUM_BLOCKS - 1:
-            token, _winner, _maxima, _largest, is_failed = _merge(
+            token, _winner, _maxima, _largest, failure = _merge(
                 row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
             )
             _enter(
-                token, is_failed, -INFINITY, row, slot, positions, needs,
+                token, failure, -INFINITY, row, slot, positions, needs,
                 counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
                 VOCAB, LENGTH,
             )  # fmt: skip
@@ -181,7 +184,7 @@ def block_kernel(
 def _merge(
     row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
-    """The best token of all blocks, its block, all maxima and the largest, and whether it fails."""
+    """The best token of all blocks, its block, all maxima and the largest, and why it fails."""
     block = tl.arange(0, BLOCKS)
     at = row * BLOCKS + block
     is_block = block < NUM_BLOCKS
@@ -190,22 +193,23 @@ def _merge(
     best = tl.load(best_ptr + at, mask=is_block, other=-INFINITY, cache_modifier=".cg")
     ids = tl.load(best_id_ptr + at, mask=is_block, other=0, cache_modifier=".cg")
     largest = tl.max(maxima, axis=0)
-    is_failed = (largest == INFINITY) | (largest == -INFINITY)
+    failure = tl.where(largest == INFINITY, NOT_FINITE, NO_FAILURE)
+    failure = tl.where(largest == -INFINITY, NOTHING_LEFT, failure)
     _best, winner = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.sum(tl.where(block == winner, ids, 0), axis=0)
-    return token, winner, maxima, largest, is_failed
+    return token, winner, maxima, largest, failure
 
 
 @triton.jit
 def _enter(
-    token, is_failed, threshold, row, slot, positions, needs,
+    token, failure, threshold, row, slot, positions, needs,
     counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
     VOCAB: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
     """What a row has come to: for the host, and in the tables for the steps that follow."""
     token = tl.minimum(token, VOCAB - 1)
     tl.store(packed_ptr + row, token)
-    tl.store(packed_ptr + tl.num_programs(0) + row, is_failed.to(tl.int32))
+    tl.store(packed_ptr + tl.num_programs(0) + row, failure)
     tl.store(last_token_ptr + slot, token.to(tl.int64))
     tl.store(threshold_ptr + row, threshold)
     if needs & PENALTIES:
@@ -234,11 +238,11 @@ def row_kernel(
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    token, winner, maxima, largest, is_failed = _merge(
+    token, winner, maxima, largest, failure = _merge(
         row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
     )
     threshold = tl.full((), -INFINITY, tl.float32)
-    if ((needs & FILTER) != 0) & (is_failed == 0):
+    if ((needs & FILTER) != 0) & (failure == NO_FAILURE):
         is_banned = tl.full((), 0, tl.int32)
         if CONTROLS:
             is_banned = tl.load(is_banned_ptr + row)
@@ -279,7 +283,7 @@ def row_kernel(
                 VOCAB, CONTROLS, GROUP, GROUPS, LISTED,
             )  # fmt: skip
     _enter(
-        token, is_failed, threshold, row, slot, positions, needs,
+        token, failure, threshold, row, slot, positions, needs,
         counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB, LENGTH,
     )  # fmt: skip
 

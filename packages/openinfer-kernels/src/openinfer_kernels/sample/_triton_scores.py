@@ -8,7 +8,7 @@
 import triton
 import triton.language as tl
 
-from openinfer_kernels.sample import IN_PROMPT, PADDING, Column, Needs
+from openinfer_kernels.sample import IN_PROMPT, PADDING, Column, Failure, Needs
 from openinfer_kernels.sample._random import GAMMA, MULTIPLIERS
 
 NOISE = tl.constexpr(Needs.NOISE)
@@ -18,6 +18,9 @@ BIAS = tl.constexpr(Needs.BIAS)
 PENALTIES = tl.constexpr(Needs.PENALTIES)
 BAD_WORDS = tl.constexpr(Needs.BAD_WORDS)
 PROCESSED = tl.constexpr(Needs.PROCESSED)
+NO_FAILURE = tl.constexpr(Failure.NONE)
+NOT_FINITE = tl.constexpr(Failure.NOT_FINITE)
+NOTHING_LEFT = tl.constexpr(Failure.NOTHING_LEFT)
 NEEDS_COLUMN = tl.constexpr(int(Column.NEEDS))
 SEED_COLUMN = tl.constexpr(int(Column.SEED))
 FIRST_OUTPUT_COLUMN = tl.constexpr(int(Column.FIRST_OUTPUT_POSITION))
