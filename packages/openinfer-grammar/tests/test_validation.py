@@ -34,6 +34,30 @@ def test_the_keyword_at_fault_is_named_with_its_place(schema, where):
     assert caught.value.keyword in where.split(".")
 
 
+def test_a_refused_one_of_says_what_to_write_instead():
+    branches = [{"type": "integer"}, {"type": "number"}]
+    schema = {"anyOf": [{}], "oneOf": branches}
+    with pytest.raises(GrammarRefused) as caught:
+        validate(Grammar(kind="json_schema", text=json.dumps(schema)))
+    assert (caught.value.keyword, caught.value.where) == ("oneOf", "oneOf")
+    assert "anyOf" in caught.value.reason
+    assert "coerce" not in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "string"}, {"type": "integer"}],
+        [
+            {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+            for kind in ("cat", "dog")
+        ],
+    ],
+)
+def test_what_a_refused_one_of_advises_is_taken(branches):
+    validate(Grammar(kind="json_schema", text=json.dumps({"oneOf": branches})))
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -83,9 +83,11 @@ def _at(
     error = check(whole)
     if error is None:
         return None
-    named = [key for key in part if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", error)]
+    places = {key: re.search(rf"(?<!\w){re.escape(key)}(?!\w)", error) for key in part}
+    named = {key: found.start() for key, found in places.items() if found is not None}
     healing = (key for key in part if check({k: v for k, v in whole.items() if k != key}) is None)
-    keyword = next(iter(named), None) or next(healing, None)
+    # Of several that are named the first: the others may be advice.
+    keyword = min(named, key=named.__getitem__) if named else next(healing, None)
     return None if keyword is None else Fault(keyword, (*path, keyword), " ".join(error.split()))
 
 

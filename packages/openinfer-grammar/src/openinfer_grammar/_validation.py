@@ -12,6 +12,13 @@ from openinfer_grammar.errors import GrammarRefused
 
 _Finds = Callable[[Any], str | None]
 
+_OPTION_FOR_ONE_OF = "coerce_one_of"
+_ONE_OF = (
+    "oneOf is taken only where its branches are sure to exclude each other; write anyOf, or tell "
+    "them apart: each by a type of its own, or by a required property with a const of its own"
+)
+"""Instead of the library's words, which advise an option that no client can set."""
+
 
 def validate(grammar: Grammar) -> None:
     """Looks for what the default backend could not hold an output to.
@@ -80,6 +87,8 @@ def _error(kind: str, text: str) -> str | None:
     if not has_failed:
         return None
     message = str(messages[0]).strip()
+    if _OPTION_FOR_ONE_OF in message:
+        return _ONE_OF
     if kind == "regex":
         # The library reads it as a rule of a grammar, whose line and column are none of the text.
         message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \| start: .*", "", message, flags=re.DOTALL)
