@@ -220,11 +220,10 @@ class SequenceBlocks:
 
     def release(self) -> None:
         """Let go of everything, children before parents."""
-        self._mutable.close()
         if self._sealed is not None:
             self._sealed.close()
         self._cached.note_use(self._use)
-        self._cached.close()
+        self._cached.close(self._mutable)
 
     def _chain(self, keys: BlockKeys, start: int, stop: int) -> list[bytes]:
         """Keys of blocks `[start, stop)`: each that of its last position."""

@@ -209,9 +209,16 @@ class CachedLease(_Lease):
         kept_anchors = self._anchors[:keep] if self._has_duplicates else kept
         return CachedLease(self._pool, kept, kept_anchors), MutableLease(self._pool, own)
 
-    def close(self) -> None:
-        """Let go: indexed blocks become evictable when nobody else holds them, duplicates free."""
+    def close(self, rest: MutableLease | None = None) -> None:
+        """Let go: indexed blocks become evictable when nobody else holds them, duplicates free.
+
+        Args:
+            rest: the private blocks behind these, closed with them: one call costs half of two.
+        """
         ids = self._consume()
         if self._has_duplicates:
             self._pool.release(ids[ids != self._anchors])
-        self._pool.release(self._anchors)
+        held = self._anchors
+        if rest is not None:
+            held = np.concatenate((held, rest._consume()))
+        self._pool.release(held)

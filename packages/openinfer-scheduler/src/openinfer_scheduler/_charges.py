@@ -1,12 +1,16 @@
 """Who was served, told to policies that ask for it."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from openinfer_scheduler._policy import Policy, charge_of
 from openinfer_scheduler._sequence import SequenceState, Stay
 
-REPORTED_EVERY = 16
-"""Steps after which decode rows are reported, where the policy is asked for an order."""
+REPORTED_EVERY = 32
+"""Steps in which each decode row is reported once, where the policy is asked for an order."""
+
+_arrival = attrgetter("arrival_index")
 
 
 class Charges:
@@ -14,7 +18,9 @@ class Charges:
 
     A stay knows how many of its positions were reported, so nothing is kept here, and what a
     sequence has decoded is told for many plans together: of prompts the policy hears at once,
-    of decode rows every `REPORTED_EVERY` steps, and of all when the sequence leaves its slot.
+    of decode rows in turn, because all of them would make one plan slow, and of the rest when the
+    sequence leaves its slot. Between two reports of a row lie `REPORTED_EVERY` steps, and at most
+    twice as many where others come meanwhile.
 
     Args:
         policy: who hears of it.
@@ -23,23 +29,47 @@ class Charges:
     def __init__(self, policy: Policy) -> None:
         self._charge = charge_of(policy)
         self._reported_at = 0
+        self._next = 0
+        """The arrival index at which to go on."""
+        self._num_due = 0
+        """Rows to report, times `REPORTED_EVERY`."""
         self._error: BaseException | None = None
 
-    def report(self, running: Iterable[SequenceState], step_id: int) -> None:
-        """Tells what running sequences were given, if that was not done lately.
+    def report(self, running: Sequence[SequenceState], step_id: int) -> None:
+        """Tells what some of the running sequences were given, or all if that is long ago.
 
         To be called before the policy is asked for an order.
+
+        Args:
+            running: in order of arrival.
+            step_id: of the plan being made.
 
         Raises:
             Exception: what the policy raised, here or when a sequence left its slot.
         """
         self.check()
-        if self._charge is None or 0 <= step_id - self._reported_at < REPORTED_EVERY:
+        if self._charge is None or step_id == self._reported_at:
             return
+        # A step that was reverted is planned again, perhaps with rows that nobody was told of.
+        num_steps = step_id - self._reported_at if step_id > self._reported_at else 1
         self._reported_at = step_id
-        for sequence in running:
+        if num_steps >= REPORTED_EVERY:
+            self._num_due = 0
+            turn = running
+        else:
+            due = self._num_due + num_steps * len(running)
+            num, self._num_due = divmod(due, REPORTED_EVERY)
+            turn = self._turn(running, num) if num else ()
+        for sequence in turn:
             if sequence.stay is not None:
                 self._settle(sequence.stay)
+
+    def _turn(self, running: Sequence[SequenceState], num: int) -> Sequence[SequenceState]:
+        """The next so many, by arrival; those at the front again behind the last."""
+        start = bisect_left(running, self._next, key=_arrival)
+        turn = [*running[start : start + num], *running[: max(0, start + num - len(running))]]
+        self._next = turn[-1].arrival_index + 1
+        return turn
 
     def check(self) -> None:
         """To be called in every plan.

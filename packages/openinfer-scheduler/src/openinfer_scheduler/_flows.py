@@ -35,10 +35,15 @@ class Flows:
 
     def charge(self, flow: str, num_tokens: int) -> None:
         """Notes what a flow was served."""
-        self._served[flow] = self.served(flow) + num_tokens
+        share = self._served[flow] = self._served.get(flow, self._level) + num_tokens
         turn = self._turns.get(flow)
         if turn is not None:
-            self._place(flow, turn[1])
+            ranked = self._ranked
+            del ranked[bisect_left(ranked, turn)]
+            if share < self._level:
+                share = self._served[flow] = self._level
+            turn = self._turns[flow] = share, turn[1], flow
+            insort(ranked, turn)
         else:
             self.forget_idle()
 

@@ -62,8 +62,9 @@ class ChargedPolicy(Policy, Protocol):
         """Plans forward `num_tokens` of `sequence`; negative where a plan is reverted.
 
         Of a prompt it is called when the plan is complete. What a sequence decodes is told for
-        many plans together: when it leaves its slot, and at the latest 16 steps later, before
-        `order` is called. An exception where a sequence leaves its slot is raised by the next plan.
+        many plans together: when it leaves its slot, and in turn before `order` is called, at the
+        latest 64 steps later. An exception where a sequence leaves its slot is raised by the next
+        plan.
         """
 
 

@@ -54,8 +54,10 @@ class PrefixProbe:
 
     def hit_now(self, sequence: "SequenceState") -> int:
         """Tokens that a match would hit now."""
+        keys = sequence.keys
+        if keys is None or BYTES_PER_ID * keys.num_tokens != len(sequence.tokens):
+            keys = self.keys_of(sequence)
         max_tokens = sequence.max_hit_tokens
-        keys = self.keys_of(sequence)
         num_hit = self._cache.peek(keys, max_tokens=max_tokens, near=sequence.hit_estimate)
         sequence.hit_estimate = num_hit
         sequence.hit_stands_until = self.step_id + MAX_AGE

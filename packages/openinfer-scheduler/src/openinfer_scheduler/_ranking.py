@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from openinfer_scheduler._queue import Waiting
 from openinfer_scheduler._sequence import SequenceState
 
-NUM_REREAD = 16
+NUM_REREAD = 8
 """Keys that are read again in one plan, in turn."""
 
 
