@@ -262,10 +262,14 @@ NAMED = {"type": "function", "function": {"name": "x"}}
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"response_format": UNIQUE}, "response_format", "uniqueItems"),
+        (
+            {"response_format": UNIQUE},
+            "response_format.json_schema.schema.uniqueItems",
+            "uniqueItems",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
         ({"structured_outputs": {"yaml": "a"}}, "structured_outputs.yaml", "there are json"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),

@@ -200,6 +200,13 @@ def test_a_feature_that_is_not_honoured_is_rejected_by_name(
     assert check_request(request, make_info()) is None
 
 
+def test_what_is_not_supported_has_no_bounds(make_info: Make, make_request: Make) -> None:
+    request: GenerateRequest = make_request(logprobs=LogprobOptions(num_top=10_000))
+    rejected = check_request(request, make_info(honoured=frozenset()))
+    assert rejected is not None
+    assert rejected.message == "logprobs is not supported here"
+
+
 def test_no_speculation_can_be_asked_of_anyone(make_info: Make, make_request: Make) -> None:
     info = make_info(honoured=frozenset())
     assert check_request(make_request(speculate=False), info) is None

@@ -111,6 +111,14 @@ def test_bodies_that_are_no_request(engine, make_app, client_of, content, header
         assert not engine.requests
 
 
+@pytest.mark.parametrize("content", [b"[]", b"null", b'"x"', b"3"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+def test_a_body_that_is_no_object(client, path, content):
+    headers = {"content-type": "application/json"}
+    error = client.request("POST", path, content=content, headers=headers).json()["error"]
+    assert error["message"] == "the body must be a JSON object"
+
+
 def test_a_body_without_length_is_bounded_too(engine, make_app, client_of):
     async def chunks():
         for _ in range(10):

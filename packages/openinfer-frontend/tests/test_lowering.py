@@ -176,6 +176,9 @@ FIELDS_OF_FEATURES = {
     "sampling.bad_words": {"bad_words": ["x"]},
     "stop.min_tokens": {"min_tokens": 1},
     "logprobs": {"logprobs": 1},
+    "logprobs.token_ids": {"logprob_token_ids": [1], "logprobs": 1},
+    "logprobs.mode": {"logprobs_mode": "processed", "logprobs": 1},
+    "prompt_logprobs": {"prompt_logprobs": 1},
 }
 
 
@@ -189,6 +192,42 @@ def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, clie
     assert error["param"] == next(iter(fields))
     assert error["message"] == f"{error['param']} is not supported here"
     assert not engine.requests
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, make_app, client_of):
+    engine = fakes.FakeEngine(honoured=(), max_logprobs=0)
+    response = client_of(make_app(engine)).post("/v1/completions", {"prompt": "Hi", field: 5})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"] == f"{field} is not supported here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop_token_ids": [300]}, "stop_token_ids must hold ids below 300"),
+        ({"stop_token_ids": list(range(200))}, "stop_token_ids must hold at most 64 ids"),
+        ({"request_id": " x"}, "request_id: must be 1 to 128 visible ASCII characters"),
+        ({"request_id": 3}, "request_id: must be 1 to 128 visible ASCII characters"),
+        ({"logit_bias": {"5": None}}, "logit_bias: must be an object of numbers by token id"),
+        ({"logit_bias": {"null": 1}}, "logit_bias: must be an object of numbers by token id"),
+        ({"logit_bias": [1]}, "logit_bias: must be an object of numbers by token id"),
+        (
+            {"stream": True, "stream_options": {"include_usage": "x"}},
+            "stream_options.include_usage: Input should be a valid boolean, unable to interpret "
+            "input",
+        ),
+        (
+            {"structured_outputs": {"json": False}},
+            "structured_outputs.json: must be an object, or its JSON as a string",
+        ),
+    ],
+)
+def test_a_refusal_is_a_sentence(client, fields, message):
+    response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ TOOL = {
     "description": "Does f.",
     "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+ANY = {"type": "any"}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -211,6 +214,34 @@ def test_tokens_are_counted(sdk, engine):
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"priority": "x"}, "priority"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role:"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0]:"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content:"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages:"),
+        ({"thinking": {"type": "much"}}, "thinking.type:"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens:"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort:"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema:"),
+        ({"cache_salt": ""}, "cache_salt:"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences:"),
+        ({"tools": [SEARCH, TOOL | {"name": ""}]}, "tools[1].name:"),
+        ({"tools": [SEARCH, TOOL | {"strict": 1}]}, "tools[1].strict:"),
+        ({"tools": [SEARCH, TOOL | {"description": 1}]}, "tools[1].description:"),
+        (
+            {"tools": [SEARCH, TOOL | {"input_schema": {"type": "null"}}], "tool_choice": ANY},
+            "tools[1].input_schema.type:",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name:"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name:"),
+        ({"tools": [TOOL], "tool_choice": {"type": "all"}}, "tool_choice.type:"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": ANY,
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "together with output_config.format",
+        ),
     ],
 )
 def test_bad_input_names_the_field(client, engine, wrong, word):
@@ -242,6 +273,27 @@ def test_a_stream_that_fails_ends_with_an_error(sdk, engine, fakes):
     # Both at once are one event, and a failure before the first byte has a status of its own.
     with pytest.raises(anthropic.InternalServerError, match="the device is gone"):
         sdk.messages.create(**body(stream=True))
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        ("messages", {"output_config": {"format": FORM}}, "output_config.format"),
+        ("responses", {"input": "Hi", "text": {"format": FORM}}, "text.format"),
+    ],
+)
+def test_an_error_within_a_stream_names_the_clients_field(
+    client, engine, fakes, route, fields, param
+):
+    engine.is_paced = True
+    engine.script = lambda request: [
+        fakes.scheduled(request.num_prompt_tokens),
+        "He",
+        Failed(message="takes too long", field="grammar"),
+    ]
+    response = client.post(f"/v1/{route}", body(stream=True, **fields))
+    assert response.status_code == 200
+    assert f'"{param}: takes too long"' in response.text
 
 
 def test_models_are_listed_for_both_clients(sdk):

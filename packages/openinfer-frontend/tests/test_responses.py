@@ -15,6 +15,7 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     "strict": False,
 }
+SEARCH = {"type": "web_search"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 ROUTE = "/v1/responses"
 
@@ -286,14 +287,37 @@ def test_forms_and_choices(client, engine, say):
         ({"top_logprobs": 99}, "top_logprobs"),
         ({"top_logprobs": 1, "logprobs_mode": "logits"}, "logprobs_mode"),
         ({"logprobs_mode": "processed"}, "logprobs_mode"),
-        ({"reasoning": {"effort": "much"}}, "reasoning"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"input": [3]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"tools": [SEARCH, TOOL | {"name": ""}]}, "tools[1].name"),
+        ({"tools": [SEARCH, TOOL | {"strict": 1}]}, "tools[1].strict"),
+        ({"tools": [SEARCH, TOOL | {"parameters": 1}]}, "tools[1].parameters"),
+        (
+            {"tools": [TOOL | {"parameters": {"type": "null"}}], "tool_choice": "required"},
+            "tools[0].parameters.type",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        (
+            {
+                "tools": [TOOL, SEARCH, TOOL | {"name": "g", "strict": 1}],
+                "tool_choice": {"type": "allowed_tools", "tools": [{"name": "g"}]},
+            },
+            "tools[2].strict",
+        ),
+        ({"text": {"format": 3}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ],
 )
 def test_bad_input_names_the_field(client, engine, wrong, param):
     response = client.post(ROUTE, {"input": "Hi"} | wrong)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert error["param"] == (param or "input[0].content[0].type")
+    param = param or "input[0].content[0].type"
+    assert error["param"] == param
+    assert param == "input" or param in error["message"]
     assert error["param"] in error["message"] or "prompt" in error["message"]
     assert not engine.requests
 

@@ -61,8 +61,9 @@ def test_the_operators_check_is_asked_before_the_prompt_is_read(make_app, engine
     body = {"messages": [{"role": "no-such"}], "response_format": FORMAT}
     response = client.post("/v1/chat/completions", body)
     error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, "response_format")
-    assert error["message"] == "response_format: uniqueItems: no"
+    param = "response_format.json_schema.schema.uniqueItems"
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"] == f"{param}: no"
     assert not engine.requests
     client.chat("Hi", response_format=FORMAT)
     assert asked == [Grammar(kind="json_schema", text=json.dumps(SCHEMA))] * 2

@@ -247,8 +247,8 @@ def _called(arguments, **message):
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
         ({"tools": [TOOL], "tool_choice": 1}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": "x"}, "parallel_tool_calls"),
-        (_called("{"), "messages[1].tool_calls[0].function.arguments"),
-        (_called("[]"), "messages[1].tool_calls[0].function.arguments"),
+        (_called(1), "messages[1].tool_calls[0].function.arguments"),
+        (_called([]), "messages[1].tool_calls[0].function.arguments"),
         (
             {"messages": [USER, {"role": "tool", "tool_call_id": 1, "content": "x"}]},
             "messages[1].tool_call_id",

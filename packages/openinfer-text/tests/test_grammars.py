@@ -49,6 +49,8 @@ def test_one_structure_is_one_grammar(structure, grammar):
         ({"choice": []}, "choice"),
         ({"choice": [1]}, "choice"),
         ({"json": [1]}, "json"),
+        ({"json": False}, "json"),
+        ({"json_object": False}, ""),
         ({"json_object": "yes"}, "json_object"),
         ({"yaml": "a"}, "yaml"),
     ],

@@ -124,10 +124,37 @@ def test_arguments_become_objects(templates):
     assert shown({"a": 1}) == '{"a": 1}'
     assert shown("") == "{}"
     assert shown(None) == "{}"
-    for arguments in ('{"a": broken', '"text"', "[1]", 3, [1], "[" * 100_000):
+    for arguments in ('{"a": broken', '"text"', "[1]", "[" * 100_000):
+        assert shown(arguments) == arguments, "as the model wrote it"
+    for arguments in (3, [1]):
         with pytest.raises(InvalidChatInput, match="must be a JSON object") as caught:
             shown(arguments)
         assert caught.value.field == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_arguments_that_a_template_cannot_write_are_named(templates):
+    calls = [CALL, {"function": {"name": "f", "arguments": '{"a": "cut o'}}]
+    chat = [USER, {"role": "assistant", "content": None, "tool_calls": calls}]
+    for name in ("chatml", "deepseek", "kimi"):
+        assert "cut o" in ChatTemplate(templates[name]).render(chat)
+    with pytest.raises(InvalidChatInput, match="is no JSON object") as caught:
+        ChatTemplate(templates["coder"]).render(chat)
+    assert caught.value.field == "messages[1].tool_calls[1].function.arguments"
+    refusing = ChatTemplate("{{ raise_exception('never') }}")
+    with pytest.raises(TemplateError, match="never"):
+        refusing.render(chat)
+
+
+def test_only_an_assistant_may_say_nothing(templates):
+    template = ChatTemplate(templates["chatml"])
+    for message in ({"content": None}, {}, {"content": None, "tool_calls": [CALL]}):
+        template.render([USER, {"role": "assistant", **message}])
+    for role in ("user", "system", "developer", "tool"):
+        with pytest.raises(InvalidChatInput, match="must not be null") as caught:
+            template.render([USER, {"role": role, "content": None}])
+        assert caught.value.field == "messages[1].content"
+        with pytest.raises(InvalidChatInput, match="is missing"):
+            template.render([USER, {"role": role}])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     yield from _length_problems(request, info)
     for name in ("logprobs", "prompt_logprobs"):
         options = getattr(request, name)
-        if options is not None and not 0 <= options.num_top <= info.limits.max_logprobs:
+        if options is None or name not in info.honoured:
+            continue  # that it is not supported is said below
+        if not 0 <= options.num_top <= info.limits.max_logprobs:
             yield _invalid(name, f"num_top must be between 0 and {info.limits.max_logprobs}")
     if request.logprobs and not _is_column(request.logprobs.token_ids, info.vocab_size):
         yield _invalid("logprobs", f"token_ids must be a u32 column of ids below {info.vocab_size}")
@@ -135,10 +137,12 @@ def _sampling_problems(sampling: Sampling) -> Iterator[Rejected]:
 def _bad_word_problems(sampling: Sampling, info: EngineInfo) -> Iterator[Rejected]:
     limits = info.limits
     if len(sampling.bad_words) > limits.max_bad_words:
-        yield _invalid("sampling.bad_words", f"at most {limits.max_bad_words} sequences of ids")
+        yield _invalid(
+            "sampling.bad_words", f"must hold at most {limits.max_bad_words} sequences of ids"
+        )
     if any(num_ids(word) > limits.max_bad_word_ids for word in sampling.bad_words):
         yield _invalid(
-            "sampling.bad_words", f"at most {limits.max_bad_word_ids} ids in one sequence"
+            "sampling.bad_words", f"must hold at most {limits.max_bad_word_ids} ids in one sequence"
         )
 
 
@@ -147,11 +151,11 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
     if stop.max_tokens < 1:
         yield _invalid("stop.max_tokens", "must be at least 1")
     if len(stop.stop_token_ids) > most:
-        yield _invalid("stop.stop_token_ids", f"at most {most} ids")
+        yield _invalid("stop.stop_token_ids", f"must hold at most {most} ids")
     if stop.ignore_eos and request.grammar is not None:
         yield _invalid("stop.ignore_eos", "cannot be combined with a grammar, which has an end")
     if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
-        yield _invalid("stop.stop_token_ids", f"ids must be below {info.vocab_size}")
+        yield _invalid("stop.stop_token_ids", f"must hold ids below {info.vocab_size}")
 
 
 def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:

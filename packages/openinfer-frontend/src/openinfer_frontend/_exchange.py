@@ -3,7 +3,7 @@
 import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._dialect import OPENAI, Dialect, to_json
+from openinfer_frontend._explain import explained
 from openinfer_frontend._requests import RequestModel
 from openinfer_frontend._spans import RequestSpans
 from openinfer_frontend.errors import ApiError, ClientGone
@@ -148,7 +149,7 @@ class Exchange:
             self.spans.mark("read")
             return read
         except ValidationError as error:
-            raise _explain(error, model) from None
+            raise explained(error, model) from None
         finally:
             self._bodies.num_bytes -= self.num_body_bytes
 
@@ -320,48 +321,3 @@ class Exchange:
         self._blocked_since = None
         if status is not None:
             self.status = status
-
-
-@contextmanager
-def translated(names: Mapping[str, str]) -> Iterator[None]:
-    """What goes wrong inside names the fields of the protocol that a chat was translated from.
-
-    Args:
-        names: fields of chat completions, and what the protocol calls them.
-
-    Raises:
-        ApiError: what was raised inside; a chat that is not valid is a 400.
-    """
-    try:
-        yield
-    except ValidationError as error:
-        raise _explain(error).renamed(names) from None
-    except ApiError as error:
-        raise error.renamed(names) from error
-
-
-def _explain(error: ValidationError, model: type[RequestModel] | None = None) -> ApiError:
-    """The first problem of a body, in one short sentence that does not quote the body.
-
-    Args:
-        error: of the validation.
-        model: of the body, where its fields are the client's own.
-    """
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['msg']}")
-    # Deeper parts of a location name branches of unions, which mean nothing to a client.
-    location = first["loc"]
-    if not location:
-        return ApiError(400, first["msg"].removeprefix("Value error, "))
-    param = str(location[0])
-    for part in location[1:]:
-        if not isinstance(part, int):
-            break
-        param += f"[{part}]"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "int_parsing_size":
-        message = "is too large for an integer"
-        if model is not None:
-            message += model.bounds_of(str(location[0]))
-    return ApiError(400, f"{param}: {message}", param=param)

@@ -10,7 +10,8 @@ from openinfer_frontend._answer import REASONING_NAMES, AnswerFormat, FormatOpti
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._completion_request import CompletionRequest
-from openinfer_frontend._exchange import Exchange, translated
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._explain import translated
 from openinfer_frontend._formats import ChatFormat, CompletionFormat
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._logprobs import TokenNames
@@ -85,18 +86,20 @@ class GenerateRoutes:
         """POST /v1/responses."""
         body = await exchange.read_model(ResponsesRequest)
         body.refuse_unsupported()
-        with translated(ResponsesRequest.PARAMS):
-            chat = self._text.placed(body.conversation())
-            make_format = partial(ResponsesFormat, request=body)
+        chat = self._text.placed(body.conversation())
+        make_format = partial(ResponsesFormat, request=body)
+        with translated(body.field_names()):
             await self._converse(exchange, chat, "resp_", make_format)
 
     async def messages(self, exchange: Exchange) -> None:
         """POST /v1/messages."""
         body = await exchange.read_model(MessagesRequest)
         body.refuse_unsupported()
-        with translated(MessagesRequest.PARAMS):
-            chat = self._text.placed(body.conversation())
-            await self._converse(exchange, chat, "msg_", MessagesFormat)
+        chat = self._text.placed(body.conversation())
+        names = body.field_names()
+        with translated(names):
+            make_format = partial(MessagesFormat, names=names)
+            await self._converse(exchange, chat, "msg_", make_format)
 
     async def _converse(
         self, exchange: Exchange, request: ChatRequest, id_prefix: str, make_format: MakeFormat

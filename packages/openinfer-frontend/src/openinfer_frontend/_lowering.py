@@ -179,11 +179,11 @@ class Lowering:
 
     def _check_counts(self) -> None:
         most, request = self._info.limits.max_logprobs, self._request
-        for param, count in (
-            (request.TOP_LOGPROBS_PARAM, request.num_top_logprobs),
-            ("prompt_logprobs", request.prompt_logprobs),
+        for feature, param, count in (
+            ("logprobs", request.TOP_LOGPROBS_PARAM, request.num_top_logprobs),
+            ("prompt_logprobs", "prompt_logprobs", request.prompt_logprobs),
         ):
-            if count is not None and count > most:
+            if count is not None and count > most and feature in self._info.honoured:
                 raise ApiError(400, f"{param} must be at most {most}", param=param)
         # The engine is asked for one token then.
         if request.wanted_max_tokens == 0 and request.min_tokens > 0:

@@ -9,6 +9,7 @@ from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_frontend._answer import FormatOptions
 from openinfer_frontend._blocks import Block, BlockFormat
 from openinfer_frontend._dialect import ANTHROPIC, named_event
+from openinfer_frontend._field_names import FieldNames
 from openinfer_frontend._generation import Usage
 from openinfer_frontend.errors import ApiError
 
@@ -28,10 +29,16 @@ class MessagesFormat(BlockFormat):
     """`message`: thinking, text and tool_use blocks."""
 
     def __init__(
-        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+        self,
+        options: FormatOptions,
+        requests: Sequence[GenerateRequest],
+        num_samples: int,
+        *,
+        names: FieldNames,
     ) -> None:
-        """A format for the one choice."""
+        """A format for the one choice; `names` are what its errors call fields."""
         super().__init__(options, requests, num_samples)
+        self._names = names
         self._delta_head = b""
 
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
@@ -49,7 +56,7 @@ class MessagesFormat(BlockFormat):
 
     def failure(self, error: ApiError) -> bytes:
         """The event `error`."""
-        return ANTHROPIC.error_event(error, self.options.response_id)
+        return ANTHROPIC.error_event(error.renamed(self._names), self.options.response_id)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The whole message."""

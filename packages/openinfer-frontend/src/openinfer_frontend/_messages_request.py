@@ -7,12 +7,32 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend._chat_request import ChatRequest, Effort, thinking_kwargs
-from openinfer_frontend._requests import Objects, RequestModel, StopStrings, refuse_boolean
+from openinfer_frontend._explain import translated
+from openinfer_frontend._field_names import TOOL, FieldNames
+from openinfer_frontend._requests import (
+    MAX_STOPS,
+    Objects,
+    Off,
+    RequestModel,
+    StopStrings,
+    refuse_boolean,
+)
 from openinfer_frontend.errors import ApiError
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system block that a client puts first and changes with every request."""
 
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "tool_choice.function": "tool_choice",
+    f"{TOOL}.function": TOOL,
+    f"{TOOL}.function.parameters": f"{TOOL}.input_schema",
+    "messages": "messages",
+    "continue_final_message": "messages",
+}
+"""Fields of a chat that have another name here."""
 _Block = Mapping[str, Any]
 _SKIPPED_BLOCKS = ("redacted_thinking",)
 """Blocks of another service's models: nobody else can read them."""
@@ -60,7 +80,7 @@ class ToolChoice(BaseModel):
     """`auto`, `any`, `tool` or `none`."""
     name: str | None = None
     """Of the tool, with `tool`."""
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: Off = False
     """Keeps the first call alone."""
 
 
@@ -72,12 +92,6 @@ class CountTokensRequest(RequestModel):
         "container": (),
         "chat_template": (),
     }
-    PARAMS: ClassVar[dict[str, str]] = {
-        "stop": "stop_sequences",
-        "response_format": "output_config.format",
-    }
-    """Fields of chat completions that have another name here."""
-
     model: str
     """One of the names served."""
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
@@ -99,10 +113,15 @@ class CountTokensRequest(RequestModel):
         """The request as a chat.
 
         Raises:
-            ApiError: 400, naming what cannot be translated.
-            ValidationError: of a value that a chat does not take.
+            ApiError: 400, naming what cannot be translated, or what a chat does not take.
         """
-        return ChatRequest(**self._fields())
+        fields = self._fields()
+        with translated(self.field_names()):
+            return ChatRequest(**fields)
+
+    def field_names(self) -> FieldNames:
+        """What the fields of `conversation` are called here."""
+        return FieldNames(_NAMES, [place for place, _ in _functions(self.tools)])
 
     def _fields(self) -> dict[str, Any]:
         messages = _messages(self.system, self.messages)
@@ -111,7 +130,7 @@ class CountTokensRequest(RequestModel):
         return {
             "model": self.model,
             "messages": messages,
-            "tools": _tools(self.tools or ()) or None,
+            "tools": _tools(self.tools) or None,
             "tool_choice": choice,
             "parallel_tool_calls": False if is_single else None,
             "continue_final_message": is_prefilled,
@@ -131,7 +150,9 @@ class CountTokensRequest(RequestModel):
         if choice is None:
             return None, False
         if choice.type == "tool":
-            function = {"name": choice.name or ""}
+            if choice.name is None:
+                raise _wrong("tool_choice.name", "must be a string")
+            function = {"name": choice.name}
             return {"type": "function", "function": function}, choice.disable_parallel_tool_use
         kinds = {"auto": "auto", "any": "required", "none": "none"}
         return kinds[choice.type], choice.disable_parallel_tool_use
@@ -152,9 +173,9 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     """Output tokens at most."""
-    stream: bool = False
+    stream: Off = False
     """Whether the answer comes as server-sent events."""
-    stop_sequences: StopStrings | None = None
+    stop_sequences: Annotated[StopStrings, Field(max_length=MAX_STOPS)] | None = None
     """Strings that end the output, and are not in it."""
     temperature: float | None = None
     """As in a chat."""
@@ -284,11 +305,14 @@ def _string(block: _Block, name: str, field: str) -> str:
     return value
 
 
-def _tools(tools: Sequence[_Block]) -> list[dict[str, Any]]:
+def _functions(tools: Sequence[_Block] | None) -> list[tuple[int, _Block]]:
+    """The tools that a chat takes, each with its index."""
+    return [(i, tool) for i, tool in enumerate(tools or ()) if tool.get("type") in (None, "custom")]
+
+
+def _tools(tools: Sequence[_Block] | None) -> list[dict[str, Any]]:
     translated = []
-    for index, tool in enumerate(tools):
-        if tool.get("type") not in (None, "custom"):
-            continue
+    for index, tool in _functions(tools):
         schema = tool.get("input_schema")
         if not isinstance(schema, dict):
             raise _wrong(f"tools[{index}].input_schema", "must be an object")

@@ -27,14 +27,20 @@ def _null_is(default: object) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
 
+_BIAS_FORM = "must be an object of numbers by token id"
+
+
 def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Validates an object slice by slice, up to the first with an error."""
     if not isinstance(value, dict):
-        return check(value)
+        raise ValueError(_BIAS_FORM)
     items = list(value.items())
     checked: dict[Any, Any] = {}
-    for at in range(0, len(items), _SLICE):
-        checked |= check(dict(items[at : at + _SLICE]))
+    try:
+        for at in range(0, len(items), _SLICE):
+            checked |= check(dict(items[at : at + _SLICE]))
+    except ValidationError:
+        raise ValueError(_BIAS_FORM) from None
     return checked
 
 
@@ -81,8 +87,8 @@ _INSTEAD = {
     "structural_tag": "structured_outputs.structural_tag",
 }
 """What says today what an older field said."""
-_MAX_STOPS = 64
-_STOP_FORMS = f"must be a string or at most {_MAX_STOPS} strings of at most 1024 characters each"
+MAX_STOPS = 64
+_STOP_FORMS = f"must be a string or at most {MAX_STOPS} strings of at most 1024 characters each"
 
 
 class RequestModel(BaseModel):
@@ -248,6 +254,14 @@ class GenerationRequest(RequestModel):
     def _short_text_or_none(cls, value: Any) -> str | None:
         return value if isinstance(value, str) and len(value) <= _MAX_USER_CHARS else None
 
+    @field_validator("request_id", mode="wrap")
+    @classmethod
+    def _visible_characters(cls, request_id: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(request_id)
+        except ValidationError:
+            raise ValueError("must be 1 to 128 visible ASCII characters") from None
+
     @field_validator("stop", mode="wrap")
     @classmethod
     def _one_message_for_all_stops(cls, stop: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -255,7 +269,7 @@ class GenerationRequest(RequestModel):
             stop = check(stop)
         except ValidationError:
             raise ValueError(_STOP_FORMS) from None
-        if isinstance(stop, list) and len(stop) > _MAX_STOPS:
+        if isinstance(stop, list) and len(stop) > MAX_STOPS:
             raise ValueError(f"{_STOP_FORMS}; these are {len(stop)}")
         if stop == "" or (isinstance(stop, list) and "" in stop):
             raise ValueError("a stop string must not be empty")

@@ -65,6 +65,7 @@ class ResponsesFormat(BlockFormat):
 
     def failure(self, error: ApiError) -> bytes:
         """`response.failed`."""
+        error = error.renamed(self._request.field_names())
         response = self._response("failed", None)
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=response)

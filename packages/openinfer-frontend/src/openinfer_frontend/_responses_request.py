@@ -7,9 +7,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend._chat_request import ChatRequest, Effort
+from openinfer_frontend._explain import translated
+from openinfer_frontend._field_names import TOOL, FieldNames
 from openinfer_frontend._requests import (
     LogprobsMode,
     Objects,
+    Off,
     RequestModel,
     Strings,
     refuse_boolean,
@@ -19,6 +22,17 @@ from openinfer_frontend.errors import ApiError
 LOGPROBS = "message.output_text.logprobs"
 """What of `include` is honoured; the rest asks for things that no answer here has."""
 
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "tool_choice.function": "tool_choice",
+    f"{TOOL}.function": TOOL,
+}
+"""Fields of a chat that have another name here."""
+_ROLES = ("user", "assistant", "system", "developer")
 _Item = Mapping[str, Any]
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
@@ -55,21 +69,13 @@ class ResponsesRequest(RequestModel):
         "moderation": (),
         "chat_template": (),
     }
-    PARAMS: ClassVar[dict[str, str]] = {
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "reasoning_effort": "reasoning.effort",
-        "response_format": "text.format",
-    }
-    """Fields of chat completions that have another name here."""
-
     model: str | None = None
     """One of the names served; left out: the first."""
     input: str | Objects
     """A text, or items: messages, function calls and their outputs, reasoning."""
     instructions: str | None = None
     """The system prompt."""
-    stream: bool = False
+    stream: Off = False
     """Whether the answer comes as server-sent events."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     """Output tokens at most."""
@@ -145,38 +151,57 @@ class ResponsesRequest(RequestModel):
         """The request as a chat.
 
         Raises:
-            ApiError: 400, naming what cannot be translated.
-            ValidationError: of a value that a chat does not take.
+            ApiError: 400, naming what cannot be translated, or what a chat does not take.
         """
-        tools, choice = _tools(self.tools or ()), self.tool_choice
+        fields = self._fields()
+        with translated(self.field_names()):
+            return ChatRequest(**fields)
+
+    def _fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
         if isinstance(choice, dict):
-            tools, choice = _chosen(tools, choice)
+            choice = _choice(choice)
+        tools = [_tool(tool, f"tools[{place}]") for place, tool in self._functions()]
         has_logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        return ChatRequest(
-            model=self.model,
-            messages=_messages(self.instructions, self.input),
-            stream=self.stream,
-            max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            logprobs=has_logprobs,
-            top_logprobs=self.top_logprobs,
-            logprobs_mode=self.logprobs_mode,
-            tools=tools or None,
-            tool_choice=choice,
-            parallel_tool_calls=self.parallel_tool_calls,
-            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            response_format=self._response_format(),
-            user=self.user,
-            session_id=self.session_id or self.prompt_cache_key,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            deadline_ms=self.deadline_ms,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        return {
+            "model": self.model,
+            "messages": _messages(self.instructions, self.input),
+            "stream": self.stream,
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "logprobs": has_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "logprobs_mode": self.logprobs_mode,
+            "tools": tools or None,
+            "tool_choice": choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "response_format": self._response_format(),
+            "user": self.user,
+            "session_id": self.session_id or self.prompt_cache_key,
+            "cache_salt": self.cache_salt,
+            "priority": self.priority,
+            "deadline_ms": self.deadline_ms,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+    def field_names(self) -> FieldNames:
+        """What the fields of `conversation` are called here."""
+        return FieldNames(_NAMES, [place for place, _ in self._functions()])
+
+    def _functions(self) -> list[tuple[int, _Item]]:
+        """The tools that the chat has, each with its index."""
+        names = _allowed_names(self.tool_choice)
+        return [
+            (place, tool)
+            for place, tool in enumerate(self.tools or ())
+            if tool.get("type") == "function"
+            and (names is None or not isinstance(tool.get("name"), str) or tool["name"] in names)
+        ]
 
     def _response_format(self) -> dict[str, Any] | None:
         wanted = None if self.text is None else self.text.format
@@ -256,6 +281,8 @@ def _add_item(turns: _Turns, item: _Item, field: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = _string(item, "role", field)
+        if role not in _ROLES:
+            raise _wrong(f"{field}.role", f"is {role[:100]!r}; known are {', '.join(_ROLES)}")
         # A message in the middle keeps its role; those at the start are the system's.
         role = "system" if role == "developer" and not turns.is_begun else role
         turns.add(role, _content(item.get("content"), f"{field}.content"))
@@ -307,34 +334,35 @@ def _plain(content: str | Sequence[_Item]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _tools(tools: Sequence[_Item]) -> list[dict[str, Any]]:
-    translated = []
-    for index, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            continue
-        function = {"name": _string(tool, "name", f"tools[{index}]")}
-        keys = ("description", "parameters", "strict")
-        function |= {key: tool[key] for key in keys if tool.get(key) is not None}
-        translated.append({"type": "function", "function": function})
-    return translated
+def _tool(tool: _Item, field: str) -> dict[str, Any]:
+    function = {"name": _string(tool, "name", field)}
+    keys = ("description", "parameters", "strict")
+    function |= {key: tool[key] for key in keys if tool.get(key) is not None}
+    return {"type": "function", "function": function}
 
 
-def _chosen(tools: list[dict[str, Any]], choice: _Item) -> tuple[list[dict[str, Any]], object]:
-    """Tools and choice that a choice by object leaves."""
+def _allowed_names(choice: object) -> frozenset[str] | None:
+    """Names of the tools that a choice leaves, None for all."""
+    allowed = choice.get("tools") if isinstance(choice, dict) else None
+    if not isinstance(allowed, list):
+        return None
+    return frozenset(str(tool.get("name")) for tool in allowed if isinstance(tool, dict))
+
+
+def _choice(choice: _Item) -> object:
+    """A chat's choice for one by object."""
     kind = choice.get("type")
     if kind == "function":
         function = {"name": _string(choice, "name", "tool_choice")}
-        return tools, {"type": "function", "function": function}
+        return {"type": "function", "function": function}
     if kind != "allowed_tools":
         raise _wrong("tool_choice.type", "must be function or allowed_tools")
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
         raise _wrong("tool_choice.mode", "must be auto or required")
-    allowed = choice.get("tools")
-    if not isinstance(allowed, list):
+    if not isinstance(choice.get("tools"), list):
         raise _wrong("tool_choice.tools", "must be a list")
-    names = {str(tool.get("name")) for tool in allowed if isinstance(tool, dict)}
-    return [tool for tool in tools if tool["function"]["name"] in names], mode
+    return mode
 
 
 def _string(item: _Item, name: str, field: str) -> str:

@@ -19,11 +19,6 @@ from openinfer_text import (
     grammar_of_structure,
 )
 
-_SCHEMA_FIELDS = {
-    "response_format": "response_format.json_schema.schema",
-    "structured_outputs": "structured_outputs.json",
-}
-"""Where a form that can be combined with calls has its schema."""
 _KEYWORD = re.compile(r"(\S+): (.*)", re.DOTALL)
 """A reason that begins with a JSON schema keyword and its place."""
 
@@ -35,7 +30,7 @@ class WantedForm:
     grammar: Grammar
     param: str
     parts: Sequence[tuple[str, Grammar]] = ()
-    """Fields whose schemas are part of the grammar, and these alone."""
+    """Fields that the grammar is made of, each with what it asks for by itself."""
 
 
 def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
@@ -59,14 +54,22 @@ def _output_form(request: GenerationRequest) -> WantedForm | None:
     form = None
     if wanted is not None:
         grammar = _read("response_format", grammar_of_response_format, wanted)
-        form = None if grammar is None else WantedForm(grammar, "response_format")
+        form = None if grammar is None else _form_of_response_format(grammar)
     if structure is None:
         return form
     if form is not None:
         raise _wrong("structured_outputs", "cannot be combined with response_format")
     grammar = _read("structured_outputs", grammar_of_structure, structure)
     assert grammar is not None
-    return WantedForm(grammar, "structured_outputs")
+    field = "json" if grammar.kind == "json_schema" else grammar.kind
+    parts = [(f"structured_outputs.{field}", grammar)]
+    return WantedForm(grammar, "structured_outputs", parts)
+
+
+def _form_of_response_format(grammar: Grammar) -> WantedForm:
+    is_schema = grammar.kind == "json_schema"
+    parts = [("response_format.json_schema.schema", grammar)] if is_schema else ()
+    return WantedForm(grammar, "response_format", parts)
 
 
 def _read(
@@ -125,7 +128,7 @@ def _with_calls(
     ]
     if form is None:
         return WantedForm(grammar, "tools", parts)
-    return WantedForm(grammar, form.param, [*parts, (_SCHEMA_FIELDS[form.param], form.grammar)])
+    return WantedForm(grammar, form.param, [*parts, *form.parts])
 
 
 def _schema(schema: Mapping[str, Any]) -> Grammar:
@@ -142,9 +145,10 @@ def check_form(form: WantedForm, check: GrammarCheck) -> None:
     if reason is None:
         return
     for field, part in form.parts:
-        if (own := check(part)) is None:
+        own = reason if part is form.grammar else check(part)
+        if own is None:
             continue
-        found = _KEYWORD.fullmatch(own)
+        found = _KEYWORD.fullmatch(own) if part.kind == "json_schema" else None
         raise _wrong(f"{field}.{found[1]}", found[2]) if found else _wrong(field, own)
     raise _wrong(form.param, reason)
 

@@ -7,7 +7,8 @@ from openinfer_contract import num_ids, unpack_ids
 from openinfer_frontend._backend import Backend
 from openinfer_frontend._chat_request import ChatRequest
 from openinfer_frontend._dialect import to_json, to_json_in_slices
-from openinfer_frontend._exchange import Exchange, translated
+from openinfer_frontend._exchange import Exchange
+from openinfer_frontend._explain import translated
 from openinfer_frontend._messages_request import CountTokensRequest
 from openinfer_frontend._token_requests import DetokenizeRequest, TokenizeRequest
 from openinfer_frontend.errors import ApiError
@@ -55,8 +56,8 @@ class TokenRoutes:
         with self._admitted(exchange):
             self._backend.check_model(body.model)
             body.refuse_unsupported()
-            with translated(CountTokensRequest.PARAMS):
-                request = self._text.placed(body.conversation())
+            request = self._text.placed(body.conversation())
+            with translated(body.field_names()):
                 prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             await exchange.respond_json({"input_tokens": num_ids(prompt.token_ids)})
 

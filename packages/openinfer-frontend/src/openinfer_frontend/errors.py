@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from openinfer_contract import Failed, OpenInferError, Rejected
+from openinfer_frontend._field_names import FieldNames
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "BadRequestError",
@@ -51,6 +52,8 @@ _STATUS_OF_REJECTION = {
 _PARAM_OF_FIELD = {
     "cache.salt": "cache_salt",
     "adapter": "model",
+    "logprobs.token_ids": "logprob_token_ids",
+    "logprobs.mode": "logprobs_mode",
     "deadline": "deadline_ms",
 }
 _MAX_MESSAGE_CHARS = 500
@@ -164,26 +167,12 @@ class ApiError(FrontendError):
         """`error.type`, a name for the status."""
         return ERROR_TYPES[self.status]
 
-    def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """The same error in the words of another protocol.
-
-        Args:
-            names: fields of chat completions, and what the protocol calls them.
-        """
-        if self.param is None:
-            return self
-        first, *rest = re.split(r"(?=[.[])", self.param, maxsplit=1)
-        known = names.get(self.param) or names.get(first)
-        if known is None:
-            return self
-        param = names.get(self.param) or known + "".join(rest)
-        message = self.message
-        if message.startswith(self.param):
-            message = param + message[len(self.param) :]
+    def renamed(self, names: FieldNames) -> "ApiError":
+        """The same error in the words of another protocol."""
         return ApiError(
             self.status,
-            message,
-            param=param,
+            names.reworded(self.message, self.param),
+            param=None if self.param is None else names.of(self.param),
             retry_after_s=self.retry_after_s,
             refusal=self.refusal,
         )

@@ -24,6 +24,9 @@ _TEXT_PARTS = {
 }
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """What a message may be of, to any template."""
+_MAY_SAY_NOTHING = ("assistant", "function")
+"""Whose content may be null or missing, as at OpenAI: there are calls or reasoning beside it."""
+_CONTENT_FORMS = "a string or a list of content parts"
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -63,8 +66,10 @@ class MessageNormalizer:
             # Templates pass over a role that they do not know, and the message would be lost.
             known = ", ".join(sorted(ROLES))
             raise InvalidChatInput(f"{field}.role", f"is {message['role']!r}; known are {known}")
-        if "content" not in message and message["role"] != "assistant":
-            raise InvalidChatInput(f"{field}.content", "is missing")
+        if message.get("content") is None and message["role"] not in _MAY_SAY_NOTHING:
+            is_missing = "content" not in message
+            reason = "is missing" if is_missing else f"must not be null: {_CONTENT_FORMS}"
+            raise InvalidChatInput(f"{field}.content", reason)
         shaped = {key: value for key, value in message.items() if value is not None}
         if not isinstance(shaped.get("tool_call_id", ""), str):
             raise InvalidChatInput(f"{field}.tool_call_id", "must be a string")
@@ -85,7 +90,7 @@ class MessageNormalizer:
             wrap = self.content_format == "openai" and self._wraps_strings
             return [{"type": "text", "text": content}] if wrap else content
         if not isinstance(content, Sequence):
-            raise InvalidChatInput(field, "must be a string or a list of content parts")
+            raise InvalidChatInput(field, f"must be {_CONTENT_FORMS}")
         texts = [_part_text(part, f"{field}[{index}]") for index, part in enumerate(content)]
         if self.content_format == "openai":
             return [{"type": "text", "text": text} for text in texts]
@@ -121,21 +126,50 @@ def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
     return shaped
 
 
-def _arguments(arguments: Any, field: str) -> dict[str, Any]:
-    """The object that templates write out; clients send it as a string of JSON."""
+def _arguments(arguments: Any, field: str) -> dict[str, Any] | str:
+    """The object that templates write out; clients send it as a string of JSON.
+
+    A string that is no JSON object stays as it is: a model wrote it and was cut off, say, and the
+    client sends it again with every turn.
+    """
     if arguments is None or arguments == "":
         return {}
-    value = arguments
-    if isinstance(arguments, str):
-        try:
-            value = json.loads(arguments)
-        except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, dict):
-        raise InvalidChatInput(
-            field, "must be a JSON object, as a string; leave out a call that was cut off"
-        )
-    return value
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InvalidChatInput(field, "must be a JSON object, as a string")
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def without_broken_arguments(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Shaped messages with no arguments in place of those that are no object.
+
+    Returns:
+        The messages, the given ones if there is nothing to replace; and the first field replaced.
+    """
+    fields = []
+
+    def whole(call: dict[str, Any], field: str) -> dict[str, Any]:
+        function = call["function"]
+        if not isinstance(function["arguments"], str):
+            return call
+        fields.append(f"{field}.function.arguments")
+        return {**call, "function": {**function, "arguments": {}}}
+
+    shaped = []
+    for i, message in enumerate(messages):
+        calls = [
+            whole(call, f"messages[{i}].tool_calls[{j}]")
+            for j, call in enumerate(message.get("tool_calls", ()))
+        ]
+        shaped.append({**message, "tool_calls": calls} if calls else message)
+    return shaped, next(iter(fields), None)
 
 
 def normalizer_for(

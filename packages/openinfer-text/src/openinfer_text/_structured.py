@@ -30,7 +30,12 @@ def grammar_of_structure(structure: Mapping[str, Any]) -> Grammar:
     Raises:
         StructureError: naming the field that cannot be used.
     """
-    asked = {name: value for name, value in structure.items() if value not in (None, False)}
+    # false switches off what is a switch, here and at servers with more of them.
+    asked = {
+        name: value
+        for name, value in structure.items()
+        if value is not None and (value is not False or name in _KIND_OF_FIELD)
+    }
     for name in asked:
         if name not in STRUCTURE_FIELDS:
             known = ", ".join(STRUCTURE_FIELDS)

@@ -11,7 +11,7 @@ import jinja2
 import jinja2.meta
 
 from openinfer_text._jinja import sandbox
-from openinfer_text._messages import ContentFormat, normalizer_for
+from openinfer_text._messages import ContentFormat, normalizer_for, without_broken_arguments
 from openinfer_text._renderer import Renderer
 from openinfer_text.errors import InvalidChatInput, TemplateError
 
@@ -25,9 +25,10 @@ class ChatTemplate:
     """Messages to prompt text, byte for byte what transformers' `apply_chat_template` renders.
 
     Messages are first shaped for the template: content parts become text (joined by newlines) or,
-    for templates that loop over content, stay parts; argument strings of tool calls become objects,
-    others are refused; null content becomes ""; `developer` becomes `system` unless the template
-    knows it; other null fields are dropped; reasoning is readable under each of its names.
+    for templates that loop over content, stay parts; arguments of tool calls become objects, and
+    stay strings if they are none; an assistant's null content becomes ""; `developer` becomes
+    `system` unless the template knows it; other null fields are dropped; reasoning is readable
+    under each of its names.
 
     Rendering holds the GIL. Any thread may render. The first request of its kind is rendered by
     Jinja's sandbox and by minijinja and compared; further ones by minijinja where both agreed.
@@ -134,7 +135,8 @@ class ChatTemplate:
         source, renderer, normalizer = self._templates[named]
         chat = normalizer.normalize(messages)
         final_text = _mark_end(chat[-1], source) if continue_final_message else ""
-        rendered = renderer.render(
+        rendered = _render(
+            renderer,
             {
                 **self._special_tokens,
                 **variables,
@@ -145,6 +147,18 @@ class ChatTemplate:
             },
         )
         return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
+
+
+def _render(renderer: Renderer, variables: dict[str, Any]) -> str:
+    try:
+        return renderer.render(variables)
+    except TemplateError as error:
+        whole, field = without_broken_arguments(variables["messages"])
+        if field is None:
+            raise
+        renderer.render({**variables, "messages": whole})  # or it failed for another reason
+        reason = "is no JSON object, and this model's template writes no other; leave the call out"
+        raise InvalidChatInput(field, reason) from error
 
 
 def _mark_end(message: dict[str, Any], source: str) -> str:

@@ -1,0 +1,71 @@
+"""What is wrong with a body, as an answer that names the client's own field."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._field_names import FieldNames
+from openinfer_frontend._requests import RequestModel
+from openinfer_frontend.errors import ApiError
+
+
+@contextmanager
+def translated(names: FieldNames) -> Iterator[None]:
+    """What goes wrong inside names the fields of the protocol that a chat was translated from.
+
+    Args:
+        names: of the fields of a chat in that protocol.
+
+    Raises:
+        ApiError: what was raised inside, which names a chat's fields; a chat that is not valid is
+            a 400.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise explained(error, ChatRequest).renamed(names) from None
+    except ApiError as error:
+        raise error.renamed(names) from error
+
+
+def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
+    """The first problem of a body, in one short sentence that does not quote the body."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    field = errors[0]["loc"][:1]
+    # Of a union's branches the one that got furthest.
+    first = max((e for e in errors if e["loc"][:1] == field), key=lambda e: len(e["loc"]))
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}")
+    if not field:
+        is_object = not first["type"].startswith("model")
+        reason = first["msg"].removeprefix("Value error, ")
+        return ApiError(400, reason if is_object else "the body must be a JSON object")
+    param = _spelled(first["loc"], model)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "int_parsing_size":
+        message = f"is too large for an integer{model.bounds_of(str(field[0]))}"
+    return ApiError(400, f"{param}: {message}", param=param)
+
+
+def _spelled(location: Sequence[int | str], model: type[BaseModel]) -> str:
+    """A place in a body. Names of branches of unions, and keys of objects, are passed over."""
+    spelled, models = "", [model]
+    for part in location:
+        if isinstance(part, int):
+            spelled += f"[{part}]"
+            continue
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            spelled += f".{part}" if spelled else part
+            models = [m for field in fields for m in _models_within(field.annotation)]
+    return spelled
+
+
+def _models_within(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_within(inner)
