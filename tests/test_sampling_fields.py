@@ -408,6 +408,34 @@ def test_a_bad_value_is_a_400_that_names_its_field(
         assert name in error["message"], (value, error)
 
 
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_conflict_met_while_running_is_a_400_that_names_its_fields(
+    tiny_server: Any, path: str, fields: dict[str, Any]
+) -> None:
+    """Two tokens can be drawn, then the only one allowed would complete the bad word."""
+    _, spelled = tiny_server.post("/tokenize", {"prompt": "&&&", "add_special_tokens": False})
+    assert len(set(spelled["tokens"])) == 1
+    assert len(spelled["tokens"]) == 3
+    conflict = {"allowed_token_ids": spelled["tokens"][:1], "bad_words": ["&&&"]}
+    body = BASES[path] | COMMON | fields | conflict
+    status, answer = tiny_server.post(path, body)
+    assert (status, answer["error"]["param"]) == (400, "allowed_token_ids"), answer
+    assert "allowed_token_ids and bad_words" in answer["error"]["message"]
+
+    headers = {"content-type": "application/json"}
+    content = json.dumps(body | {"stream": True}).encode()
+    request = urllib.request.Request(tiny_server.url + path, content, headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        data = re.findall(r"^data: (\{.*)$", response.read().decode(), re.MULTILINE)
+    *chunks, last = map(json.loads, data)
+    choice = Choice()
+    for each in (each for chunk in chunks for each in chunk["choices"]):
+        choice.add(each)
+    assert choice.ids == spelled["tokens"][:2]
+    assert (last["error"]["param"], last["error"]["code"]) == ("allowed_token_ids", 400)
+
+
 @pytest.mark.parametrize(("path", "param", "fields"), CONFLICTS)
 def test_a_conflict_is_a_400_that_names_a_field(
     tiny_server: Any, path: str, param: str, fields: dict[str, Any]

@@ -28,6 +28,7 @@ from openinfer_kernels import (
     ScoreTokensSpec,
     plan_sample,
     plan_score_tokens,
+    upload,
 )
 from openinfer_sampler._logprobs import LogprobLayout
 from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
@@ -258,8 +259,7 @@ class Sampler:
     ) -> SampledTokens:
         """Scores what `draw_recorded` has drawn, in the rows that ask for it. Enqueues and returns.
 
-        Raw scores are read of the rows that ask alone. If one asks for processed ones, those of
-        every row of the draw are written first, padding among them.
+        Rows that do not ask are not read, so that they pay for the launches at most.
 
         Args:
             sampled: of the draw before.
@@ -280,7 +280,8 @@ class Sampler:
         if wanted & Needs.PROCESSED:
             rows = SampleRows(device_slots, positions, np.full(len(logits), needs, np.int64))
             packed = sampled.packed.view(2, -1)
-            processed = cast(RecordableSample, self._draw).processed(logits, rows, packed)
+            asked = at[self._rows.with_need(slots, Needs.PROCESSED)]
+            processed = cast(RecordableSample, self._draw).processed(logits, rows, packed, asked)
         return self._with_logprobs(sampled, logits, processed, slots, at)
 
     def score_tokens(
@@ -331,18 +332,23 @@ class Sampler:
         slots: Indices,
         at: Indices,
     ) -> SampledTokens:
-        """`sampled` with the logprobs that `slots` ask for, which are in rows `at`."""
+        """`sampled` with the logprobs that `slots` ask for, which are in rows `at`.
+
+        `processed` has the rows that ask for it alone.
+        """
         parts, layouts = [sampled.packed], []
-        for need, scores in ((RAW_LOGPROBS, logits), (Needs.PROCESSED, processed)):
+        for need in (RAW_LOGPROBS, Needs.PROCESSED):
             index = self._rows.with_need(slots, need)
             if len(index) == 0:
                 continue
-            assert scores is not None
             num_top, by_id = self._rows.logprobs_of(slots[index])
             layout = LogprobLayout(rows=at[index], num_top=num_top, by_id=by_id)
-            packed = self._score(
-                scores, sampled.token_ids, layout.rows, layout.max_top, layout.wanted
-            )
+            scores, token_ids, rows = logits, sampled.token_ids, layout.rows
+            if need == Needs.PROCESSED:
+                assert processed is not None
+                token_ids = token_ids.index_select(0, upload(rows, self._device))
+                scores, rows = processed, np.arange(len(rows))
+            packed = self._score(scores, token_ids, rows, layout.max_top, layout.wanted)
             parts.append(packed.view(-1))
             layouts.append(layout)
         return replace(sampled, packed=torch.cat(parts), layouts=tuple(layouts))

@@ -204,9 +204,9 @@ class Drawn:
 
     Attributes:
         packed: [2, n], int32, for one copy to the host: `token_ids`, then `failures`.
-        processed: [n, vocab_size], float32: scores after every control, -inf where a token could
-            not be drawn; before temperature in greedy rows. Right in rows with `Needs.PROCESSED`;
-            None if there are none.
+        processed: [m, vocab_size], float32, of the m rows with `Needs.PROCESSED`, in their order:
+            scores after every control, -inf where a token could not be drawn; before temperature in
+            greedy rows. None if there are none.
     """
 
     packed: torch.Tensor
@@ -261,17 +261,19 @@ class RecordableSample(Sample, Protocol):
     """
 
     def processed(
-        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, /
+        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, index: Indices, /
     ) -> torch.Tensor:
-        """The processed scores of a draw that was not told to leave any.
+        """The processed scores of some rows of a draw that was not told to leave any.
 
         Args:
             logits: of the draw before, which no other has followed.
             rows: of it.
             packed: what it came to.
+            index: [m], on the host: rows of it that have `Needs.PROCESSED` in the table. Others are
+                neither read nor written.
 
         Returns:
-            See `Drawn.processed`.
+            [m, vocab_size], see `Drawn.processed`.
         """
         ...
 

@@ -49,10 +49,11 @@ class _Reference:
             )
         ]
         token_ids, failures, processed = zip(*drawn, strict=True)
+        asked = rows.need(Needs.PROCESSED).tolist()
         packed = torch.tensor([token_ids, failures], dtype=torch.int32, device=logits.device)
         return Drawn(
             packed=packed,
-            processed=torch.stack(processed).float(),
+            processed=torch.stack([processed[row] for row in asked]).float() if asked else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from openinfer_kernels._upload import upload
 from openinfer_kernels.sample import (
     Column,
     Drawn,
@@ -49,10 +50,7 @@ class TorchSample:
             count(token_ids, rows, self._state)
         self._state.last_token.index_copy_(0, rows.slots, token_ids)
         packed = torch.stack((token_ids.to(torch.int32), self._failures(best)))
-        return Drawn(
-            packed=packed,
-            processed=processed if rows.all_needs & Needs.PROCESSED else None,
-        )
+        return Drawn(packed=packed, processed=_asked(processed, rows))
 
     def _draw(
         self, scores: torch.Tensor, rows: SampleRows
@@ -95,6 +93,16 @@ class TorchSample:
         """`_argmax` after adding each row's noise; `scores` are left as they are."""
         bits = random_bits(row_keys(seeds, positions), self._counters, scores.shape[1])
         return self._argmax(gumbel_noise(bits).add_(scores))
+
+
+def _asked(processed: torch.Tensor, rows: SampleRows) -> torch.Tensor | None:
+    """Those of the rows that ask for them."""
+    index = rows.need(Needs.PROCESSED)
+    if len(index) == 0:
+        return None
+    if len(index) == len(rows.needs):
+        return processed
+    return processed.index_select(0, upload(index, processed.device))
 
 
 def _scale_and_filter(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> torch.Tensor:

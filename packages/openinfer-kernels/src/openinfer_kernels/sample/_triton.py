@@ -193,20 +193,23 @@ class _TritonSample:
                 *scores, *self._partials, *self._lists, *out, **common, **self._row_sizes,
                 num_warps=_ROW_WARPS,
             )  # fmt: skip
-        processed = self.processed(logits, rows, packed) if needs & Needs.PROCESSED else None
+        asked = rows.need(Needs.PROCESSED)
+        processed = self.processed(logits, rows, packed, asked) if len(asked) else None
         return Drawn(packed=packed, processed=processed)
 
     def processed(
-        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor
+        self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, index: Indices
     ) -> torch.Tensor:
         """See `RecordableSample.processed`."""
         state, shape = self._state, self._shape
         has_controls = bool(rows.all_needs & Needs.CONTROLS) or rows.masks is not None
-        processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        device = logits.device
+        processed = torch.empty((len(index), shape.vocab), dtype=torch.float32, device=device)
         process: Any = process_kernel
-        process[(len(logits), shape.num_blocks)](
-            logits, logits.stride(0), rows.slots, state.table, state.counts, state.bias,
-            self._bans, self._is_banned, packed, self._thresholds, processed,
+        process[(len(index), shape.num_blocks)](
+            upload(index, device), logits, logits.stride(0), rows.slots,
+            state.table, state.counts, state.bias, self._bans, self._is_banned,
+            packed, self._thresholds, processed,
             **shape.sizes(has_controls), BLOCK=_BLOCK, num_warps=_BLOCK_WARPS,
         )  # fmt: skip
         return processed
@@ -312,6 +315,7 @@ def _controls_cases(spec: SampleSpec) -> list[CompileCase]:
             name="sample.process",
             kernel=process_kernel,
             signature={
+                "rows": "*i64",
                 "logits_ptr": "*bf16",
                 **_LOGITS,
                 "packed_ptr": "*i32",

@@ -28,7 +28,6 @@ from openinfer_kernels.sample._triton_scores import (
     NOT_FINITE,
     NOTHING_LEFT,
     PENALTIES,
-    PROCESSED,
     STOP_IDS_COLUMN,
     TOP_K_COLUMN,
     TOP_P_COLUMN,
@@ -290,25 +289,28 @@ def row_kernel(
 
 @triton.jit
 def process_kernel(
-    logits_ptr, stride, slots, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
+    rows, logits_ptr, stride, slots, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
     packed_ptr, threshold_ptr, processed_ptr,
     VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
     CONTROLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one block of the scores after every control that a row's token was drawn from."""
-    row = tl.program_id(0).to(tl.int64)
+    """Writes one block of the scores after every control that a row's token was drawn from.
+
+    Entry i of the grid is about row `rows[i]` of the draw.
+    """
+    entry = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + entry)
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    if needs & PROCESSED:
-        is_banned = tl.full((), 0, tl.int32)
-        if CONTROLS:
-            is_banned = tl.load(is_banned_ptr + row)
-        cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        x = scores_of(
-            logits_ptr + row * stride, counts_ptr + slot * VOCAB, bias_ptr + slot * VOCAB,
-            bans_ptr + row * WIDTH, table, needs, is_banned, cols, cols < VOCAB, CONTROLS,
-            drawn=tl.load(packed_ptr + row),
-        )  # fmt: skip
-        x = tl.where(x >= tl.load(threshold_ptr + row), x, -INFINITY)
-        tl.store(processed_ptr + row * VOCAB + cols, x, mask=cols < VOCAB)
+    is_banned = tl.full((), 0, tl.int32)
+    if CONTROLS:
+        is_banned = tl.load(is_banned_ptr + row)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = scores_of(
+        logits_ptr + row * stride, counts_ptr + slot * VOCAB, bias_ptr + slot * VOCAB,
+        bans_ptr + row * WIDTH, table, needs, is_banned, cols, cols < VOCAB, CONTROLS,
+        drawn=tl.load(packed_ptr + row),
+    )  # fmt: skip
+    x = tl.where(x >= tl.load(threshold_ptr + row), x, -INFINITY)
+    tl.store(processed_ptr + entry * VOCAB + cols, x, mask=cols < VOCAB)

@@ -1,7 +1,7 @@
 """Logprobs of drawn tokens, of the likeliest and of given ones, packed for one copy to the host.
 
-A row that nobody asks about is not read here; processed scores are written for all rows of a step
-before (`Sample`).
+A row that nobody asks about is not read: a step pays for the rows that want scores, and next to
+nothing beside them.
 """
 
 from dataclasses import dataclass
