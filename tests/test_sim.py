@@ -51,6 +51,30 @@ def test_answers_end_by_themselves_where_a_length_is_modelled(start_server):
     assert 8 <= answer.usage.completion_tokens < 400
 
 
+def test_a_server_gives_up_what_takes_too_long(start_server):
+    """No request need ask for it, and one that asks for less gets less."""
+    server = start_server(
+        *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
+        *("--max-num-seqs", "1", "--request-timeout-s", "1"),
+    )
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 1000}  # some 15 s
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:  # the second one waits for the first one's slot
+        for status, answer in pool.map(lambda _: server.post("/v1/completions", body), range(2)):
+            assert (status, answer["error"]["param"]) == (408, None)
+            assert answer["error"]["message"].endswith(": this server gives a request 1 s")
+    assert 1.0 <= time.monotonic() - begun < 5.0
+
+    status, answer = server.post("/v1/completions", body | {"deadline_ms": 50})
+    assert (status, answer["error"]["param"]) == (408, "deadline_ms")
+    status, answer = server.post("/v1/completions", body | {"deadline_ms": 60_000})
+    assert (status, answer["error"]["param"]) == (408, None)
+    with pytest.raises(openai.APIError, match="this server gives a request 1 s"):
+        _stream(server, max_tokens=1000)
+    status, _ = server.post("/v1/completions", body | {"max_tokens": 5})
+    assert status == 200
+
+
 def test_the_front_end_carries_a_crowd(start_server):
     """200 streams at once over a modelled device: every one gets its tokens."""
     server = start_server("--engine", "sim", "--sim-model", "qwen3-0_6b")

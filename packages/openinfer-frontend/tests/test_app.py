@@ -329,6 +329,8 @@ def test_a_body_that_does_not_arrive(engine, make_app, ending):
         {"served_model_names": ()},
         {"max_body_bytes": 0},
         {"stall_timeout_s": 0},
+        {"request_timeout_s": 0},
+        {"request_timeout_s": float("inf")},
         {"reasoning_field": "x"},
     ],
 )

@@ -31,6 +31,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ca_certs: str | None = None
     max_body_bytes: int = 64 << 20
     max_in_flight: int = 8192
+    request_timeout_s: float | None = None
     body_timeout_s: float = 60.0
     stall_timeout_s: float = 30.0
     resume_timeout_s: float = 60.0

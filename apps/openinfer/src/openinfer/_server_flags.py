@@ -136,6 +136,13 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         "requests one front process answers at once; beyond it 503",
     ),
     Flag(
+        "request_timeout_s",
+        ("--request-timeout-s",),
+        "float",
+        "server",
+        "seconds after which a request is given up, waiting or running",
+    ),
+    Flag(
         "body_timeout_s",
         ("--body-timeout-s",),
         "float",

@@ -1,5 +1,6 @@
 """What an operator decides about the front end."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class FrontendConfig:
     """Requests being generated at once; beyond it 503."""
     max_sequences: int = 1024
     """Prompts times samples of one HTTP request."""
+    request_timeout_s: float | None = None
+    """Requests that take longer, from their arrival on, are given up; None: only by their own
+    `deadline_ms`, which also counts where it is less."""
     body_timeout_s: float = 60.0
     """A request whose body takes longer to arrive is given up."""
     stall_timeout_s: float = 30.0
@@ -93,6 +97,8 @@ class FrontendConfig:
         for name in ("body_timeout_s", "stall_timeout_s", "control_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive")
+        if self.request_timeout_s is not None and not 0 < self.request_timeout_s < math.inf:
+            raise ValueError("request_timeout_s must be a positive number of seconds")
 
     @property
     def model_name(self) -> str:

@@ -137,6 +137,7 @@ class GenerateRoutes:
             self._text.model.stop_token_ids,
             self._text.encode_words(request.bad_words or ()),
             form,
+            config.request_timeout_s,
         )
         return _Job(request=request, context=context, engine=engine, lowering=lowering, form=form)
 
@@ -215,6 +216,7 @@ class GenerateRoutes:
             eos_token_ids=job.lowering.eos_token_ids,
             prompt_param=context.prompt_param,
             grammar_param=None if job.form is None else job.form.param,
+            limit_s=job.lowering.limit_s,
             is_prompt_only=request.wanted_max_tokens == 0,
             hand_over=self._backend.hand_over if config.resume_timeout_s else None,
             metrics=self._backend.metrics,

@@ -86,6 +86,7 @@ class Generation:
         "_is_aborted",
         "_is_cut",
         "_is_prompt_only",
+        "_limit_s",
         "_metrics",
         "_num_open",
         "_num_samples",
@@ -101,6 +102,7 @@ class Generation:
         eos_token_ids: Collection[int],
         prompt_param: str,
         grammar_param: str | None = None,
+        limit_s: float | None = None,
         is_prompt_only: bool = False,
         hand_over: HandOver | None = None,
         metrics: Metrics,
@@ -114,6 +116,7 @@ class Generation:
             eos_token_ids: ids whose stop has no `stop_reason`.
             prompt_param: what the route calls the prompt, for errors.
             grammar_param: which field asked for a grammar, likewise.
+            limit_s: seconds that the server gives, where that is the requests' deadline.
             is_prompt_only: a choice ends before its first token, whatever that is.
             hand_over: finds who goes on with what an engine left that died; None: nobody does.
             metrics: what is counted.
@@ -124,6 +127,7 @@ class Generation:
         self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
         self._grammar_param = grammar_param
+        self._limit_s = limit_s
         self._is_prompt_only = is_prompt_only
         self._hand_over = hand_over
         self._metrics = metrics
@@ -247,7 +251,10 @@ class Generation:
 
     def _error(self, end: Rejected | Failed) -> ApiError:
         return ApiError.from_end(
-            end, prompt_param=self._prompt_param, grammar_param=self._grammar_param
+            end,
+            prompt_param=self._prompt_param,
+            grammar_param=self._grammar_param,
+            limit_s=self._limit_s,
         )
 
     def _can_resume(self, choice: Choice) -> bool:
@@ -276,7 +283,7 @@ class Generation:
                         raise self._error(failed)
         except TimeoutError:
             message = "the deadline passed before another engine took over"
-            raise ApiError(408, message, param="deadline_ms") from None
+            raise ApiError.late(message, self._limit_s) from None
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]

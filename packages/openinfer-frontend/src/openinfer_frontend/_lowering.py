@@ -54,6 +54,7 @@ class Lowering:
         eos_token_ids: ids that end a sequence by themselves; `stop_reason` does not name them.
         stop_token_ids: every id at which the engine will end a sequence of this request.
         grammar: what its sequences are held to.
+        limit_s: seconds that the server gives it; None: no limit, or its own deadline is nearer.
     """
 
     def __init__(
@@ -65,8 +66,19 @@ class Lowering:
         eos_token_ids: Collection[int],
         bad_words: tuple[bytes, ...] = (),
         form: WantedForm | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Lowers and checks `request`, before anything is spent on its prompt.
+
+        Args:
+            request: a validated body.
+            context: what its headers and route add.
+            info: the engine's.
+            defaults: of the checkpoint, for what the body leaves out.
+            eos_token_ids: ids at which the model ends by itself.
+            bad_words: token ids of each, as u32 columns.
+            form: what the output is held to.
+            timeout_s: seconds that any request gets, unless its own deadline is nearer.
 
         Raises:
             ApiError: if the engine would refuse it whatever its prompt is.
@@ -75,8 +87,11 @@ class Lowering:
         self._context = context
         self._info = info
         self._arrival = time.monotonic()
-        deadline_ms = request.deadline_ms
-        self._deadline = None if deadline_ms is None else self._arrival + deadline_ms / 1000
+        own_s = None if request.deadline_ms is None else request.deadline_ms / 1000
+        is_own = own_s is not None and (timeout_s is None or own_s <= timeout_s)
+        self.limit_s = None if is_own else timeout_s
+        seconds = own_s if is_own else timeout_s
+        self._deadline = None if seconds is None else self._arrival + seconds
         self._defaults = defaults
         self._bad_words = bad_words
         self._form = form

@@ -76,6 +76,7 @@ class ApiError(FrontendError):
         retry_after_s: seconds after which a retry makes sense, or None.
         allow: the methods a route takes, with a 405.
         refusal: why the request was not taken, if it was not for its own sake.
+        is_late: whether the request was not over in time; nobody waits for it any more.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ApiError(FrontendError):
         retry_after_s: float | None = None,
         allow: str | None = None,
         refusal: Refusal | None = None,
+        is_late: bool = False,
     ) -> None:
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[: _MAX_MESSAGE_CHARS - 1] + "…"
@@ -97,6 +99,7 @@ class ApiError(FrontendError):
         self.retry_after_s = retry_after_s
         self.allow = allow
         self.refusal = refusal
+        self.is_late = is_late
 
     @classmethod
     def from_end(
@@ -105,6 +108,7 @@ class ApiError(FrontendError):
         *,
         prompt_param: str = "prompt",
         grammar_param: str | None = None,
+        limit_s: float | None = None,
     ) -> "ApiError":
         """The answer to a request that was refused, or could not be gone on with.
 
@@ -112,6 +116,7 @@ class ApiError(FrontendError):
             end: by the contract's check or an engine, in the contract's field names.
             prompt_param: what the route calls `prompt_token_ids`.
             grammar_param: which field asked for the grammar.
+            limit_s: as for `late`.
         """
         field, message = end.field, end.message
         param = _param_of(field, prompt_param, grammar_param)
@@ -130,7 +135,7 @@ class ApiError(FrontendError):
                 refusal=_REFUSAL_OF_REJECTION.get(end.kind),
             )
         if field == "deadline":
-            return cls.from_engine(408, message, param=param)
+            return cls.late(_scrubbed(message), limit_s)
         if field:
             # Trying the same again would come to the same.
             return cls.from_engine(400, f"{param}: {message}", param=param)
@@ -156,6 +161,18 @@ class ApiError(FrontendError):
         )
 
     @classmethod
+    def late(cls, message: str, limit_s: float | None) -> "ApiError":
+        """408: the request was not over in time.
+
+        Args:
+            message: what passed when.
+            limit_s: seconds that the server gives any request; None: it asked for less itself.
+        """
+        if limit_s is None:
+            return cls(408, message, param="deadline_ms", is_late=True)
+        return cls(408, f"{message}: this server gives a request {limit_s:g} s", is_late=True)
+
+    @classmethod
     def unavailable(
         cls, message: str, retry_after_s: float = 1.0, refusal: Refusal | None = None
     ) -> "ApiError":
@@ -175,6 +192,7 @@ class ApiError(FrontendError):
             param=None if self.param is None else names.of(self.param),
             retry_after_s=self.retry_after_s,
             refusal=self.refusal,
+            is_late=self.is_late,
         )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -186,7 +204,7 @@ class ApiError(FrontendError):
             headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
-        if self.status == 408 and self.param == "deadline_ms":
+        if self.is_late:
             # Clients try a 408 again, although nobody waits for the answer any more.
             headers.append((b"x-should-retry", b"false"))
         elif self.status == 408:
