@@ -241,12 +241,15 @@ def test_over_http_it_is_the_same(server):
         whole = threads.map(functools.partial(ask, stream=False), range(len(schemas)), schemas)
         parts = threads.map(functools.partial(ask, stream=True), range(len(schemas)), schemas)
         answers = list(zip(schemas, whole, parts, strict=True))
-    for schema, answer, streamed in answers:
+    for number, (schema, answer, streamed) in enumerate(answers):
         refused = _refusal(schema)
         if isinstance(answer, BadRequestError):
             num_refused += 1
             assert refused is not None, answer
-            assert answer.param in ("response_format", "structured_outputs")
+            field = (
+                "response_format.json_schema.schema" if number % 2 else "structured_outputs.json"
+            )
+            assert answer.param == f"{field}.{refused.where}"
             assert str(refused) in answer.message
             assert streamed.message == answer.message
             continue
