@@ -1,7 +1,5 @@
 """Events rebuild the index: in scenes, in random programs, and not when the cache lies."""
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +17,7 @@ from openinfer_kv_cache._dynamo import root_hash, sequence_hashes
 from openinfer_kv_cache._events import GroupEvents
 from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._steps import Reservation
+from openinfer_testing.programs import random_programs
 
 
 def ids(*tokens):
@@ -266,13 +265,8 @@ def test_programs_keep_the_subscriber_right(world, new_cache, program, num_block
 
 
 def run_long_programs(world, new_cache, num=60, length=100):
-    for seed in range(num):
-        rng = random.Random(seed)
-        weights = [rng.random() for _ in range(11)]
-        program = [
-            (rng.choices(range(11), weights)[0], rng.randrange(64), rng.randrange(64))
-            for _ in range(length)
-        ]
+    programs = random_programs(num, num_operations=11, length=length)
+    for seed, program in enumerate(programs):
         watched(world, new_cache, [5, 12, 40][seed % 3], 1 + seed % 3).run(program)
 
 

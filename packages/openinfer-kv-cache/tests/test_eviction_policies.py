@@ -19,6 +19,7 @@ from openinfer_kv_cache import (
     Standing,
 )
 from openinfer_kv_cache._eviction_queue import PolicyQueue
+from openinfer_testing.programs import random_programs
 
 
 class Clock:
@@ -248,13 +249,8 @@ def test_no_policy_breaks_the_rules(world, new_cache, program, num_blocks, size,
 
 def run_long_programs(world, new_cache, num):
     num_evictions = 0
-    for seed in range(num):
-        rng = random.Random(seed)
-        weights = [rng.random() for _ in range(11)]
-        program = [
-            (rng.choices(range(11), weights)[0], rng.randrange(64), rng.randrange(64))
-            for _ in range(120)
-        ]
+    programs = random_programs(num, num_operations=11, length=120)
+    for seed, program in enumerate(programs):
         policy = policies(Clock())[seed % 8]
         boss = bossed(world, new_cache, [5, 12, 40][seed % 3], 1 + seed % 3, policy)
         boss.run(program)

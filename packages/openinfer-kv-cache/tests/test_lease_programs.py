@@ -1,6 +1,5 @@
 """Random programs over leases against a naive oracle: who holds what, counted the slow way."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openinfer_kv_cache import BlockPool, CachedLease, LeaseUsed, MutableLease, SealedLease
+from openinfer_testing.programs import random_programs
 
 NUMBER = st.integers(0, 63)
 PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=60)
@@ -184,18 +184,9 @@ class LeaseWorld:
                 _ = lease.ids
 
 
-def random_programs(num, length=80):
-    for seed in range(num):
-        rng = random.Random(seed)
-        weights = [rng.random() for _ in range(NUM_OPERATIONS)]
-        yield [
-            (rng.choices(range(NUM_OPERATIONS), weights)[0], rng.randrange(64), rng.randrange(64))
-            for _ in range(length)
-        ]
-
-
 def run_all(num):
-    for seed, program in enumerate(random_programs(num)):
+    programs = random_programs(num, num_operations=NUM_OPERATIONS, length=80)
+    for seed, program in enumerate(programs):
         LeaseWorld([4, 9, 16][seed % 3]).run(program)
 
 

@@ -1,7 +1,5 @@
 """Random programs in the naive world; and the same programs catch a cache that is broken."""
 
-import random
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from openinfer_kv_cache._blocks import SequenceBlocks
 from openinfer_kv_cache._lease import CachedLease, MutableLease
 from openinfer_kv_cache._runs import ChainRuns
 from openinfer_kv_cache._steps import StepLedger
+from openinfer_testing.programs import random_programs
 
 NUMBER = st.integers(0, 63)
 PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
@@ -28,18 +27,8 @@ def test_programs_keep_the_rules(world, program, num_blocks, size):
     world(num_blocks, size).run(program)
 
 
-def random_programs(num, length=120):
-    for seed in range(num):
-        rng = random.Random(seed)
-        weights = [rng.random() for _ in range(12)]
-        yield [
-            (rng.choices(range(12), weights)[0], rng.randrange(64), rng.randrange(64))
-            for _ in range(length)
-        ]
-
-
 def run_all(world, num=150, **options):
-    for seed, program in enumerate(random_programs(num)):
+    for seed, program in enumerate(random_programs(num, num_operations=12, length=120)):
         world([5, 12, 40][seed % 3], 1 + seed % 3).run(program, **options)
 
 
@@ -55,7 +44,7 @@ def test_thousands_of_programs_keep_the_rules_after_every_operation(world):
 
 def test_programs_reach_hits_and_evictions(world):
     num_hits = num_run_hits = num_evictions = 0
-    for program in random_programs(20):
+    for program in random_programs(20, num_operations=12, length=120):
         w = world(12, 2)
         w.run(program)
         num_hits += w.num_hits

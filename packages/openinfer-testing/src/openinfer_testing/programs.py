@@ -4,12 +4,42 @@ A world subclasses `CacheWorld` with what its memory is like: how rows are admit
 executed. Everything here only moves rows about, and calls the cache as a scheduler would.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from openinfer_kv_cache import BlockKeys, KVCache, Reservation, SequenceCache
+
+Operation = tuple[int, int, int]
+"""Which one, and two numbers below 64 that it makes of what it likes."""
+
+
+def random_programs(
+    num: int, *, num_operations: int, length: int, factors: Mapping[int, float] | None = None
+) -> Iterator[list[Operation]]:
+    """Draws programs, each with a liking of its own for some operations; the same ones every time.
+
+    Args:
+        num: programs.
+        num_operations: to choose from.
+        length: operations of a program.
+        factors: by operation, how much more often than others it is to come.
+    """
+    for seed in range(num):
+        rng = random.Random(seed)
+        weights = [rng.random() for _ in range(num_operations)]
+        for operation, factor in (factors or {}).items():
+            weights[operation] *= factor
+        yield [
+            (
+                rng.choices(range(num_operations), weights)[0],
+                rng.randrange(64),
+                rng.randrange(64),
+            )
+            for _ in range(length)
+        ]
 
 
 @dataclass(eq=False)

@@ -1,47 +1,29 @@
-"""Random programs over four groups in one arena; and the same programs catch what is broken.
+"""A naive world around four groups in one arena, and random programs that it runs.
 
 Memory is the arena in pieces of 128 bytes, so groups that are given the same bytes destroy each
 other's entries. Steps execute when they complete: copies into rows, reads, writes, copies out of
 rows. A copy stream scribbles over everything free at any time.
 """
 
-import math
-import random
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from openinfer_kv_cache import (
-    BlockPool,
     CacheGroup,
     FrequencyEviction,
     KVCache,
-    LeaseUsed,
     MutableLease,
-    NotIdle,
     Plane,
     Resume,
-    Standing,
-    _runs,
     plan_slabs,
 )
-from openinfer_kv_cache._arena import Arena, SlabPool, _Offers
-from openinfer_kv_cache._match import GroupedMatch
-from openinfer_kv_cache._resume import ResumePoints
-from openinfer_kv_cache._runs import ChainRuns
-from openinfer_kv_cache._state import StateRow
-from openinfer_kv_cache._steps import StepLedger
-from openinfer_kv_cache._window import WindowBlocks
-from openinfer_testing.programs import CacheWorld, ProgramRow, ProgramWork
+from openinfer_testing.programs import CacheWorld, ProgramRow, ProgramWork, random_programs
 
 MAX_TOKENS = 36
 PIECE = 128
 WINDOW = 5
-NUMBER = st.integers(0, 63)
-PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
 NUM_OPERATIONS = 11
 
 FULL, QUARTER, NEAR, STATE = range(4)
@@ -402,22 +384,15 @@ def frequency():
     return FrequencyEviction(lambda: 0.0)
 
 
-def random_programs(num, length=140):
-    for seed in range(num):
-        rng = random.Random(seed)
-        weights = [rng.random() for _ in range(NUM_OPERATIONS)]
-        for operation, weight in ((2, 0.5), (4, 3), (6, 0.3), (7, 0.3), (8, 0.3), (9, 0.2)):
-            weights[operation] *= weight
-        yield [
-            (rng.choices(range(NUM_OPERATIONS), weights)[0], rng.randrange(64), rng.randrange(64))
-            for _ in range(length)
-        ]
+def draw_programs(num):
+    factors = {2: 0.5, 4: 3.0, 6: 0.3, 7: 0.3, 8: 0.3, 9: 0.2}
+    return random_programs(num, num_operations=NUM_OPERATIONS, length=140, factors=factors)
 
 
 def run_all(num=60):
     """Runs programs in arenas of several sizes, and sees that they reach what they are for."""
     counts = np.zeros(6, int)
-    for seed, program in enumerate(random_programs(num)):
+    for seed, program in enumerate(draw_programs(num)):
         eviction = frequency if seed % 5 == 4 else None
         world = GroupedWorld([40, 8, 16, 40][seed % 4], eviction=eviction)
         world.run(program)
@@ -432,157 +407,19 @@ def run_all(num=60):
     assert (counts > num // 60 * np.array([20, 15, 200, 500, 100, 10])).all(), counts
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(program=PROGRAMS, num_slabs=st.sampled_from([8, 14, 40]))
-def test_programs_keep_the_rules(program, num_slabs):
-    GroupedWorld(num_slabs).run(program)
+@pytest.fixture(scope="session")
+def grouped_world():
+    """The class: of a number of slabs, `run(program)`."""
+    return GroupedWorld
 
 
-@pytest.mark.long
-def test_long_random_programs_keep_the_rules():
-    run_all(120)
+@pytest.fixture(scope="session")
+def group_programs():
+    """Draws programs that often reach what they are for."""
+    return draw_programs
 
 
-class AnyOrder:
-    """A policy of eviction that draws its answers."""
-
-    def __init__(self):
-        self.random = random.Random(3)
-
-    def clock(self):
-        return 0.0
-
-    def attach(self, num_blocks, /):
-        pass
-
-    def stored(self, block_ids, /):
-        pass
-
-    def used(self, block_ids, use, /):
-        pass
-
-    def standing(self, block_id, /):
-        return Standing((self.random.choice([math.nan, math.inf, 0.0, self.random.random()]),))
-
-
-def test_no_policy_of_eviction_breaks_the_rules():
-    for seed, program in enumerate(random_programs(30)):
-        GroupedWorld([8, 14, 40][seed % 3], eviction=AnyOrder).run(program)
-
-
-def free_at_once(self, blocks, step_id):
-    blocks.release()
-
-
-def drop_early(self, num_computed):
-    DROP_BEHIND(self, num_computed + 2)
-
-
-def drop_planned(self, keys, num_known):
-    seals = SEAL_KNOWN(self, keys, num_known)
-    self.publish()
-    self.num_landed = num_known // self.tokens_per_block
-    self._drop_behind(num_known)
-    return seals
-
-
-def let_go_of_source(self, step_id, keys, end, reach, copies):
-    copies = PLAN(self, step_id, keys, end, reach, copies)
-    if copies.before:
-        self._source.close()
-        self._source = None
-    return copies
-
-
-def copy_anywhere(self, step_id, keys, end, reach, copies):
-    if self._points is not None and reach is None:
-        reach = self._points.stop_after(self._passed)
-        reach = None if reach is None or reach > end else reach
-    return PLAN(self, step_id, keys, end, reach, copies)
-
-
-def keep_checkpoints(self, step_id, seals, new_block_ids):
-    kept, self._checkpoints = self._checkpoints, []
-    UNDO(self, step_id, seals, new_block_ids)
-    self._checkpoints = kept
-
-
-def forget_restore(self, step_id, seals, new_block_ids):
-    restored = self._restored_in
-    UNDO(self, step_id, seals, new_block_ids)
-    self._restored_in = restored
-
-
-def index_early(self, keys, num_computed, *, is_cacheable):
-    SETTLE(self, keys, keys.num_tokens + 4, is_cacheable=is_cacheable)
-
-
-def lose_quietly(self, slab):
-    withdraw, self.withdraw = self.withdraw, lambda ids: None
-    LOSE(self, slab)
-    self.withdraw = withdraw
-
-
-def lose_but_keep_free(self, slab):
-    num_free = self._num_free
-    LOSE(self, slab)
-    self._num_free = num_free
-
-
-def count_no_release(self, idle):
-    BlockPool._rest(self, idle)
-
-
-def lend_twice(self, index, donor, offers):
-    if donor is None:
-        self.pools[index].gain(self._free[-1])
-    else:
-        MOVE_TO(self, index, donor, offers)
-
-
-def spare_everything(self, needs):
-    for index, need in enumerate(needs):
-        while need > self.pools[index].num_available:
-            offers = _Offers(self.pools, [pool.num_idle_slabs for pool in self.pools], 1)
-            donor = self._lowest(index, offers)
-            if donor is None and not self._free:
-                return False
-            self._move_to(index, donor, offers)
-    return True
-
-
-DROP_BEHIND = WindowBlocks._drop_behind
-SEAL_KNOWN = WindowBlocks.seal_known
-PLAN, UNDO, SETTLE = StateRow.plan, StateRow.undo, StateRow.settle
-LOSE = SlabPool.lose
-MOVE_TO = Arena._move_to
-
-MUTANTS = {
-    "frees at once": (StepLedger, "park", free_at_once),
-    "drops what the window sees": (WindowBlocks, "_drop_behind", drop_early),
-    "drops when planned": (WindowBlocks, "seal_known", drop_planned),
-    "hits half a window": (GroupedMatch, "_seen_whole", lambda self, g, p, chain, at: at),
-    "hits without a state": (GroupedMatch, "_last_checkpoint", lambda self, p, chain, at: at),
-    "lets go of a state to be copied": (StateRow, "plan", let_go_of_source),
-    "copies states at any position": (StateRow, "plan", copy_anywhere),
-    "keeps checkpoints of reverted steps": (StateRow, "undo", keep_checkpoints),
-    "restores only once": (StateRow, "undo", forget_restore),
-    "indexes states too early": (StateRow, "settle", index_early),
-    "moves cached blocks": (SlabPool, "lose", lose_quietly),
-    "moves free blocks": (SlabPool, "lose", lose_but_keep_free),
-    "forgets who rests": (SlabPool, "_rest", count_no_release),
-    "lends a slab twice": (Arena, "_move_to", lend_twice),
-    "takes what another needs": (Arena, "try_provide", spare_everything),
-    "keeps no tail": (StateRow, "_drop_tail", lambda self: None),
-    "forgets no place of a block": (ChainRuns, "forget", lambda self, ids: None),
-    "takes runs to their end": (_runs, "_num_equal", lambda own, keys, at, most: most),
-    "finds no resume points": (ResumePoints, "stop_after", lambda self, position: None),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MUTANTS)
-def test_programs_catch(monkeypatch, name):
-    monkeypatch.setattr(*MUTANTS[name])
-    with pytest.raises((AssertionError, NotIdle, LookupError, LeaseUsed, ValueError)):
-        run_all()
+@pytest.fixture(scope="session")
+def run_group_programs():
+    """Runs many of them, and sees that they did."""
+    return run_all

@@ -1,0 +1,130 @@
+"""The programs over four groups catch what is broken."""
+
+import pytest
+
+from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _runs
+from openinfer_kv_cache._arena import Arena, SlabPool, _Offers
+from openinfer_kv_cache._match import GroupedMatch
+from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache._runs import ChainRuns
+from openinfer_kv_cache._state import StateRow
+from openinfer_kv_cache._steps import StepLedger
+from openinfer_kv_cache._window import WindowBlocks
+
+
+def free_at_once(self, blocks, step_id):
+    blocks.release()
+
+
+def drop_early(self, num_computed):
+    DROP_BEHIND(self, num_computed + 2)
+
+
+def drop_planned(self, keys, num_known):
+    seals = SEAL_KNOWN(self, keys, num_known)
+    self.publish()
+    self.num_landed = num_known // self.tokens_per_block
+    self._drop_behind(num_known)
+    return seals
+
+
+def let_go_of_source(self, step_id, keys, end, reach, copies):
+    copies = PLAN(self, step_id, keys, end, reach, copies)
+    if copies.before:
+        self._source.close()
+        self._source = None
+    return copies
+
+
+def copy_anywhere(self, step_id, keys, end, reach, copies):
+    if self._points is not None and reach is None:
+        reach = self._points.stop_after(self._passed)
+        reach = None if reach is None or reach > end else reach
+    return PLAN(self, step_id, keys, end, reach, copies)
+
+
+def keep_checkpoints(self, step_id, seals, new_block_ids):
+    kept, self._checkpoints = self._checkpoints, []
+    UNDO(self, step_id, seals, new_block_ids)
+    self._checkpoints = kept
+
+
+def forget_restore(self, step_id, seals, new_block_ids):
+    restored = self._restored_in
+    UNDO(self, step_id, seals, new_block_ids)
+    self._restored_in = restored
+
+
+def index_early(self, keys, num_computed, *, is_cacheable):
+    SETTLE(self, keys, keys.num_tokens + 4, is_cacheable=is_cacheable)
+
+
+def lose_quietly(self, slab):
+    withdraw, self.withdraw = self.withdraw, lambda ids: None
+    LOSE(self, slab)
+    self.withdraw = withdraw
+
+
+def lose_but_keep_free(self, slab):
+    num_free = self._num_free
+    LOSE(self, slab)
+    self._num_free = num_free
+
+
+def count_no_release(self, idle):
+    BlockPool._rest(self, idle)
+
+
+def lend_twice(self, index, donor, offers):
+    if donor is None:
+        self.pools[index].gain(self._free[-1])
+    else:
+        MOVE_TO(self, index, donor, offers)
+
+
+def spare_everything(self, needs):
+    for index, need in enumerate(needs):
+        while need > self.pools[index].num_available:
+            offers = _Offers(self.pools, [pool.num_idle_slabs for pool in self.pools], 1)
+            donor = self._lowest(index, offers)
+            if donor is None and not self._free:
+                return False
+            self._move_to(index, donor, offers)
+    return True
+
+
+DROP_BEHIND = WindowBlocks._drop_behind
+SEAL_KNOWN = WindowBlocks.seal_known
+PLAN, UNDO, SETTLE = StateRow.plan, StateRow.undo, StateRow.settle
+LOSE = SlabPool.lose
+MOVE_TO = Arena._move_to
+
+MUTANTS = {
+    "frees at once": (StepLedger, "park", free_at_once),
+    "drops what the window sees": (WindowBlocks, "_drop_behind", drop_early),
+    "drops when planned": (WindowBlocks, "seal_known", drop_planned),
+    "hits half a window": (GroupedMatch, "_seen_whole", lambda self, g, p, chain, at: at),
+    "hits without a state": (GroupedMatch, "_last_checkpoint", lambda self, p, chain, at: at),
+    "lets go of a state to be copied": (StateRow, "plan", let_go_of_source),
+    "copies states at any position": (StateRow, "plan", copy_anywhere),
+    "keeps checkpoints of reverted steps": (StateRow, "undo", keep_checkpoints),
+    "restores only once": (StateRow, "undo", forget_restore),
+    "indexes states too early": (StateRow, "settle", index_early),
+    "moves cached blocks": (SlabPool, "lose", lose_quietly),
+    "moves free blocks": (SlabPool, "lose", lose_but_keep_free),
+    "forgets who rests": (SlabPool, "_rest", count_no_release),
+    "lends a slab twice": (Arena, "_move_to", lend_twice),
+    "takes what another needs": (Arena, "try_provide", spare_everything),
+    "keeps no tail": (StateRow, "_drop_tail", lambda self: None),
+    "forgets no place of a block": (ChainRuns, "forget", lambda self, ids: None),
+    "takes runs to their end": (_runs, "_num_equal", lambda own, keys, at, most: most),
+    "finds no resume points": (ResumePoints, "stop_after", lambda self, position: None),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTANTS)
+def test_programs_catch(monkeypatch, run_group_programs, name):
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises((AssertionError, NotIdle, LookupError, LeaseUsed, ValueError)):
+        run_group_programs()
