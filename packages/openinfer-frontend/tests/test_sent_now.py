@@ -10,24 +10,40 @@ from collections import Counter
 
 import pytest
 
-from openinfer_contract import Finished
+from openinfer_contract import Failed, Finished
 from openinfer_frontend._connection import Connection
 from openinfer_frontend._formats import CompletionFormat
 from openinfer_frontend._generation import Generation
 
 
 @pytest.fixture
-def sent(monkeypatch):
+def count(monkeypatch):
+    """Counts what a method of connections says."""
+
+    def patch(name):
+        seen, method = Counter(), getattr(Connection, name)
+
+        def counted(connection, *args):
+            was_sent = method(connection, *args)
+            seen[was_sent] += 1
+            return was_sent
+
+        monkeypatch.setattr(Connection, name, counted)
+        return seen
+
+    return patch
+
+
+@pytest.fixture
+def sent(count):
     """How often something was sent at once (True), and how often that could not be (False)."""
-    seen, send_now = Counter(), Connection._send_now
+    return count("_send_now")
 
-    def count(connection, body):
-        was_sent = send_now(connection, body)
-        seen[was_sent] += 1
-        return was_sent
 
-    monkeypatch.setattr(Connection, "_send_now", count)
-    return seen
+@pytest.fixture
+def begun(count):
+    """The same of heads with their first events."""
+    return count("_begin_now")
 
 
 @pytest.fixture
@@ -40,14 +56,12 @@ def ask(start, make_app, fakes, caplog):
     socks = []
 
     def begin(**fields):
-        body = json.dumps({"prompt": "Hi", "stream": True} | fields).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
         sock = socket.socket()
         socks.append(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(10)
         sock.connect(server.socket.getsockname())
-        sock.sendall(head % len(body) + body)
+        sock.sendall(request(**fields))
         deadline = time.monotonic() + 5
         while not engine.live:
             assert time.monotonic() < deadline
@@ -66,6 +80,12 @@ def ask(start, make_app, fakes, caplog):
         sock.close()
     # What a callback raises, the loop logs and goes on.
     assert not [r for r in caplog.get_records("call") if r.name == "asyncio"], caplog.text
+
+
+def request(*, version=b"1.1", headers=b"", **fields):
+    body = json.dumps({"prompt": "Hi", "stream": True} | fields).encode()
+    head = b"POST /v1/completions HTTP/%b\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
+    return head % (version, headers, len(body)) + body
 
 
 def read_until(sock, mark):
@@ -103,6 +123,62 @@ def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
     assert "".join(choice["text"] for choice in choices) == "begin " + "".join(texts)
     assert [choice["finish_reason"] for choice in choices][-1] == "length"
     assert min(sent[True], sent[False]) > 1, sent
+
+
+def test_a_stream_begins_in_the_callback(ask, begun):
+    """What is sent there has the head that uvicorn makes of the same headers."""
+    heads = []
+    for headers in (b"", b"connection: close\r\n"):
+        _, sock, emit = ask(headers=headers + b"x-request-id: mine\r\n")
+        emit("first", "second")
+        emit(Finished(reason="length"))
+        data = read_until(sock, b"[DONE]\n\n\r\n0\r\n\r\n")
+        assert [e["choices"][0]["text"] for e in events(data)] == ["first", "second", ""]
+        lines = data.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        heads.append([line for line in lines if not line.startswith((b"date", b"connection"))])
+    assert begun == {True: 1, False: 1}
+    assert heads[0] == heads[1]
+    assert b"x-request-id: mine" in heads[0]
+
+
+def test_a_first_event_that_ends_the_stream_is_sent_with_the_head(ask):
+    _, sock, emit = ask(stop=["END"])
+    emit("aEND")
+    assert [e["choices"][0]["text"] for e in events(read_until(sock, b"0\r\n\r\n"))] == ["a"]
+
+
+def test_a_request_sent_early_waits_for_its_turn(ask, begun):
+    engine, sock, emit = ask()
+    sock.sendall(request())
+    time.sleep(0.1)
+    for _ in range(2):
+        emit("one")
+        emit(Finished(reason="length"))
+        data = read_until(sock, b"0\r\n\r\n")
+        assert data.startswith(b"HTTP/1.1 200")
+        assert [e["choices"][0]["text"] for e in events(data)] == ["one", ""]
+        deadline = time.monotonic() + 5
+        while len(engine.requests) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert begun == {False: 1, True: 1}
+
+
+def test_a_refusal_behind_events_that_could_not_be_sent_has_its_status(ask, monkeypatch):
+    monkeypatch.setattr(Connection, "_begin_now", lambda *_: False)
+    _, sock, emit = ask()
+    emit("first", Failed(message="too late", field="deadline"))
+    assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 408")
+
+
+def test_an_old_client_gets_no_chunks(ask, begun):
+    _, sock, emit = ask(version=b"1.0")
+    emit("first")
+    emit(Finished(reason="length"))
+    data = read_until(sock, b"[DONE]\n\n")
+    assert b"transfer-encoding" not in data
+    assert data.partition(b"\r\n\r\n")[2].startswith(b"data: {")
+    assert begun == {False: 1}
 
 
 def test_a_stop_string_found_there_ends_the_stream(ask, sent):

@@ -46,7 +46,8 @@ class Choice:
     """What is known of one choice; belongs to its `Generation`."""
 
     request: GenerateRequest
-    output: OutputText
+    output: OutputText = field(init=False)
+    """Set once the engine has the request: it takes a moment to make."""
     num_cached_tokens: int = 0
     cached: TierTokens = ()
     """The same by tier."""

@@ -3,11 +3,13 @@
 import asyncio
 import socket
 import struct
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from openinfer_frontend._exchange import ABORT, SEND_NOW
+from openinfer_frontend._exchange import ABORT, BEGIN_NOW, SEND_NOW
 
 HEAD_TIMEOUT_S = 30.0
 """A request line and its headers that take longer end the connection."""
@@ -28,6 +30,8 @@ class Connection(HttpToolsProtocol):
     """Whether a request has a head and no end yet."""
     _has_brought_body = False
     """Whether the packet of the moment did."""
+    _num_requests = 0
+    """That have begun."""
     _num_head_bytes = 0
     """Of a head, or in a row of what is no body behind one."""
     _timer: asyncio.TimerHandle | None = None
@@ -60,8 +64,10 @@ class Connection(HttpToolsProtocol):
         """Called by the parser: a request begins."""
         super().on_message_begin()
         self._unset_keepalive_if_required()
+        self._num_requests += 1
         self.scope["extensions"] = {
             ABORT: {"abort": self._abort},
+            BEGIN_NOW: {"begin": partial(self._begin_now, self._num_requests)},
             SEND_NOW: {"send": self._send_now},
         }
         if not self._is_in_head:
@@ -133,6 +139,20 @@ class Connection(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._stop_timer()
         self.transport.close()
+
+    def _begin_now(self, number: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self.cycle
+        # The cycle may be that of a next request, sent early; its turn comes.
+        if self._num_requests != number or self.flow.write_paused or cycle.disconnected:
+            return False
+        if not cycle.keep_alive:  # nor is that of HTTP/1.0, which knows no chunks
+            return False
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        head = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(STATUS_LINE[200] + b"".join(head))
+        return True
 
     def _send_now(self, body: bytes) -> bool:
         # The cycle may be that of a next request, sent early: then it has not begun to answer.

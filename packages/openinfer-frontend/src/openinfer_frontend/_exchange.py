@@ -27,6 +27,10 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _MAX_QUERY_FIELDS = 32
 ABORT = "openinfer.abort"
 """ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
+BEGIN_NOW = "openinfer.begin_now"
+"""Another: `begin(headers, body)` sends the head of a response to a POST, with status 200 and a
+body of unknown length, and the first part of that body, without a task that waits; False, and
+nothing is sent, where it would have to wait, or has no short way."""
 SEND_NOW = "openinfer.send_now"
 """Another: `send(body)` sends a part of a body that is not the first, without a task that waits;
 False, and nothing is sent, where it would have to wait."""
@@ -274,20 +278,30 @@ class Exchange:
 
     async def begin_stream(self) -> None:
         """Sends the head of a stream of events."""
-        await self._transmit(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [
-                    (b"content-type", b"text/event-stream; charset=utf-8"),
-                    (b"cache-control", b"no-cache"),
-                    (b"x-accel-buffering", b"no"),
-                    (b"x-request-id", self.request_id.encode()),
-                    *self.cors_headers,
-                ],
-            }
-        )
+        headers = self._stream_headers()
+        await self._transmit({"type": "http.response.start", "status": 200, "headers": headers})
         self.is_stream = True
+
+    def begin_now(self, events: bytes) -> bool:
+        """As `begin_stream` and `send_events`, if nothing has to be waited for.
+
+        Else, and where the server lacks it, False, and nothing is sent.
+        """
+        begin = self._extensions.get(BEGIN_NOW, {}).get("begin")
+        if begin is None or not begin(self._stream_headers(), events):
+            return False
+        self.spans.mark("first byte")
+        self.status, self.is_stream = 200, True
+        return True
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", self.request_id.encode()),
+            *self.cors_headers,
+        ]
 
     async def send_events(self, events: bytes) -> None:
         """Sends events, if there are any; returns when the connection takes more."""

@@ -116,9 +116,8 @@ class GenerateRoutes:
                 job.lowering.grammar = self._text.model.behind_reasoning(
                     job.form.grammar, prompt.turn
                 )
-            parsers = self._parsers(request, prompt)
             exchange.spans.mark("tokenize")
-            await self._answer(exchange, job, [prompt], make_format, parsers=parsers)
+            await self._answer(exchange, job, [prompt], make_format)
 
     def _check(self, request: GenerationRequest, context: RequestContext, num_prompts: int) -> _Job:
         config = self._backend.config
@@ -154,8 +153,10 @@ class GenerateRoutes:
             )
             raise ApiError(400, message, param="tools")
 
-    def _parsers(self, request: ChatRequest, prompt: Prompt) -> list[OutputParser]:
+    def _parsers(self, request: GenerationRequest, prompt: Prompt) -> list[OutputParser]:
         """What finds reasoning and tool calls, one parser each choice; none if there is nothing."""
+        if not isinstance(request, ChatRequest):
+            return []
         parsers = (
             self._text.model.parser(
                 prompt.turn,
@@ -181,18 +182,72 @@ class GenerateRoutes:
         prompts: Sequence[Prompt],
         make_format: MakeFormat,
         echoes: Sequence[str] = (),
-        parsers: Sequence[OutputParser] = (),
     ) -> None:
         request, context, config = job.request, job.context, self._backend.config
-        sequences = self._sequences(job, prompts, parsers[0].markers if parsers else ())
-        as_ids = request.return_tokens_as_token_ids
+        generation = Generation(
+            job.engine,
+            _lowered(job, prompts),
+            num_samples=request.n,
+            eos_token_ids=job.lowering.eos_token_ids,
+            prompt_param=context.prompt_param,
+            grammar_param=None if job.form is None else job.form.param,
+            limit_s=job.lowering.limit_s,
+            is_prompt_only=request.wanted_max_tokens == 0,
+            hand_over=self._backend.hand_over if config.resume_timeout_s else None,
+            metrics=self._backend.metrics,
+        )
+        with self._backend.listed(context.response_id, generation), generation:
+            exchange.spans.mark("submit")
+            # From here on the engine works: what the answer alone needs is made meanwhile.
+            parsers = self._parsers(request, prompts[0])
+            markers = parsers[0].markers if parsers else ()
+            generation.set_outputs(self._outputs(job, prompts, markers))
+            options = self._options(job, echoes, parsers)
+            form = make_format(options, generation.requests, request.n)
+            num_echoed = _num_prompt_scores(options, prompts)
+            await self._send(exchange, request, generation, form, num_echoed)
+        if isinstance(request, ChatRequest) and request.offered_tools and generation.is_whole:
+            # Of what was cut off nobody knows whether it would have had a call.
+            for parser in parsers:
+                self._backend.metrics.searched(
+                    exchange.route_path, is_stream=request.stream, has_call=parser.has_call
+                )
+
+    async def _send(
+        self,
+        exchange: Exchange,
+        request: GenerationRequest,
+        generation: Generation,
+        form: AnswerFormat,
+        num_echoed: int,
+    ) -> None:
+        """Answers whole or event by event; so many scores stand before the output."""
+        run_long = self._text.run_long
+        if request.stream:
+            is_apart = num_echoed > _MAX_INLINE_SCORES
+            failure = await send_stream(exchange, generation, form, run_long if is_apart else None)
+            if failure is not None and failure.refusal is not None:
+                self._backend.metrics.refused(failure.refusal)
+            return
+
+        def is_long() -> bool:
+            is_scored = request.num_top_logprobs is not None
+            num_scores = generation.usage().num_output_tokens if is_scored else 0
+            return num_echoed + num_scores > _MAX_INLINE_SCORES
+
+        await send_whole(exchange, generation, form, run_long, is_long=is_long)
+
+    def _options(
+        self, job: _Job, echoes: Sequence[str], parsers: Sequence[OutputParser]
+    ) -> FormatOptions:
+        request, config = job.request, self._backend.config
         stream_options = request.stream_options or StreamOptions()
-        options = FormatOptions(
-            response_id=context.response_id,
+        return FormatOptions(
+            response_id=job.context.response_id,
             model=request.model or config.model_name,
             names=TokenNames(
                 self._text.model.tokenizer,
-                as_ids=as_ids,
+                as_ids=request.return_tokens_as_token_ids,
                 scored_ids=request.logprob_token_ids or (),
             ),
             return_token_ids=request.return_token_ids,
@@ -208,80 +263,27 @@ class GenerateRoutes:
             num_top_prompt=request.prompt_logprobs,
             parsers=parsers,
         )
-        form = make_format(options, [lowered for lowered, _ in sequences], request.n)
-        generation = Generation(
-            job.engine,
-            sequences,
-            num_samples=request.n,
-            eos_token_ids=job.lowering.eos_token_ids,
-            prompt_param=context.prompt_param,
-            grammar_param=None if job.form is None else job.form.param,
-            limit_s=job.lowering.limit_s,
-            is_prompt_only=request.wanted_max_tokens == 0,
-            hand_over=self._backend.hand_over if config.resume_timeout_s else None,
-            metrics=self._backend.metrics,
-        )
-        with self._backend.listed(context.response_id, generation), generation:
-            exchange.spans.mark("submit")
-            num_echoed = _num_prompt_scores(options, prompts)
 
-            def is_long() -> bool:
-                is_scored = request.num_top_logprobs is not None
-                num_scores = generation.usage().num_output_tokens if is_scored else 0
-                return num_echoed + num_scores > _MAX_INLINE_SCORES
-
-            run_long = self._text.run_long
-            if request.stream:
-                is_apart = num_echoed > _MAX_INLINE_SCORES
-                failure = await send_stream(
-                    exchange, generation, form, run_long if is_apart else None
-                )
-                if failure is not None and failure.refusal is not None:
-                    self._backend.metrics.refused(failure.refusal)
-            else:
-                await send_whole(exchange, generation, form, run_long, is_long=is_long)
-        if isinstance(request, ChatRequest) and request.offered_tools and generation.is_whole:
-            # Of what was cut off nobody knows whether it would have had a call.
-            for parser in parsers:
-                self._backend.metrics.searched(
-                    exchange.route_path, is_stream=request.stream, has_call=parser.has_call
-                )
-
-    def _sequences(
+    def _outputs(
         self, job: _Job, prompts: Sequence[Prompt], markers: Sequence[str]
-    ) -> list[tuple[GenerateRequest, OutputText]]:
-        """Every sample of every prompt: what the engine gets, and the text that comes of it."""
-        request, response_id = job.request, job.context.response_id
-        is_single = len(prompts) * request.n == 1
-        stops = StopSet(request.stops)
+    ) -> list[OutputText]:
+        """The text that comes of every sample of every prompt."""
+        request, stops = job.request, StopSet(job.request.stops)
         return [
-            (
-                job.lowering.build(
-                    prompt,
-                    sample,
-                    response_id if is_single else f"{response_id}-{number * request.n + sample}",
-                ),
-                self._output(job, prompt, markers, stops),
+            self._text.model.output(
+                stops=stops,
+                include_stop_str_in_output=request.include_stop_str_in_output,
+                stop_token_ids=job.lowering.stop_token_ids,
+                min_tokens=request.min_tokens,
+                skip_special_tokens=request.skip_special_tokens,
+                shown_tokens=markers,
+                spaces_between_special_tokens=request.spaces_between_special_tokens,
+                context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
+                is_located=isinstance(request, CompletionRequest) and request.logprobs is not None,
             )
-            for number, prompt in enumerate(prompts)
-            for sample in range(request.n)
+            for prompt in prompts
+            for _ in range(request.n)
         ]
-
-    def _output(
-        self, job: _Job, prompt: Prompt, markers: Sequence[str], stops: StopSet
-    ) -> OutputText:
-        request = job.request
-        return self._text.model.output(
-            stops=stops,
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            stop_token_ids=job.lowering.stop_token_ids,
-            min_tokens=request.min_tokens,
-            skip_special_tokens=request.skip_special_tokens,
-            shown_tokens=markers,
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-            context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
-            is_located=isinstance(request, CompletionRequest) and request.logprobs is not None,
-        )
 
 
 def chat_format(
@@ -290,6 +292,21 @@ def chat_format(
     """What chat completions look like, with parsers or without."""
     make = ParsedChatFormat if options.parsers else ChatFormat
     return make(options, requests, num_samples)
+
+
+def _lowered(job: _Job, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
+    """What the engine gets of every sample of every prompt."""
+    request, response_id = job.request, job.context.response_id
+    is_single = len(prompts) * request.n == 1
+    return [
+        job.lowering.build(
+            prompt,
+            sample,
+            response_id if is_single else f"{response_id}-{number * request.n + sample}",
+        )
+        for number, prompt in enumerate(prompts)
+        for sample in range(request.n)
+    ]
 
 
 def _context(

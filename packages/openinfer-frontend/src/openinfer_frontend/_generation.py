@@ -96,7 +96,7 @@ class Generation:
     def __init__(
         self,
         engine: EngineHandle,
-        requests: Sequence[tuple[GenerateRequest, OutputText]],
+        requests: Sequence[GenerateRequest],
         *,
         num_samples: int,
         eos_token_ids: Collection[int],
@@ -122,7 +122,7 @@ class Generation:
             metrics: what is counted.
         """
         self._engine = engine
-        self._choices = [Choice(request, output) for request, output in requests]
+        self._choices = [Choice(request) for request in requests]
         self._num_samples = num_samples
         self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
@@ -152,6 +152,11 @@ class Generation:
         return len(self._choices)
 
     @property
+    def requests(self) -> list[GenerateRequest]:
+        """What the engine was asked for, choice by choice."""
+        return [choice.request for choice in self._choices]
+
+    @property
     def request_ids(self) -> list[str]:
         """What the engine knows the choices by."""
         return [choice.request.request_id for choice in self._choices]
@@ -173,6 +178,11 @@ class Generation:
             raise ApiError.unavailable(error.reason, refusal="engine_unavailable") from error
         self._metrics.submitted(self._num_samples, self._choices[0].request.stop.max_tokens)
         return self
+
+    def set_outputs(self, outputs: Sequence[OutputText]) -> None:
+        """Says where the text of each choice is made; call it once, before anything is read."""
+        for choice, output in zip(self._choices, outputs, strict=True):
+            choice.output = output
 
     def __exit__(
         self,

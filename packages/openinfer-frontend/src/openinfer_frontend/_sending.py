@@ -99,7 +99,8 @@ class _Relay:
         self._generation = generation
         self._form = form
         self._run_long = run_long
-        self._send_now = exchange.send_now
+        self._send_now: Callable[[bytes], bool] | None = None
+        """Once the answer has begun, and where the server has it."""
         self._is_counted = form.options.continuous_usage
         self._is_open: set[int] = set()
         self._unsent = b""
@@ -107,21 +108,25 @@ class _Relay:
     async def run(self) -> bytes:
         """Sends all events but the last ones; returns these."""
         exchange, generation = self._exchange, self._generation
+        if self._run_long is None:
+            generation.listen(self._pass_on)
         while not generation.is_done:
             try:
                 deltas = await generation.next()
             except ApiError:
-                await exchange.send_events(self._unsent)
+                if exchange.has_begun:
+                    await exchange.send_events(self._unsent)
                 raise
             # Until now a refusal could still have a status of its own.
-            if deltas and not exchange.has_begun:
+            if (deltas or self._unsent) and not exchange.has_begun:
                 await exchange.begin_stream()
+                self._send_now = exchange.send_now
             self._unsent += await self._open_long(deltas)
             self._unsent += self._render(deltas)
             if self._unsent and not generation.is_done:
                 events, self._unsent = self._unsent, b""
                 await exchange.send_events(events)
-                if self._run_long is None or len(self._is_open) == generation.num_choices:
+                if self._run_long is not None and len(self._is_open) == generation.num_choices:
                     generation.listen(self._pass_on)
         return self._unsent + self._form.ending(generation.usage())
 
@@ -133,8 +138,17 @@ class _Relay:
         self._unsent = unsent
         return False
 
+    def _begin_now(self, events: bytes) -> bool:
+        if not self._exchange.begin_now(events):
+            return False
+        self._send_now = self._exchange.send_now
+        return True
+
     def _is_sent(self, events: bytes) -> bool:
-        return self._send_now is not None and self._send_now(events)
+        send_now = self._send_now
+        if send_now is not None:
+            return send_now(events)
+        return not self._exchange.has_begun and self._begin_now(events)
 
     def _render(self, deltas: list[Delta]) -> bytes:
         form, parts = self._form, []
