@@ -386,9 +386,21 @@ def test_nothing_to_load_is_nothing_to_wait_for():
     cache.assert_idle()
 
 
-def test_other_groups_have_no_tiers_yet(qwen35):
-    with pytest.raises(UnsupportedGroup, match=r"'delta'.*tiers"):
-        TierLoads(KVCache(qwen35, num_slabs=2), [])
+@pytest.mark.parametrize("make", [TierLoads, TierSaves])
+def test_tiers_take_one_full_group_alone(make, qwen35, deepseek_v4):
+    full, state = qwen35
+    c4, c128, window = deepseek_v4
+    for groups, named in (
+        ((full, state), "delta"),
+        ((c4, c128, window), "near"),
+        ((c4, c128), "c128"),
+        ((state,), "delta"),
+        ((window,), "near"),
+    ):
+        size = "num_slabs" if len(groups) > 1 else "num_blocks"
+        cache = KVCache(groups, **{size: 4})
+        with pytest.raises(UnsupportedGroup, match=f"'{named}'.*tiers hold one full group alone"):
+            make(cache, [])
 
 
 @pytest.mark.parametrize("options", [{"max_blocks": 0}, {"max_blocks": 1, "num_polls": 0}], ids=str)
