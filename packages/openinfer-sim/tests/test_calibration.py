@@ -82,7 +82,7 @@ HELD_OUT = [
     ("qwen3-4b on rtx-5090", "tpot", 4096, 6.36),
 ]
 # What no term of the model explains: that stack's hybrid model in large batches, half as fast as
-# bytes and FLOP ask for. They are neither fitted nor held.
+# bytes and FLOP ask for. They are neither fitted nor held; the README says what was looked at.
 UNEXPLAINED = [
     ("qwen3_5-4b", "closed_rate", 128, 2656),
     ("qwen3_5-4b", "closed_tpot", 128, 38.3),
