@@ -191,6 +191,22 @@ def test_logprobs_agree_however_they_are_batched(engine, requests):
             assert pair[0] == pytest.approx(pair[1], abs=1e-4)
 
 
+def test_prompt_logprobs_come_once_however_often_a_prompt_is_recomputed(
+    engine, ask, prompts, block_bytes
+):
+    def wanted():
+        options = PromptLogprobOptions(num_top=1)
+        return [ask(ids, max_tokens=24, prompt_logprobs=options) for ids in prompts * 2]
+
+    runner = engine(kv_cache_bytes=14 * block_bytes, enable_prefix_caching=False, max_model_len=112)
+    outputs, expected = runner.run(wanted()), engine().run(wanted())
+    assert runner.loop.load().num_preemptions > 0
+    for output, other in zip(outputs, expected, strict=True):
+        assert output.token_ids == other.token_ids
+        ours, theirs = output.event.prompt_logprobs, other.event.prompt_logprobs
+        assert (ours.start, ours.logprobs.ranks) == (1, theirs.logprobs.ranks)
+
+
 def test_prompt_logprobs_start_where_they_are_asked_to(engine, ask, prompts):
     runner = engine(max_num_batched_tokens=8)
     whole, part = runner.run(

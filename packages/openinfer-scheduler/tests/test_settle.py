@@ -4,6 +4,7 @@ import pytest
 from openinfer_contract import (
     Failed,
     PromptLogprobOptions,
+    PromptLogprobs,
     TokenLogprobs,
     pack_floats,
     pack_ids,
@@ -154,6 +155,27 @@ def test_prompt_logprobs_know_their_positions(loop):
     assert event.prompt_logprobs.start == 1
     ((_, event),) = subject.feed(8, prompt_logprobs={0: columns(1)})
     assert event.prompt_logprobs.start == 4
+
+
+def test_prompt_logprobs_of_a_recomputed_prompt_are_dropped(loop):
+    subject = Script(loop, has_prefix_cache=False, num_blocks=4, tokens_per_block=2)
+    columns = TokenLogprobs(sampled=pack_floats([0.0] * 2), ranks=pack_ids([1] * 2))
+    subject.loop.add([4, 5, 6], max_tokens=4)
+    subject.loop.add([1, 2, 3], prompt_logprobs=PromptLogprobOptions(), max_tokens=4)
+    num_starts, told = 0, []
+    while "r1" not in subject.loop.ends:
+        plan = subject.scheduler.plan(subject.loop.now)
+        scored = {}
+        for start in plan.starts:
+            if start.request.request_id == "r1":
+                num_starts += 1
+                row = next(i for i, row in enumerate(plan.rows) if row.slot == start.slot)
+                scored[row] = columns
+        outcome = result(plan, *[9] * len(plan.rows), prompt_logprobs=scored)
+        effects = subject.loop.take(subject.scheduler.apply(outcome, subject.loop.now))
+        told += [event.prompt_logprobs for _, event in effects if event.prompt_logprobs]
+    assert num_starts == 2
+    assert told == [PromptLogprobs(start=1, logprobs=columns)]
 
 
 def test_a_failed_row_fails_alone(loop):

@@ -181,9 +181,11 @@ class _Settling:
         if row.token_ids is None:
             stay.num_planned -= row.num_tokens - num_tokens
         prompt_logprobs: PromptLogprobs | None = None
-        if index in result.prompt_logprobs:
+        # There is no position once all have been told; a recomputed prompt is scored again.
+        position = self._step.prompt_positions.get(index)
+        if position is not None and index in result.prompt_logprobs:
             prompt_logprobs = owed_prompt_logprobs(
-                sequence, self._step.prompt_positions[index], result.prompt_logprobs[index]
+                sequence, position, result.prompt_logprobs[index]
             )
         event = self._settled(stay, ids, prompt_logprobs, result.logprobs.get(index))
         if event is not None:
