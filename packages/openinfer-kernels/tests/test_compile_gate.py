@@ -100,6 +100,33 @@ for case in compile_cases(["fused_attention"]):
         print(case.name)
 """
 
+_LAUNCHES = """
+import re, sys
+from openinfer_kernels.compile_gate import compile_cases, compiled_for
+
+cases = compile_cases(["fused_attention", "fused_linear", "paged_attention"])
+for case in cases:
+    if case.name in sys.argv:
+        ptx = compiled_for(case, 90).asm["ptx"]
+        order = re.findall("griddepcontrol.(launch_dependents|wait)", ptx)
+        assert set(order) == {"launch_dependents", "wait"}, (case.name, order)
+        print(case.name, order[0])
+"""
+
+# Whether the kernel behind may start before this one's own wait is over.
+_IS_EARLY = {
+    "fused_linear-bf16-2560x6144": True,
+    "fused_attention.decode-bf16-32x8x128-1": False,
+    "fused_attention.decode-bf16-32x8x128-8": True,
+    "fused_linear-bf16-4096x4096": False,
+    "fused_linear-bf16-4096x24576": True,
+    "fused_linear-bf16-2560x6144-32-hopper": False,
+    "fused_linear-bf16-4096x24576-32-hopper": True,
+    "paged_attention.extend-bf16-32x8x128": False,
+    "paged_attention.merge-splits-bf16-32x8x128": True,
+    "paged_attention.prefill-hopper-bf16-32x8x128": False,
+}
+
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -108,9 +135,9 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _checked(script: str) -> list[str]:
-    """Runs a check of compiled code; the cases that it names."""
-    done = _run("-c", script)
+def _checked(script: str, *arguments: str) -> list[str]:
+    """Runs a check of compiled code; the words that it prints, names of cases."""
+    done = _run("-c", script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
 
@@ -180,6 +207,13 @@ def test_nor_is_the_residual_where_one_step_is_a_whole_product():
 @pytest.mark.long
 def test_nor_are_rows_or_residuals_of_the_kernel_for_many_rows():
     assert len(_checked(_MANY_ROWS)) == 12
+
+
+@pytest.mark.long
+def test_kernels_behind_start_where_that_was_found_best():
+    printed = _checked(_LAUNCHES, *_IS_EARLY)
+    found = dict(zip(printed[::2], printed[1::2], strict=True))
+    assert {name: order == "launch_dependents" for name, order in found.items()} == _IS_EARLY
 
 
 @pytest.mark.long

@@ -139,9 +139,9 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
     GROUP_PAD: tl.constexpr, TILE: tl.constexpr, WHOLE: tl.constexpr, CHUNKS: tl.constexpr,
     NORM: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr,
-    MEMBERS: tl.constexpr,
+    MEMBERS: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if PDL and not LATE:
         gdc_launch_dependents()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     WIDTH: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
@@ -214,6 +214,10 @@ def decode_kernel(
     q, partner = head_pair(row_ptr, heads * HEAD_DIM, is_row | is_new, dims, HEAD_DIM)
     v_ptr = row_ptr + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM
     new_v = tl.load(v_ptr + dims, mask=(dims < HEAD_DIM) & owns_row, other=0.0)
+    if PDL and LATE:
+        # The next kernel's weights are on their way while this one computes, not before: they would
+        # come instead of those that the kernel in front still waits for.
+        gdc_launch_dependents()
     q = prepared(q, partner, norm, norm_partner, cos, sin, dims, eps, HEAD_DIM, NORM)
     target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * WIDTH
     target += kv_head * HEAD_DIM

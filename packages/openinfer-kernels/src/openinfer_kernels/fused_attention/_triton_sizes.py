@@ -79,6 +79,8 @@ def by_load(spec: FusedAttentionSpec, num_seqs: int) -> dict[str, Any]:
         "TILE": tile,
         "WHOLE": WHOLE_KEYS // tile,
         "CHUNKS": load.merged_chunks,
+        # One row's products are many small programs, which fill whatever is free; see `Tile`.
+        "LATE": num_seqs == 1,
     }
 
 

@@ -76,6 +76,9 @@ def _copy(
         _copy_weights(weight, w_ring, is_there, step, first_out, at, OUT, GATED)
     if PDL:
         gdc_wait()
+    if PDL and not GATED:
+        # Not before, or the next kernel's weights would come instead of those waited for.
+        gdc_launch_dependents()
     for step in gl.static_range(STAGES):
         _copy_rows(x, x_ring, is_there, step, (begin + step) * STEP, X_BOXES)
     for step in range(STAGES, num_steps):
@@ -193,7 +196,7 @@ def many_rows_kernel(
     float32; `counts_ptr` has a zero for each tile, which is one again at the end. A share has at
     least STAGES steps.
     """
-    if PDL:
+    if PDL and GATED:
         gdc_launch_dependents()
     X_BOXES: gl.constexpr = 1 if GATED else _BOXES
     NUM_STEPS: gl.constexpr = (IN + X_BOXES * _BOX - 1) // (X_BOXES * _BOX)

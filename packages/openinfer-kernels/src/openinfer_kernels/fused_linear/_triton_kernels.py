@@ -55,11 +55,11 @@ def gemv_kernel(
     x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps,
     IN: tl.constexpr, OUT: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
     DEPTH: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    PDL: tl.constexpr,
+    LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Program (TILE_OUT outputs) of one row; DEPTH tiles are on their way. The norm moves behind the
     # product: the row is scaled by the norm's weight going in and by 1 / rms coming out.
-    if PDL:
+    if PDL and not LATE:
         gdc_launch_dependents()
     NUM: tl.constexpr = (IN + TILE_IN - 1) // TILE_IN
     EARLY: tl.constexpr = DEPTH if DEPTH < NUM else NUM
@@ -93,6 +93,8 @@ def gemv_kernel(
         acc += _sum_eights(tiles[step].to(tl.float32) * x[None, :])
         if GATED:
             up_acc += _sum_eights(ups[step].to(tl.float32) * x[None, :])
+    if PDL and LATE:
+        gdc_launch_dependents()
     out = tl.sum(acc, axis=1)
     up = tl.sum(up_acc, axis=1)
     if NORM:

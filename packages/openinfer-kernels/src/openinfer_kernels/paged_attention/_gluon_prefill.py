@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 ROWS = 128
 """Queries times heads of a tile."""
@@ -264,6 +265,7 @@ def prefill_kernel(
     NUM_HEADS: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Program (key head, tile). `k_cache` and `v_cache` describe blocks, see `BLOCK_LAYOUT`."""
     GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -274,6 +276,10 @@ def prefill_kernel(
     begin = gl.load(cu_seqlens_q_ptr + seq)
     num_queries = gl.load(cu_seqlens_q_ptr + seq + 1) - begin
     first_query = (tile - (begin // QUERIES + seq)) * QUERIES
+    if PDL:
+        # What is read before is older kernels' work.
+        gdc_wait()
+        gdc_launch_dependents()
     if first_query < num_queries:
         first_position = gl.load(seq_lens_ptr + seq) - num_queries
         # The tile's last query is the one that sees furthest. Padding may see no key at all.

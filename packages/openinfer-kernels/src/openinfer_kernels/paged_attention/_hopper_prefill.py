@@ -77,7 +77,9 @@ class GluonPrefill:
             num_seqs,
             self._spec.scale,
             **self._constexprs,
+            PDL=True,
             num_warps=4,
+            launch_pdl=True,
         )
 
 
@@ -110,5 +112,6 @@ def compile_case(spec: PagedAttentionSpec, shape: str) -> CompileCase | None:
             "NUM_KV_HEADS": spec.num_kv_heads,
             "BLOCK_SIZE": spec.block_size,
         },
+        has_pdl=True,
         archs=(90,),
     )

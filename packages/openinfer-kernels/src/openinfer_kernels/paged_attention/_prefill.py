@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_hopper
+from openinfer_kernels._triton_support import (
+    TRITON_DTYPES,
+    CompileCase,
+    launches_dependents,
+    why_not_hopper,
+)
 from openinfer_kernels.paged_attention import PagedAttentionSpec
 from openinfer_kernels.paged_attention._triton_prefill import merge_splits_kernel, prefill_kernel
 from openinfer_kernels.paged_attention._triton_sizes import (
@@ -41,7 +46,7 @@ class Prefill(Protocol):
 
 def plan_prefill(spec: PagedAttentionSpec, device: torch.device) -> Prefill:
     """Binds what suits the device."""
-    anywhere = TritonPrefill(spec)
+    anywhere = TritonPrefill(spec, device)
     if why_not_hopper(device) is not None:
         return anywhere
     # Imported on Hopper only: other versions of Triton may not have Gluon's names.
@@ -74,9 +79,11 @@ class _ByNumber:
 class TritonPrefill:
     """The launches of `_triton_prefill`."""
 
-    def __init__(self, spec: PagedAttentionSpec) -> None:
+    def __init__(self, spec: PagedAttentionSpec, device: torch.device) -> None:
         """Binds them."""
         self._spec = spec
+        has_pdl = launches_dependents(device)
+        self._launch = {"PDL": has_pdl, **({"launch_pdl": True} if has_pdl else {})}
 
     def __call__(
         self,
@@ -117,6 +124,7 @@ class TritonPrefill:
             IS_SPLIT=splits > 1,
             num_warps=4,
             num_stages=2,
+            **self._launch,
         )
         if splits > 1:
             merge: Any = merge_splits_kernel
@@ -131,6 +139,7 @@ class TritonPrefill:
                 HEAD_DIM=spec.head_dim,
                 MAX_SPLITS=MAX_SPLITS,
                 num_warps=1,
+                **self._launch,
             )
 
 
@@ -156,6 +165,7 @@ def compile_cases(spec: PagedAttentionSpec, shape: str) -> list[CompileCase]:
                 "MAX_SPLITS": MAX_SPLITS,
             },
             num_warps=1,
+            has_pdl=True,
         )
     )
     from openinfer_kernels.paged_attention import _hopper_prefill
@@ -176,4 +186,5 @@ def _triton_case(spec: PagedAttentionSpec, shape: str, is_split: bool) -> Compil
         constexprs={**constexprs(spec, rows), "IS_SPLIT": is_split},
         num_warps=4,
         num_stages=2,
+        has_pdl=True,
     )

@@ -13,6 +13,7 @@ tile's keys are split among programs, and a second kernel merges what they found
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -100,6 +101,7 @@ def prefill_kernel(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (tile, key head, split), the last tiles first: they see furthest."""
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -112,6 +114,10 @@ def prefill_kernel(
     begin = tl.load(cu_seqlens_q_ptr + seq)
     num_queries = tl.load(cu_seqlens_q_ptr + seq + 1) - begin
     first_query = (tile - (begin // QUERIES + seq)) * QUERIES
+    if PDL:
+        # What is read before is older kernels' work.
+        gdc_wait()
+        gdc_launch_dependents()
     if first_query < num_queries:
         first_position = tl.load(seq_lens_ptr + seq) - num_queries
         rows = tl.arange(0, ROWS)
@@ -195,8 +201,12 @@ def merge_splits_kernel(
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (token, head) merges what the splits of its keys have found."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     if token < tl.load(cu_seqlens_q_ptr + num_seqs):
         row = token * NUM_HEADS + tl.program_id(1)
