@@ -23,7 +23,7 @@ import pytest
 
 from openinfer._front import FrontProcesses, FrontSpec
 from openinfer._text_options import TextOptions
-from openinfer_frontend import CounterPages, bind
+from openinfer_frontend import ONE_SIGNAL_S, CounterPages, bind
 from openinfer_testing import wait_until
 from openinfer_tiny import CHECKPOINT
 
@@ -183,6 +183,45 @@ def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_passed_on_again_drains(start_server, number):
+    """As a shell, `uv run` and a supervisor of processes deliver it together, to every process."""
+    server = start_server(*_MODELLED, "--api-server-count", "2", has_own_group=True)
+    fronts = [psutil.Process(server.process.pid), *server.children("openinfer._front")]
+    requests = [_complete(server, stream=True, max_tokens=800) for _ in fronts]
+    # One request each: while one front process is stopped the other one accepts.
+    fronts[1].suspend()
+    with urllib.request.urlopen(requests[0], timeout=30) as first:
+        first.readline()
+        fronts[1].resume()
+        fronts[0].suspend()
+        with urllib.request.urlopen(requests[1], timeout=30) as second:
+            second.readline()
+            fronts[0].resume()
+            for _ in range(5):
+                os.killpg(server.process.pid, number)
+                fronts[1].send_signal(number)
+                time.sleep(0.02)
+            for stream in (first, second):
+                assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert server.process.wait(timeout=60) == 0
+    said = "\n".join(server.log)
+    assert "cut off" not in said
+    assert "starting another" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_that_is_signalled_twice_ends_well(start_server, number):
+    server = start_server(*_MODELLED, has_own_group=True)
+    begun = time.monotonic()
+    while time.monotonic() - begun < ONE_SIGNAL_S - 0.1 and server.process.poll() is None:
+        os.killpg(server.process.pid, number)
+        time.sleep(0.02)
+    assert server.process.wait(timeout=30) == 0
+    assert "Traceback" not in "\n".join(server.log)
+
+
 def test_ctrl_c_while_it_starts_ends_it():
     with subprocess.Popen(
         [sys.executable, "-m", "openinfer", "serve", "--port", "0"],
@@ -273,6 +312,7 @@ def test_a_second_signal_is_told_to_every_client(start_server):
             psutil.Process(server.process.pid).resume()
             server.process.send_signal(signal.SIGINT)
             wait_until(lambda: sum("draining 1 request" in line for line in server.log) == 2)
+            time.sleep(ONE_SIGNAL_S)
             server.process.send_signal(signal.SIGINT)
             for stream in (first, second):
                 error, end = [line[6:] for line in stream.read().split(b"\n") if line][-2:]

@@ -2,7 +2,7 @@
 
 import sys
 
-from openinfer._interrupts import leave_on_interrupt
+from openinfer._interrupts import end_quietly, leave_on_interrupt
 
 
 def main() -> int:
@@ -13,6 +13,7 @@ def main() -> int:
     try:
         return run()
     finally:
+        end_quietly()
         # What is left is the interpreter's own end, which does not like to be interrupted either.
         leave_on_interrupt()
 

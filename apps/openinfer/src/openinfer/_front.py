@@ -20,11 +20,13 @@ import msgspec
 from openinfer._arenas import keep_one_arena
 from openinfer._grammar_check import grammar_problem
 from openinfer._http_options import HttpOptions
+from openinfer._interrupts import end_quietly
 from openinfer._log import start_logging
 from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
 from openinfer_frontend import (
+    ONE_SIGNAL_S,
     CounterPages,
     EngineState,
     FrontendConfig,
@@ -225,6 +227,8 @@ class FrontProcesses:
         """Has them end their drain at once: for them it is the second signal, too."""
         self._stop_s = _AFTER_DRAIN_S
         self._signal(signal.SIGTERM)
+        # One whose drain began later than this process's own may take that for the first one.
+        asyncio.get_running_loop().call_later(ONE_SIGNAL_S, self._signal, signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         self._draining.set()
@@ -346,6 +350,8 @@ def main() -> int:
     except OpenInferError as error:
         _logger.error("a front process ends: %s", error)
         return 1
+    finally:
+        end_quietly()
     return 0
 
 

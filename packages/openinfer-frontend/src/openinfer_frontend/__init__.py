@@ -9,6 +9,7 @@ from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._counters import CounterPages
 from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngine
 from openinfer_frontend._server import bind, new_event_loop, serve
+from openinfer_frontend._signals import ONE_SIGNAL_S
 from openinfer_frontend._tls import Tls
 from openinfer_frontend.errors import ApiError, ClientGone, FrontendError, ListenError, TlsError
 
@@ -26,6 +27,7 @@ __all__ = [
     "bind",
     "serve",
     "new_event_loop",
+    "ONE_SIGNAL_S",
     "Tls",
     # errors
     "FrontendError",

@@ -7,13 +7,16 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 
 from openinfer_frontend._app import FrontendApp
 from openinfer_frontend._connection import Connection
+from openinfer_frontend._signals import EndSignals
 from openinfer_frontend._tls import Tls
 from openinfer_frontend.errors import ListenError
 
@@ -114,6 +117,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._drain: asyncio.Task[None] | None = None
         self._drain_began_at = self._drained_s = 0.0
+        self._signals = EndSignals()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn: begins to accept."""
@@ -121,27 +125,36 @@ class _Server(uvicorn.Server):
         if self._on_ready is not None:
             self._on_ready()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Called by uvicorn: inside `handle_exit` is called by signals."""
+        with self._signals.kept_apart(), super().capture_signals():
+            yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal: the first one drains, a second one ends at once."""
-        self._loop.call_soon_threadsafe(self._on_signal, sig)
+        # The loop may be busy: the time that counts is now.
+        self._loop.call_soon_threadsafe(self._on_signal, sig, time.monotonic())
 
-    def _on_signal(self, sig: int) -> None:
+    def _on_signal(self, sig: int, at: float) -> None:
         if self._drain is None:
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
-            self.drain(f"; {again} ends at once")
-            return
-        self._exit()
-        if self._on_hurry is not None:
-            self._on_hurry()
+            self.drain(f"; {again} ends at once", at)
+        elif self._signals.is_another(at):
+            self._exit()
+            if self._on_hurry is not None:
+                self._on_hurry()
 
-    def drain(self, advice: str = "") -> None:
+    def drain(self, advice: str = "", at: float | None = None) -> None:
         """Refuses new requests, and exits once the running ones have ended. Idempotent.
 
         Args:
             advice: said behind what is being drained.
+            at: when it was asked for, of `time.monotonic`; None: now.
         """
         if self._drain is not None:
             return
+        self._signals.begin(time.monotonic() if at is None else at)
         if self._app.num_in_flight:
             running = _requests(self._app.num_in_flight)
             _log.info("draining %s, up to %g s%s", running, self._drain_timeout_s, advice)
@@ -210,9 +223,10 @@ async def serve(
     """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
 
     The first signal drains: `/ready` says 503, new requests are refused, running ones end. A second
-    one, or the timeout, cuts them off: they are answered 503, streams end with that error. Call it
-    in the main thread, or signals go elsewhere; start it only when the engine can answer. The
-    sockets are closed at the end, the app too.
+    one (within half a second it is still the first one, which some parents pass on again), or the
+    timeout, cuts them off: they are answered 503, streams end with that error. Call it in the main
+    thread, or signals go elsewhere; start it only when the engine can answer. The sockets are
+    closed at the end, the app too.
 
     Args:
         app: from `create_app`.
