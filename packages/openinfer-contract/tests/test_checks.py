@@ -19,6 +19,7 @@ from openinfer_contract import (
     check_length,
     check_request,
     check_sampling,
+    nothing_left,
     pack_ids,
 )
 
@@ -256,9 +257,11 @@ def test_the_fields_that_ban_tokens_are_named(make_request: Make) -> None:
         stop=StopRules(max_tokens=8, min_tokens=2),
         grammar=Grammar(kind="regex", text="a"),
     )
-    assert banning_fields(request) == (
+    fields = banning_fields(request)
+    assert fields == (
         "sampling.allowed_token_ids",
         "sampling.bad_words",
         "stop.min_tokens",
         "grammar",
     )
+    assert nothing_left(fields[1:]).endswith("ruled out by bad_words and min_tokens and grammar")

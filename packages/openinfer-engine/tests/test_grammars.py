@@ -342,11 +342,11 @@ def ids_of(text):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"min_tokens": 6}, "and min_tokens too"),
-        ({"allowed_token_ids": ids_of("xyz")}, "and allowed_token_ids too"),
+        ({"min_tokens": 6}, "by min_tokens and grammar"),
+        ({"allowed_token_ids": ids_of("xyz")}, "by allowed_token_ids and grammar"),
         (
             {"allowed_token_ids": ids_of("ab"), "bad_words": (ids_of("ba"), ids_of("bb"))},
-            "allowed_token_ids and bad_words too",
+            "by allowed_token_ids and bad_words and grammar",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -10,6 +10,7 @@ from openinfer_contract._checks import (
     check_length,
     check_request,
     check_sampling,
+    nothing_left,
 )
 from openinfer_contract._columns import num_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openinfer_contract._commands import (
@@ -112,6 +113,7 @@ __all__ = [
     "check_length",
     "check_request",
     "check_sampling",
+    "nothing_left",
     # events
     "TokenEvent",
     "StepEvents",

@@ -4,7 +4,7 @@ The front end asks before it tokenises, the engine asks again at intake; both ge
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from openinfer_contract._columns import num_ids, pack_ids, unpack_ids
 from openinfer_contract._events import Rejected
@@ -60,6 +60,12 @@ def banning_fields(request: GenerateRequest) -> tuple[str, ...]:
         "grammar": request.grammar is not None,
     }
     return tuple(field for field, is_used in used.items() if is_used)
+
+
+def nothing_left(fields: Iterable[str]) -> str:
+    """What a request hears whose `banning_fields` have ruled every token out between them."""
+    names = " and ".join(field.rpartition(".")[2] for field in fields)
+    return f"no token is left to draw: every one is ruled out by {names}"
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_contract import GenerateRequest, Sampling, banning_fields, unpack_ids
+from openinfer_contract import GenerateRequest, Sampling, banning_fields, nothing_left, unpack_ids
 from openinfer_grammar import Constraint, GrammarFailed, MaskRow
 
 _PLAIN = Sampling()
@@ -33,8 +33,8 @@ class ConstrainedRequest:
         self.request = request
         self.constraint = constraint
         self.is_forcible = _is_forcible(request)
-        others = [field for field in banning_fields(request) if field != "grammar"]
-        self._bans = _Bans(request, eos_token_ids, others) if others else None
+        fields = banning_fields(request)
+        self._bans = _Bans(request, eos_token_ids, fields) if len(fields) > 1 else None
         self._excess_s = 0.0
 
     def check_mask(self, row: MaskRow) -> None:
@@ -89,7 +89,7 @@ class _Bans:
         output = unpack_ids(request.prompt_token_ids[4 * num_before :])
         self._num_output = len(output)
         self._recent: deque[int] = deque(output, maxlen=max(map(len, words), default=0))
-        self._fields = " and ".join(field.rpartition(".")[2] for field in fields)
+        self._fields = fields
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """The output has gone on."""
@@ -115,7 +115,7 @@ class _Bans:
             # Some checkpoints name an EOS that their vocabulary lacks.
             bits[self._stop_ids[self._stop_ids < len(bits)]] = 0
         if not bits.any():
-            raise GrammarFailed(f"no token is left that the grammar allows and {self._fields} too")
+            raise GrammarFailed(nothing_left(self._fields))
 
 
 def _ids(column: bytes) -> npt.NDArray[np.int64]:

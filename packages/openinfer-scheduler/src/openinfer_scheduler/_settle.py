@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 
-from openinfer_contract import End, PromptLogprobs, TokenEvent, TokenLogprobs, banning_fields
+from openinfer_contract import (
+    End,
+    PromptLogprobs,
+    TokenEvent,
+    TokenLogprobs,
+    banning_fields,
+    nothing_left,
+)
 from openinfer_scheduler._plan import PlannedRow, StepResult
 from openinfer_scheduler._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
@@ -87,11 +94,6 @@ def _columns(num_tokens: int) -> Struct:
     return Struct("4s" * num_tokens)
 
 
-def _nothing_left(fields: Sequence[str]) -> str:
-    names = " and ".join(field.rpartition(".")[2] for field in fields)
-    return f"no token is left to draw: every one is ruled out by {names}"
-
-
 class _Settling:
     """One result on its way into the state."""
 
@@ -171,7 +173,7 @@ class _Settling:
         if message is not None:
             fields = self._faults.get(index)
             if fields:
-                message = _nothing_left(fields)
+                message = nothing_left(fields)
             field = fields[0] if fields else ""
             end = self._state.fail(sequence, message, is_retryable=False, field=field)
             self.effects.append(self._state.event(sequence, end))
