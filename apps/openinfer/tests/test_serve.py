@@ -2,17 +2,37 @@ import gc
 
 import pytest
 
-from openinfer import UsageError
+from openinfer import UsageError, _server
 from openinfer._cli import _parse, _parser
 from openinfer._front import freeze_heap
 from openinfer._serve import _settings
-from openinfer._server import _cache_room
+from openinfer._server import _cache_room, _poll_s
 from openinfer_contract import CacheGroupInfo
+from openinfer_engine import EngineOptions, build_engine_info
+from openinfer_testing import CountingShape
 
 
 def _settle(*arguments):
     namespace, _ = _parse(_parser(), ["serve", *arguments])
     return _settings(namespace)
+
+
+@pytest.mark.parametrize(
+    ("has_device", "num_cores", "num_fronts", "polls"),
+    [
+        (True, 4, 1, True),
+        (True, 3, 1, False),
+        (False, 64, 1, False),
+        (True, 8, 4, False),
+        (True, 10, 4, True),
+    ],
+)
+def test_fronts_poll_where_a_device_computes_and_cores_are_left(
+    has_device, num_cores, num_fronts, polls, monkeypatch
+):
+    monkeypatch.setattr(_server, "physical_cores", lambda: num_cores)
+    info = build_engine_info(CountingShape(has_device=has_device).info("none"), EngineOptions())
+    assert (_poll_s(info, num_fronts) > 0) == polls
 
 
 def test_defaults():

@@ -56,6 +56,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     log_level: str = "info"
     http: HttpOptions = HttpOptions()
+    poll_s: float = 0.0
+    """As `FrontendConfig.poll_s`."""
     defaults: GenerationDefaults | None = None
     """Sampling defaults in place of the checkpoint's own."""
 
@@ -66,6 +68,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
             version=self.version,
             generation_config=self.generation_config,
             check_grammar=grammar_problem,
+            poll_s=self.poll_s,
             **self.http.for_config(),
         )
 

@@ -23,9 +23,12 @@ from openinfer._http_options import HttpOptions
 from openinfer._prepare import Prepared
 from openinfer._text_options import TextOptions
 from openinfer_contract import CacheGroupInfo, EngineInfo
-from openinfer_engine import EngineSupervisor
+from openinfer_engine import EngineSupervisor, physical_cores
 from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, serve
 from openinfer_text import TextModel
+
+_POLLED_S = 0.01
+"""As long as the engine does."""
 
 _logger = logging.getLogger("openinfer")
 
@@ -71,6 +74,7 @@ async def _run(
             front = msgspec.structs.replace(front, defaults=defaults)
         _logger.info("chats: %s", _describe_parsers(text))
         num_fronts = values["api_server_count"]
+        front = msgspec.structs.replace(front, poll_s=_poll_s(info, num_fronts))
         counters = stack.enter_context(closing(CounterPages(num_fronts)))
         app = create_app(SupervisedEngine(supervisor), text, front.config(), counters=counters)
         others = None
@@ -100,6 +104,12 @@ def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
         log_level=values["log_level"],
         http=HttpOptions.from_values(values),
     )
+
+
+def _poll_s(info: EngineInfo, num_fronts: int) -> float:
+    """How long front processes poll: where that leaves half of the cores to all else."""
+    has_room = info.has_device and physical_cores() >= 2 * (1 + num_fronts)
+    return _POLLED_S if has_room else 0.0
 
 
 def _describe_parsers(text: TextModel) -> str:

@@ -58,6 +58,8 @@ class EngineInfo(Struct, frozen=True, array_like=True, kw_only=True):
     tp_size: int = 1
     device: str = "cpu"
     pid: int = 0
+    has_device: bool = False
+    """Whether steps run on something else than the host's cores, which are idle meanwhile."""
 
 
 class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):

@@ -55,6 +55,7 @@ def build_engine_info(
         tp_size=tp_size,
         device=executor.device,
         pid=os.getpid(),
+        has_device=executor.has_device,
     )
 
 

@@ -11,6 +11,7 @@ from openinfer_frontend._counters import CounterPages
 from openinfer_frontend._exchange import Exchange, PendingBodies, Receive, Scope, Send
 from openinfer_frontend._guard import Guard
 from openinfer_frontend._metrics import HttpMetrics, Metrics
+from openinfer_frontend._polling import Polling
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._router import Router
 from openinfer_frontend._routes import make_routes
@@ -35,14 +36,16 @@ class FrontendApp:
         counters: CounterPages,
         number: int,
     ) -> None:
+        polling = Polling(config.poll_s)
         work = TextWork(
             text,
             num_threads=config.num_text_threads,
             max_inline_bytes=config.max_inline_bytes,
             takes_templates=config.trust_request_chat_template,
+            polling=polling,
         )
         self._metrics = Metrics(counters, number)
-        self._backend = Backend(provider, work, config, self._metrics)
+        self._backend = Backend(provider, work, config, self._metrics, polling)
         self._guard = Guard(config)
         self._bodies = PendingBodies(config.max_pending_body_bytes)
         routes = make_routes(self._backend)

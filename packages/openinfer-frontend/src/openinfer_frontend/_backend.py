@@ -19,6 +19,7 @@ from openinfer_frontend._exchange import Exchange
 from openinfer_frontend._generation import Generation
 from openinfer_frontend._metrics import Metrics
 from openinfer_frontend._metrics_pages import MetricsPages
+from openinfer_frontend._polling import Polling
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError, Refusal
@@ -32,13 +33,19 @@ class Backend:
     """Shared by the routes of one app; belongs to its event loop."""
 
     def __init__(
-        self, provider: EngineProvider, text: TextWork, config: FrontendConfig, metrics: Metrics
+        self,
+        provider: EngineProvider,
+        text: TextWork,
+        config: FrontendConfig,
+        metrics: Metrics,
+        polling: Polling,
     ) -> None:
         self.provider = provider
         self.text = text
         self.config = config
         self.metrics = metrics
-        self.metrics_pages = MetricsPages()
+        self.polling = polling
+        self.metrics_pages = MetricsPages(polling)
         self.is_draining = False
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
@@ -116,6 +123,7 @@ class Backend:
             yield
         finally:
             self.num_in_flight -= 1
+            self.polling.touch()  # a client in turn is back within a moment
             if self.num_in_flight == 0:
                 self._idle.set()
 

@@ -65,6 +65,9 @@ class FrontendConfig:
     at once."""
     retry_after_s: float = 1.0
     """What a client is told to wait while the engine is away."""
+    poll_s: float = 0.0
+    """For so long after a request has gone to the engine, and after one has ended, the event loop
+    polls instead of sleeping: a core that sleeps is slow to wake. It takes a core meanwhile."""
     num_text_threads: int = 2
     """Threads that render and encode long prompts."""
     max_inline_bytes: int = 1024
@@ -85,8 +88,9 @@ class FrontendConfig:
             raise ValueError(
                 f"reasoning_field must be one of {', '.join(get_args(ReasoningField))}"
             )
-        if self.resume_timeout_s < 0:
-            raise ValueError("resume_timeout_s must not be negative")
+        for name in ("resume_timeout_s", "poll_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ValueError(
                 "metrics_prefix must be letters, digits, _ and :, and not begin with a digit"

@@ -198,6 +198,7 @@ class GenerateRoutes:
         )
         with self._backend.listed(context.response_id, generation), generation:
             exchange.spans.mark("submit")
+            self._backend.polling.touch()
             # From here on the engine works: what the answer alone needs is made meanwhile.
             parsers = self._parsers(request, prompts[0])
             markers = parsers[0].markers if parsers else ()

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from openinfer_frontend._metrics import MetricsSnapshot
+from openinfer_frontend._polling import Polling
 from openinfer_frontend.errors import ApiError
 
 _MAX_FORMS = 4
@@ -15,8 +16,9 @@ _MAX_FORMS = 4
 class MetricsPages:
     """Renders in one thread, one page after another; belongs to its app's event loop."""
 
-    def __init__(self) -> None:
-        """Starts no thread before somebody asks."""
+    def __init__(self, polling: Polling) -> None:
+        """Starts no thread before somebody asks; the loop rests while it works."""
+        self._polling = polling
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-metrics")
         self._begun: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
 
@@ -38,7 +40,8 @@ class MetricsPages:
             page = loop.run_in_executor(self._pool, partial(_render, take(), accept))
             self._begun[accept] = page
             page.add_done_callback(lambda _: self._begun.pop(accept))
-        return await asyncio.shield(page)  # others may want it still
+        with self._polling.resting():
+            return await asyncio.shield(page)  # others may want it still
 
     def close(self) -> None:
         """Ends the thread once its page is done."""

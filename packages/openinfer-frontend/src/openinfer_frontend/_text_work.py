@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from openinfer_contract import pack_ids
 from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend._polling import Polling
 from openinfer_frontend._token_requests import TokenizeRequest
 from openinfer_frontend.errors import ApiError
 from openinfer_text import (
@@ -52,6 +53,7 @@ class TextWork:
         num_threads: int,
         max_inline_bytes: int,
         takes_templates: bool = False,
+        polling: Polling,
     ) -> None:
         """Starts no thread before there is long work.
 
@@ -60,10 +62,12 @@ class TextWork:
             num_threads: threads at most.
             max_inline_bytes: work on inputs up to this size stays on the event loop.
             takes_templates: whether requests may bring templates.
+            polling: of the event loop, which rests while a thread works.
         """
         self.model = model
         self._max_inline_bytes = max_inline_bytes
         self._takes_templates = takes_templates
+        self._polling = polling
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
         # Of their own: one process renders them all, and nobody else is to wait for it.
         self._foreign_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-foreign")
@@ -180,7 +184,8 @@ class TextWork:
 
     async def run_long(self, work: Callable[[], T]) -> T:
         """Runs what may take long on one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        with self._polling.resting():
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
         """Ends the threads once their work is done."""
@@ -197,7 +202,7 @@ class TextWork:
             raise ApiError.unavailable(message, refusal="template_queue")
         self._num_foreign += 1
         try:
-            with _blaming("chat_template"):
+            with _blaming("chat_template"), self._polling.resting():
                 return await asyncio.get_running_loop().run_in_executor(self._foreign_pool, work)
         finally:
             self._num_foreign -= 1

@@ -1,0 +1,106 @@
+"""Whether the event loop waits for events or asks for them, and who has it do which."""
+
+import asyncio
+import selectors
+
+import pytest
+
+from openinfer_frontend._polling import Polling
+
+
+class WatchedSelector(selectors.DefaultSelector):
+    """Notes how long each call may wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def select(self, timeout=None):
+        self.waits.append(timeout)
+        return super().select(timeout)
+
+    async def num_polls(self, duration_s):
+        """Calls that may not wait, within so long."""
+        self.waits.clear()
+        await asyncio.sleep(duration_s)
+        return self.waits.count(0)
+
+
+@pytest.fixture
+def run():
+    """Runs a coroutine function of the loop's selector."""
+
+    def run(work):
+        selector = WatchedSelector()
+        loop = asyncio.SelectorEventLoop(selector)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(work(selector))
+
+    return run
+
+
+def test_it_polls_for_a_moment_and_sleeps_then(run):
+    async def work(selector):
+        polling = Polling(0.05)
+        assert await selector.num_polls(0.02) < 5
+        polling.touch()
+        assert await selector.num_polls(0.04) > 50
+        await asyncio.sleep(0.03)
+        assert await selector.num_polls(0.02) < 5
+        polling.touch()
+        assert await selector.num_polls(0.02) > 50
+
+    run(work)
+
+
+def test_it_rests_while_a_thread_has_work(run):
+    async def work(selector):
+        polling = Polling(0.2)
+        polling.touch()
+        with polling.resting():
+            with polling.resting():
+                polling.touch()
+                await asyncio.sleep(0.01)
+                assert await selector.num_polls(0.02) < 5
+            assert await selector.num_polls(0.02) < 5
+        assert await selector.num_polls(0.02) > 50
+
+    run(work)
+
+
+def test_no_duration_no_polling(run):
+    async def work(selector):
+        polling = Polling(0.0)
+        polling.touch()
+        with polling.resting():
+            pass
+        assert await selector.num_polls(0.02) < 5
+
+    run(work)
+
+
+def test_a_request_is_expected_to_answer_once_submitted_and_to_be_followed(
+    engine, make_app, client_of, monkeypatch
+):
+    notes = []
+    monkeypatch.setattr(Polling, "touch", lambda _: notes.append(len(engine.requests)))
+    client = client_of(make_app(engine, poll_s=0.01))
+    assert client.post("/v1/completions", {"prompt": "Hi", "max_tokens": 0}).status_code == 400
+    assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
+    assert notes == [1, 1]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_it_rests_while_a_text_thread_encodes(path, engine, make_app, client_of, monkeypatch):
+    entered, resting = [], Polling.resting
+
+    def note(polling):
+        entered.append(polling)
+        return resting(polling)
+
+    monkeypatch.setattr(Polling, "resting", note)
+    client = client_of(make_app(engine, poll_s=0.01, max_inline_bytes=64))
+    long = "long " * 30
+    body = {"prompt": long, "messages": [{"role": "user", "content": long}]}
+    assert client.post(path, body).status_code == 200
+    assert len(entered) == 1
