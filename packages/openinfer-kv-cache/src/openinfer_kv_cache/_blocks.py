@@ -166,8 +166,12 @@ class SequenceBlocks:
     def publish(self) -> None:
         """Index what is sealed."""
         if self._sealed is not None:
-            self._cached = self._cached.join(self._sealed.publish(above=self._above))
-            self._sealed = None
+            published = self._sealed.publish(above=self._above)
+            if len(self._cached):
+                published = self._cached.join(published)
+            else:
+                self._cached.close()
+            self._cached, self._sealed = published, None
 
     @property
     def _above(self) -> int | None:

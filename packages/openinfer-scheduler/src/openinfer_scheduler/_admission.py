@@ -109,7 +109,7 @@ class Admission:
         if cache.num_blocks_beyond(num_hit, end) > cache.num_available_blocks:
             return "no room"
         keys = state.probe.keys_of(sequence)
-        hit = cache.match(keys, max_tokens=sequence.max_hit_tokens)
+        hit = cache.match(keys, max_tokens=num_hit)
         assert hit.num_tokens == num_hit, "the prefix was looked up a moment ago"
         if not self._room.fits(sequence, num_hit, end):
             hit.close()

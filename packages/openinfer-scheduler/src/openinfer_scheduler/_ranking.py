@@ -54,8 +54,10 @@ class Ranking:
     def _read_again(self, sequences: Waiting) -> None:
         start = bisect_left(sequences.indices, self._reread_from)
         stop = start + NUM_REREAD
+        key, keys = self._key, self._keys
         for sequence in sequences[start:stop]:
-            self._put(sequence)
+            if key(sequence) != keys.get(sequence.arrival_index):
+                self._put(sequence)
         self._reread_from = sequences.indices[stop] if stop < len(sequences) else 0
 
     def _turns(self, sequences: Waiting) -> Iterator[SequenceState]:

@@ -142,7 +142,8 @@ class SequenceState:
         """Known tokens still to be forwarded, cached prefixes left out (see `num_hit_tokens`)."""
         stay = self.stay
         if stay is None:
-            return self.num_known_tokens - self.num_hit_tokens
+            num_hit = 0 if self.probe is None else self.probe.estimate(self)
+            return len(self.tokens) // BYTES_PER_ID - num_hit
         num_left = stay.num_given - stay.num_planned
         return num_left if num_left > 0 else 0
 
