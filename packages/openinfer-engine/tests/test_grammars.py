@@ -402,15 +402,57 @@ def test_no_text_of_a_client_ends_the_engine(make_bench, make_request, text):
     assert (refused.end.kind, refused.end.field) == ("invalid", "grammar")
 
 
-def test_an_abort_while_a_grammar_compiles_leaves_nothing(monkeypatch, tokenizer, make_request):
-    """Neither the request nor its constraint is there once the compiler comes back with it."""
-    may_build = threading.Event()
+@pytest.fixture
+def may_build(monkeypatch):
+    """Set it, and grammars are compiled."""
+    event = threading.Event()
 
     def slow(*arguments, **options):
-        assert may_build.wait(10)
+        assert event.wait(10)
         return load_backend(*arguments, **options)
 
     monkeypatch.setattr("openinfer_engine._assembly.load_backend", slow)
+    yield event
+    event.set()
+
+
+def test_a_request_that_only_waits_for_its_grammar_is_work(may_build, make_bench, make_request):
+    bench, drained = make_bench(), []
+    waiting = bench.submit(make_request(grammar=REGEX, max_tokens=60))
+    bench.loop.drain(lambda: drained.append(waiting.end))
+    for _ in range(3):
+        assert not bench.loop.step()
+        assert bench.loop.has_work
+    assert not bench.loop.prepare()
+    assert not drained
+    may_build.set()
+    bench.run()
+    assert drained == [waiting.end]
+    assert re.fullmatch(REGEX.text, text_of(waiting))
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_a_pause_comes_behind_requests_that_wait_for_their_grammar(
+    may_build, make_bench, make_request, mode
+):
+    bench, results = make_bench(), []
+    early = bench.submit(make_request(grammar=REGEX, max_tokens=60))
+    bench.loop.control(Pause(mode=mode), lambda result: results.append(early.end))
+    late = bench.submit(make_request(grammar=REGEX, max_tokens=60))
+    bench.loop.step()
+    assert bool(results) == (mode == "abort")
+    may_build.set()
+    while not results:
+        bench.loop.step()
+    assert results[0].reason == ("stop" if mode == "wait" else "abort")
+    assert late.end is None
+    bench.loop.control(Resume(), lambda result: None)
+    bench.run()
+    assert re.fullmatch(REGEX.text, text_of(late))
+
+
+def test_an_abort_while_a_grammar_compiles_leaves_nothing(may_build, tokenizer, make_request):
+    """Neither the request nor its constraint is there once the compiler comes back with it."""
     bench = Bench(tokenizer, depth=2)
     try:
         requests = [make_request(grammar=REGEX, max_tokens=60) for _ in range(6)]

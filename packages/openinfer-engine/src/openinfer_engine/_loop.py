@@ -105,8 +105,8 @@ class EngineLoop:
         self._in_flight: deque[int] = deque()
         self._outlet = EventOutlet(grammars, self._traces)
         self._commands = CommandDesk(
-            has_live=lambda: scheduler.has_work,
-            end_live=lambda now: self._outlet.deliver(scheduler.abort_all(now)),
+            has_live=lambda: scheduler.has_work or self._reception.has_live,
+            end_live=self._end_live,
             let_in=lambda: self._reception.release_all(),
             load=self.load,
             obey=self._obey,
@@ -359,6 +359,10 @@ class EngineLoop:
         if self._grammars is not None and self._grammars.has_constraints:
             self._constrain(effects, self._grammars)
         trace.completed(ticket)
+
+    def _end_live(self, now: float) -> None:
+        self._reception.release_live()
+        self._outlet.deliver(self._scheduler.abort_all(now))
 
     def _expire(self, now: float) -> None:
         """Fails what is past its deadline, held requests too."""

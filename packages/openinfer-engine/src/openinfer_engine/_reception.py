@@ -3,7 +3,7 @@
 from openinfer_contract import EngineInfo, GenerateRequest, Rejected, TokenEvent
 from openinfer_engine._command_desk import CommandDesk
 from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._held import HeldRequests
+from openinfer_engine._held import Held, HeldRequests
 from openinfer_engine._intake import check_intake
 from openinfer_engine._outlet import EventOutlet
 from openinfer_scheduler import Scheduler
@@ -39,11 +39,18 @@ class Reception:
         self._grammars = grammars
         self._commands = commands
         self._held = HeldRequests(info.limits)
+        self._behind_pause: set[str] = set()
+        """Of the held ones those that came after a pause; it comes after all others."""
         self.num_refused = 0
 
     def __len__(self) -> int:
         """Requests that are held."""
         return len(self._held)
+
+    @property
+    def has_live(self) -> bool:
+        """Whether a request is held that a pause waits for."""
+        return len(self._held) > len(self._behind_pause)
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +65,7 @@ class Reception:
 
     def release(self, request_id: str) -> None:
         """Hands a held request to the scheduler, which may refuse it after all."""
-        held = self._held.take(request_id)
+        held = self._take(request_id)
         if held is None:
             return
         rejected = self._scheduler.add(held.request, held.arrival)
@@ -72,8 +79,15 @@ class Reception:
 
     def release_all(self) -> None:
         """Hands over what a pause has held back; grammars are waited for all the same."""
+        self._behind_pause.clear()
         for request_id in self._held:
             if self._grammars is None or not self._grammars.waits_for(request_id):
+                self.release(request_id)
+
+    def release_live(self) -> None:
+        """Hands over what came before a pause that is to end it, its grammar ready or not."""
+        for request_id in self._held:
+            if request_id not in self._behind_pause:
                 self.release(request_id)
 
     def take_compiled(self) -> None:
@@ -82,10 +96,14 @@ class Reception:
             return
         for request_id, rejected in self._grammars.compiled():
             if rejected is not None:
-                self._held.take(request_id)
+                self._take(request_id)
                 self._refuse(request_id, rejected)
-            elif not self._commands.is_holding:
+            elif request_id not in self._behind_pause:
                 self.release(request_id)
+
+    def _take(self, request_id: str) -> Held | None:
+        self._behind_pause.discard(request_id)
+        return self._held.take(request_id)
 
     def _refuse(self, request_id: str, rejected: Rejected) -> None:
         self.num_refused += 1
@@ -109,6 +127,10 @@ class Reception:
         if not self._commands.is_holding and request.grammar is None:
             return self._scheduler.add(request, now)
         rejected = self._held.hold(request, now)
-        if rejected is None and request.grammar is not None and self._grammars is not None:
+        if rejected is not None:
+            return rejected
+        if self._commands.is_holding:
+            self._behind_pause.add(request.request_id)
+        if request.grammar is not None and self._grammars is not None:
             self._grammars.compile(request)
-        return rejected
+        return None
