@@ -114,6 +114,29 @@ def test_a_front_process_of_another_version_ends_with_a_sentence(
     assert "Traceback" not in stderr
 
 
+def test_a_front_process_that_counts_otherwise_ends_with_a_sentence(spec, sock, counters):
+    counters.page(0)[0] = 7.0
+    child = _front._ChildSpec(
+        front=spec,
+        address="unix:nowhere",
+        fd=sock.fileno(),
+        counters_fd=counters.fd,
+        num_fronts=3,
+        number=1,
+    )
+    ended = subprocess.run(
+        [sys.executable, *_front._CHILD],
+        input=msgspec.json.encode(child) + b"\n",
+        stderr=subprocess.PIPE,
+        pass_fds=(sock.fileno(), counters.fd),
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert b"restart the server" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+    assert counters.totals(2) == [7.0, 0.0]
+
+
 @pytest.fixture
 def processes(monkeypatch, sock, counters):
     """Further front processes that run some code in place of theirs."""

@@ -9,7 +9,7 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from openinfer_frontend import CounterPages
+from openinfer_frontend import CounterLayoutError, CounterPages
 from openinfer_frontend._counters import PAGE_BYTES, CounterTable
 from openinfer_frontend._exposition import render
 from openinfer_frontend._metrics import TOKEN_COUNTS, MetricsSnapshot
@@ -124,6 +124,41 @@ def test_pages_outlive_their_processes_and_who_comes_next_counts_on():
     assert samples["seconds_bucket", "0.5", None] == 15
     assert samples["seconds_bucket", "+Inf", None] == 16
     assert samples["seconds_sum", None, None] == pytest.approx(4.75)
+
+
+def test_a_page_of_another_layout_is_refused():
+    pages = CounterPages(2)
+    table, same = CounterTable(pages.page(0)), CounterTable(pages.page(1))
+    others = [CounterTable(pages.page(1)) for _ in range(5)]
+    for one in (table, same):
+        one.counter("things", "Some.")
+        one.histogram("seconds", "Some.", (0.5,))
+    others[0].counter("things", "Some.")
+    others[1].histogram("seconds", "Some.", (0.5,))
+    others[1].counter("things", "Some.")
+    others[2].counter("things", "Some.")
+    others[2].histogram("seconds", "Some.", (0.25,))
+    others[3].counters("things", "Some.", ("kind",), [("a",)])
+    others[3].histogram("seconds", "Some.", (0.5,))
+    assert len({one.layout for one in (table, *others)}) == 6
+    pages.sign(0, table.layout)
+    for other in others:
+        with pytest.raises(CounterLayoutError, match="restart the server"):
+            pages.sign(1, other.layout)
+    pages.sign(1, same.layout)
+    pages.sign(1, same.layout)
+    assert not any(pages.page(1)[1:].tolist())
+    pages.close()
+
+
+def test_memory_of_another_size_is_refused():
+    pages = CounterPages(2)
+    fd = os.dup(pages.fd)
+    with pytest.raises(CounterLayoutError):
+        CounterPages(3, fd=fd)
+    pages.close()
+    with pytest.raises(OSError):
+        os.fstat(fd)
 
 
 def test_an_inherited_descriptor_is_closed():

@@ -321,9 +321,9 @@ async def _run_child(line: bytes) -> None:
 
     loop.add_reader(sys.stdin.fileno(), on_end_of_input)
     text = await asyncio.to_thread(spec.front.load_text)
-    counters = CounterPages(spec.num_fronts, fd=spec.counters_fd)
-    app = create_app(provider, text, spec.front.config(), counters=counters, number=spec.number)
     try:
+        counters = CounterPages(spec.num_fronts, fd=spec.counters_fd)
+        app = create_app(provider, text, spec.front.config(), counters=counters, number=spec.number)
         with socket.socket(fileno=spec.fd) as sock:
             await serve(
                 app,

@@ -11,7 +11,14 @@ from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngin
 from openinfer_frontend._server import bind, new_event_loop, serve
 from openinfer_frontend._signals import ONE_SIGNAL_S
 from openinfer_frontend._tls import Tls
-from openinfer_frontend.errors import ApiError, ClientGone, FrontendError, ListenError, TlsError
+from openinfer_frontend.errors import (
+    ApiError,
+    ClientGone,
+    CounterLayoutError,
+    FrontendError,
+    ListenError,
+    TlsError,
+)
 
 __all__ = [
     # the application
@@ -33,6 +40,7 @@ __all__ = [
     "FrontendError",
     "ApiError",
     "ClientGone",
+    "CounterLayoutError",
     "ListenError",
     "TlsError",
 ]

@@ -50,6 +50,7 @@ class FrontendApp:
         self._bodies = PendingBodies(config.max_pending_body_bytes)
         routes = make_routes(self._backend)
         self._http_metrics = HttpMetrics(self._metrics.table, routes)
+        counters.sign(number, self._metrics.table.layout)
         self._router = Router(routes)
         self._exchanges: set[Exchange] = set()
 

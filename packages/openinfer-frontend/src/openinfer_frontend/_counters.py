@@ -3,15 +3,21 @@
 Each front process writes one page, and any of them reads all. A page outlives its process: the one
 that takes its place counts on, so that no total goes back. Cells are 8 bytes, which a processor
 writes at once; who reads may see an event in one of its cells and not yet in another.
+
+The first cell of a page says how the others are laid out. Beneath a server that runs the package
+can be replaced; a process that starts then, and counts otherwise, must not count at all.
 """
 
 import mmap
 import os
 import tempfile
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO
+
+from openinfer_frontend.errors import CounterLayoutError
 
 PAGE_BYTES = 1 << 15
 """Of one process, a multiple of what systems map; a table that does not fit is a defect."""
@@ -29,11 +35,16 @@ class CounterPages:
         Args:
             count: of front processes.
             fd: what `CounterPages.fd` is where it was made, inherited; it is closed here.
+
+        Raises:
+            CounterLayoutError: it was made with pages of another size.
         """
         size = count * PAGE_BYTES
         self._file: IO[bytes] | None = None
         if fd is not None:
             with open(fd, "r+b") as file:
+                if os.fstat(fd).st_size != size:
+                    raise CounterLayoutError
                 self._memory = mmap.mmap(file.fileno(), size)
         elif count == 1:
             self._memory = mmap.mmap(-1, size)
@@ -59,6 +70,16 @@ class CounterPages:
     def page(self, number: int) -> "memoryview[float]":
         """The cells of one process; nobody else may write them while it lives."""
         return self._pages[number]
+
+    def sign(self, number: int, layout: float) -> None:
+        """Says how a page is laid out, before anything is written on it.
+
+        Raises:
+            CounterLayoutError: a page, this one or another, is laid out otherwise.
+        """
+        if any(page[0] not in (0.0, layout) for page in self._pages):
+            raise CounterLayoutError
+        self._pages[number][0] = layout
 
     def totals(self, num_cells: int) -> list[float]:
         """The first cells, each summed over all processes."""
@@ -128,9 +149,10 @@ class Histogram:
 
 
 class CounterTable:
-    """Gives families their cells, in the order in which they are asked for.
+    """Gives families their cells, in the order in which they are asked for, behind the first cell.
 
-    Every process asks for the same ones in the same order: that is what makes pages alike.
+    Every process asks for the same ones in the same order: that is what makes pages alike, and
+    `layout` shows it.
 
     Attributes:
         families: all of them so far.
@@ -139,8 +161,14 @@ class CounterTable:
 
     def __init__(self, page: "memoryview[float]") -> None:
         self.families: list[Family] = []
-        self.num_cells = 0
+        self.num_cells = 1
         self._cells = page
+
+    @property
+    def layout(self) -> float:
+        """A number for the cells' places and meanings, never 0; a page has it in its first cell."""
+        places = [(f.name, f.begin, f.labels, f.series, f.bounds) for f in self.families]
+        return 1.0 + zlib.crc32(repr((PAGE_BYTES, places)).encode())
 
     def counters(
         self,

@@ -1,10 +1,11 @@
 """Errors of the front end.
 
 FrontendError
-├── ApiError      what a client is told: a status and OpenAI's error object
-├── ClientGone    the client hung up, or stopped reading; nothing is left to answer
-├── ListenError   the address cannot be listened on; the message says what to do
-└── TlsError      a certificate or key cannot be used; the message names it
+├── ApiError             what a client is told: a status and OpenAI's error object
+├── ClientGone           the client hung up, or stopped reading; nothing is left to answer
+├── CounterLayoutError   the memory of counters was laid out by another version
+├── ListenError          the address cannot be listened on; the message says what to do
+└── TlsError             a certificate or key cannot be used; the message names it
 """
 
 import re
@@ -241,6 +242,16 @@ def _scrubbed(message: str) -> str:
 
 class ClientGone(FrontendError):
     """The client closed its connection, or read nothing for longer than the stall timeout."""
+
+
+class CounterLayoutError(FrontendError):
+    """Other processes of the same server lay their counters out in another way than this one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server that is running counts in another layout than the installed "
+            "openinfer-frontend, which was replaced beneath it; restart the server"
+        )
 
 
 class ListenError(FrontendError):
