@@ -208,6 +208,17 @@ def test_a_head_that_does_not_come_ends_the_connection(start, app, monkeypatch, 
         assert sock.recv(100) == b""
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_nor_is_a_next_head_waited_for_once_it_has_begun(start, app, monkeypatch, is_early):
+    monkeypatch.setattr(_connection, "HEAD_TIMEOUT_S", 0.1)
+    first, part = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HT"
+    with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        sock.sendall(first + part * is_early)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        sock.sendall(part * (not is_early))
+        assert sock.recv(100) == b""
+
+
 def test_a_head_without_end_ends_the_connection(start, app):
     with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\n")

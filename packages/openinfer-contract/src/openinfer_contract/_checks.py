@@ -5,6 +5,7 @@ The front end asks before it tokenises, the engine asks again at intake; both ge
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from openinfer_contract._columns import num_ids, pack_ids, unpack_ids
 from openinfer_contract._events import Rejected
@@ -110,22 +111,23 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
         yield _invalid("cache.boundaries", "must be a u32 column")
     if request.deadline is not None and math.isnan(request.deadline):
         yield _invalid("deadline", "must be a number of seconds")
-    for feature, uses in FEATURES.items():
-        if feature not in info.honoured and uses(request):
+    for feature, uses in _not_among(info.honoured):
+        if uses(request):
             yield Rejected(
                 kind="unsupported", field=feature, message=f"{feature} is not supported here"
             )
 
 
+@lru_cache(maxsize=16)
+def _not_among(honoured: frozenset[str]) -> tuple[tuple[str, Uses], ...]:
+    """Features that an engine lacks which honours these."""
+    return tuple((name, uses) for name, uses in FEATURES.items() if name not in honoured)
+
+
 def _sampling_problems(sampling: Sampling) -> Iterator[Rejected]:
     for name, low, high, has_low in _FLOAT_BOUNDS:
         value = getattr(sampling, name)
-        if (
-            not math.isfinite(value)
-            or value > high
-            or value < low
-            or (value == low and not has_low)
-        ):
+        if not (low < value <= high or (value == low and has_low)):  # NaN is neither
             bracket = "[" if has_low else "("
             yield _invalid(f"sampling.{name}", f"must be in {bracket}{low:g}, {high:g}]")
     if sampling.top_k is not None and sampling.top_k < 1:

@@ -39,7 +39,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop: a request is expected."""
         super().connection_made(transport)
-        self._await_head()
+        self._is_in_head = True
+        self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop: nothing will come any more."""
@@ -54,6 +55,8 @@ class Connection(HttpToolsProtocol):
             self._num_head_bytes = 0 if self._has_brought_body else self._num_head_bytes + len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._give_up()
+            elif self._is_in_head and self._timer is None:
+                self._time_head()
         elif self.timeout_keep_alive_task is None and self._is_idle():
             # uvicorn stops it with every packet, and sets it only behind a response.
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -71,7 +74,8 @@ class Connection(HttpToolsProtocol):
             SEND_NOW: {"send": self._send_now},
         }
         if not self._is_in_head:
-            self._await_head()
+            self._is_in_head = True
+            self._num_head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser; trailers are dropped, they are read by nobody."""
@@ -126,9 +130,8 @@ class Connection(HttpToolsProtocol):
 
         cycle.send = send_plain  # type: ignore[method-assign]
 
-    def _await_head(self) -> None:
-        self._is_in_head = True
-        self._num_head_bytes = 0
+    def _time_head(self) -> None:
+        # Most heads come in one packet: only of others it is worth a timer.
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
 
     def _stop_timer(self) -> None:

@@ -93,8 +93,8 @@ class GenerationDefaults:
             top_p=_first(top_p, self.top_p, 1.0),
             min_p=_first(min_p, self.min_p, 0.0),
             repetition_penalty=_first(repetition_penalty, self.repetition_penalty, 1.0),
-            presence_penalty=_first(presence_penalty, 0.0),
-            frequency_penalty=_first(frequency_penalty, 0.0),
+            presence_penalty=_first(presence_penalty, None, 0.0),
+            frequency_penalty=_first(frequency_penalty, None, 0.0),
             seed=None if seed is None else (seed + sample) % _SEED_SPAN,
             logit_bias=tuple((logit_bias or {}).items()),
             allowed_token_ids=None if allowed_token_ids is None else pack_ids(allowed_token_ids),
@@ -125,5 +125,7 @@ class GenerationDefaults:
         return None if rejected is None else _DEFAULT_OF_FIELD.get(rejected.field)
 
 
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+def _first(asked: float | None, default: float | None, neutral: float) -> float:
+    if asked is not None:
+        return asked
+    return neutral if default is None else default
