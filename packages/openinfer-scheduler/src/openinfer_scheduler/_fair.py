@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from openinfer_scheduler._flows import MAX_IDLE_FLOWS, Flows, Turns
 from openinfer_scheduler._policy import least_urgent
@@ -11,13 +10,6 @@ from openinfer_scheduler._sequence import SequenceState
 
 MAX_IDLE_SESSIONS = 4 * MAX_IDLE_FLOWS
 """Sessions of all tenants that are remembered though nothing of them waits."""
-
-
-@dataclass(slots=True)
-class _Served:
-    tenant: str
-    session: str
-    num_tokens: int
 
 
 class Fair:
@@ -35,8 +27,8 @@ class Fair:
     def __init__(self) -> None:
         self._tenants = Flows()
         self._sessions: dict[str, Flows] = {}
-        self._unbooked: dict[int, _Served] = {}
-        """By arrival, for ids come again, what was forwarded since the shares were looked at."""
+        self._unbooked: dict[tuple[str, str], int] = {}
+        """By tenant and session, what was forwarded since the shares were looked at."""
         self._queues: dict[tuple[str, str], list[int]] = {}
         """By tenant and session, the arrival indices of those that wait, sorted."""
         self._flows: dict[int, tuple[str, str]] = {}
@@ -48,15 +40,10 @@ class Fair:
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
         """Notes what a plan forwards."""
-        served = self._unbooked.get(sequence.arrival_index)
-        if served is not None:
-            served.num_tokens += num_tokens
-            return
-        request = sequence.request
-        self._unbooked[sequence.arrival_index] = _Served(
-            request.tenant, request.session_id, num_tokens
-        )
-        if len(self._unbooked) > MAX_IDLE_FLOWS:
+        request, unbooked = sequence.request, self._unbooked
+        flow = request.tenant, request.session_id
+        unbooked[flow] = unbooked.get(flow, 0) + num_tokens
+        if len(unbooked) > MAX_IDLE_FLOWS:
             self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
@@ -140,9 +127,9 @@ class Fair:
         unbooked, self._unbooked = self._unbooked, {}
         self._num_noted += len(unbooked)
         by_tenant: dict[str, int] = {}
-        for served in unbooked.values():
-            by_tenant[served.tenant] = by_tenant.get(served.tenant, 0) + served.num_tokens
-            self._sessions_of(served.tenant).charge(served.session, served.num_tokens)
+        for (tenant, session), num_tokens in unbooked.items():
+            by_tenant[tenant] = by_tenant.get(tenant, 0) + num_tokens
+            self._sessions_of(tenant).charge(session, num_tokens)
         for tenant, num_tokens in by_tenant.items():
             self._tenants.charge(tenant, num_tokens)
 
