@@ -1,6 +1,5 @@
 """What a plan says of its rows, as the numbers that go to the device."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +16,7 @@ UNKNOWN = -1
 """In place of a token that only the device knows, and of a length that does not start anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRows:
+class HostRows(NamedTuple):
     """What the host knows of a plan's rows.
 
     Attributes:
@@ -37,8 +35,7 @@ class HostRows:
     token_starts: Indices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanParts:
+class PlanParts(NamedTuple):
     """What `StepRows` has of a plan, on the host, but for new blocks."""
 
     rows: HostRows

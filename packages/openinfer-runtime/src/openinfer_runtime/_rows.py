@@ -171,12 +171,12 @@ class RowTable:
         rows, num_rows = plan.rows, len(plan.rows)
         slots = np.array([row.slot for row in rows], np.int64)
         is_sampled = np.array([row.is_sampled for row in rows], bool)
-        token_starts = np.arange(num_rows + 1)
-        if plan.num_tokens > num_rows:
-            np.cumsum([row.num_tokens for row in rows], out=token_starts[1:])
-        start_lens = self._start_lens(plan, slots)
+        counts = np.array([row.num_tokens for row in rows], np.int64)
+        token_starts = np.zeros(num_rows + 1, np.int64)
+        counts.cumsum(out=token_starts[1:])
+        start_lens = self._start_lens(plan)
         chunk_starts = self._host_seq_lens[slots]
-        self._host_seq_lens[slots] = chunk_starts + np.diff(token_starts)
+        self._host_seq_lens[slots] = chunk_starts + counts
         sampled_rows = is_sampled.nonzero()[0]
         token_ids = known_tokens(rows, token_starts)
         return PlanParts(
@@ -193,17 +193,19 @@ class RowTable:
             is_plain=token_ids is None and not plan.starts,
         )
 
-    def _start_lens(self, plan: StepPlan, slots: Indices) -> Indices:
+    def _start_lens(self, plan: StepPlan) -> Indices:
         """By row, tokens that a sequence starts with; -1 of one that goes on."""
-        start_lens = np.full(len(slots), UNKNOWN)
-        for start in plan.starts:
-            self._host_seq_lens[start.slot] = start.num_cached_tokens
-            self._num_blocks[start.slot] = 0
-            is_row = slots == start.slot
-            start_lens[is_row] = start.num_cached_tokens
-            if not is_row.any():
-                self._start_alone(start)
-        return start_lens
+        if not plan.starts:
+            return np.full(len(plan.rows), UNKNOWN)
+        starts = {start.slot: start for start in plan.starts}
+        for slot, start in starts.items():
+            self._host_seq_lens[slot] = start.num_cached_tokens
+            self._num_blocks[slot] = 0
+        found = [starts.pop(row.slot, None) for row in plan.rows]
+        for start in starts.values():
+            self._start_alone(start)
+        lens = [UNKNOWN if start is None else start.num_cached_tokens for start in found]
+        return np.array(lens, np.int64)
 
     def _start_alone(self, start: RowStart) -> None:
         """Enters a sequence that has no row in the plan that it starts in."""

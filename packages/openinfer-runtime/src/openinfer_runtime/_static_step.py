@@ -80,16 +80,18 @@ class StaticStep:
         """Sends a plan's rows, unless they are those of the step before."""
         if parts is self._held_parts and not new and not self._has_new_blocks:
             return
-        step = staged(len(self._padding), self._device.device)
-        packed, offsets, num_rows = step.numpy(), self._offsets, len(plan.rows)
-        packed[:] = self._padding
-        arrays = parts.arrays(new)
+        arrays, offsets, num_rows = parts.arrays(new), self._offsets, len(plan.rows)
+        # New blocks are the last part, and what is behind them is read by nobody.
+        num_sent = offsets[-1] + len(arrays[-1])
+        step = staged(num_sent, self._device.device)
+        packed = step.numpy()
+        packed[:] = self._padding[:num_sent]
         for offset, part in zip(offsets, arrays, strict=True):
             packed[offset : offset + len(part)] = part
         if not self.shape.is_decode:
             packed[offsets[1] + num_rows : offsets[2]] = len(parts.token_ids)
         packed[offsets[5] + num_rows : offsets[6]] = len(arrays[-1])
-        self._device.copy_(step, non_blocking=True)
+        self._device[:num_sent].copy_(step, non_blocking=True)
         self._held_parts = parts if parts.is_plain else None
         self._held = list(plan.rows)
         for each in new:
