@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ def main() -> None:
     args = parser.parse_args(ours[:cut])
     client = Client(args.client, args.client_cores)
     result: dict[str, Any] = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": args.commit or commit(),
         "model": Path(args.model).name,
         "machine": machine(),
