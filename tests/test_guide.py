@@ -87,7 +87,8 @@ def test_every_route_is_named(tiny_server):
 def test_the_fields_it_says_are_refused_are_refused(tiny_server):
     (body,) = (text for kind, text in _BLOCKS if kind == "json" and "response_format" in text)
     status, answer = tiny_server.post("/v1/chat/completions", json.loads(body))
-    assert (status, answer["error"]["param"]) == (400, "response_format")
+    param = "response_format.json_schema.schema.uniqueItems"
+    assert (status, answer["error"]["param"]) == (400, param)
 
 
 _TOOLS_GUIDE = (Path(__file__).parents[1] / "docs/guides/tools.md").read_text(encoding="utf-8")

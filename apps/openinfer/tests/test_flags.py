@@ -4,7 +4,6 @@ import pytest
 
 from openinfer import UsageError
 from openinfer._cli import _parser
-from openinfer._flag_values import parse_count, parse_dtype
 from openinfer._flags import FLAGS, TERMINAL_FLAGS, add_flags, convert_option
 
 _SCOPES = ("engine", "frontend", "server")
@@ -103,56 +102,6 @@ def test_a_value_that_does_not_convert_says_why(name, text, reason):
     assert name in str(caught.value)
     assert reason in str(caught.value)
     assert "parse_" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("1", 1),
-        ("4096", 4096),
-        ("32k", 32_000),
-        ("32K", 32_768),
-        ("1m", 10**6),
-        ("1M", 2**20),
-        ("4g", 4 * 10**9),
-        ("4G", 4 * 2**30),
-        ("1T", 2**40),
-        ("1.5k", 1500),
-        ("0.5K", 512),
-        ("2.3k", 2300),
-    ],
-)
-def test_counts(text, count):
-    assert parse_count(text) == count
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "k", "0", "-1", "1.5", "0.1", "1.00001k", "4GB", "4 G", "1e3", "1e400.", "1_000"),
-        *("nan", "inf", "t", "1kk", "9" * 30, "8388608T", "٣"),
-    ],
-)
-def test_what_is_no_count(text):
-    with pytest.raises(ValueError, match=r"number|count|at (least|most)"):
-        parse_count(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "dtype"),
-    [
-        ("auto", "auto"),
-        ("bfloat16", "bfloat16"),
-        ("bf16", "bfloat16"),
-        ("half", "float16"),
-        ("fp16", "float16"),
-        ("float16", "float16"),
-        ("float", "float32"),
-        ("float32", "float32"),
-    ],
-)
-def test_dtypes(text, dtype):
-    assert parse_dtype(text) == dtype
 
 
 def _flag(dest):

@@ -52,9 +52,37 @@ def test_a_class_from_the_current_folder(run, capsys, tmp_path, monkeypatch):
 
 
 def test_limits_and_switches_reach_the_engines(run, capsys):
-    assert run(*_SHORT, "--no-prefix-cache", "--max-model-len", "100", "--block-size", "32") == 0
-    out = capsys.readouterr().out
-    assert "0 of " in out, "every request is longer than 100 tokens"
+    limits = ("--context-length", "0.1k", "--page-size", "32", "--max-num-seqs", "1K")
+    assert run(*_SHORT, *limits, "--disable-radix-cache", "--admission", "lifetime") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head == (
+        "poisson:rate=10,duration=3,input=1024,output=128,tenants=2 · qwen3-4b on h200, "
+        "max_model_len 100, max_num_seqs 1024, block_size 32, admission lifetime, "
+        "enable_prefix_caching False, seed 0"
+    )
+    assert any("0 of " in row for row in rows), "every request is longer than 100 tokens"
+
+
+def test_what_a_report_is_of_can_be_typed_again(run, capsys):
+    trace = "bursts:rate=10,duration=3,size=5,input=100,output=9,spread=0.5,skew=1.5"
+    assert run("--trace", trace, "--replicas", "2", "--router", "random") == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert head == f"{trace} · qwen3-4b on 2 h200 by random, max_num_seqs 256, seed 0"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--max-num-seqs", "1x", "no count such as"),
+        ("--admission", "never", "choose from"),
+        ("--eviction-policy", "fifo", "choose from"),
+        ("--block-size", "many", "no whole number"),
+    ],
+)
+def test_values_are_those_of_the_server(run, capsys, flag, value, reason):
+    with pytest.raises(SystemExit):
+        run(flag, value)
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_what_cannot_be_simulated_is_named(options, named):
         ({"admission": "hopeful"}, "hopeful.*admission"),
         ({"eviction_policy": "any"}, "eviction_policy"),
         ({"target_itl_ms": -1.0}, "target_itl_ms"),
-        ({"memory_utilization": 1.5}, "memory_utilization"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"max_model_len": 10**9}, "max_model_len 1000000000 exceeds"),
     ],
 )

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from openinfer._commands import add_commands
-from openinfer._flags import FlagFormatter, add_flags
+from openinfer._flags import add_flags
 from openinfer._interrupts import STATUS, raise_interrupts
+from openinfer._line_options import unknown_own_flag
 from openinfer_contract import OpenInferError
+from openinfer_engine import FlagFormatter
 
 _OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor", "warmup"})
 
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = _parser(with_others=not is_ours, wanted=given[0] if given else None)
         namespace, extra = _parse(parser, given)
         if extra and not getattr(namespace, "takes_extra", False):
-            parser.error(f"unrecognised arguments: {' '.join(extra)}")
+            parser.error(str(unknown_own_flag(extra[0], _flags_of(parser, namespace.command))))
         if not is_ours:
             raise_interrupts()  # ours do so themselves, once they have something to close
         return int(namespace.run(namespace, extra))
@@ -56,6 +58,13 @@ def _parse(
         positional = extra.pop()
     namespace.positional = positional
     return namespace, extra
+
+
+def _flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """Every spelling of every flag of a command."""
+    (commands,) = (action.choices for action in parser._actions if action.dest == "command")
+    assert isinstance(commands, dict)
+    return [name for action in commands[command]._actions for name in action.option_strings]
 
 
 def _parser(*, with_others: bool = True, wanted: str | None = None) -> argparse.ArgumentParser:

@@ -136,7 +136,25 @@ def unknown_remote_flag(flag: str) -> UsageError:
     return _unknown(flag, (), "with --url", "is no flag of this command", advice)
 
 
-def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str) -> UsageError:
+def unknown_own_flag(flag: str, own: Sequence[str]) -> UsageError:
+    """The error for a flag that a command does not have, of those that take no model line's.
+
+    Args:
+        flag: as it was given.
+        own: the command's flags.
+    """
+    advice = "; --help lists what there is"
+    return _unknown(flag, own, "on this command", "is no flag of this command", advice, near=own)
+
+
+def _unknown(
+    flag: str,
+    own: Sequence[str],
+    where: str,
+    nobody: str,
+    advice: str,
+    near: Sequence[str] | None = None,
+) -> UsageError:
     """The error for a flag that nobody consumes, with the nearest one if any is near.
 
     Args:
@@ -145,6 +163,7 @@ def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str
         where: flags that are known have no effect.
         nobody: what is said of a flag that is known nowhere.
         advice: said behind that if none is near.
+        near: flags that may be meant; None: all that are known.
     """
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}")
@@ -154,9 +173,10 @@ def _unknown(flag: str, own: Sequence[str], where: str, nobody: str, advice: str
     spellings = [*(spelling for entry in FLAGS for spelling in entry.spellings), *own]
     if name in spellings:
         return UsageError(f"{name} has no effect {where}; leave it out")
-    words = {spelling.lstrip("-"): spelling for spelling in (*spellings, *TERMINAL_FLAGS)}
-    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
-    hint = f"; did you mean {words[near[0]]}?" if near else advice
+    meant = (*spellings, *TERMINAL_FLAGS) if near is None else near
+    words = {spelling.lstrip("-"): spelling for spelling in meant}
+    found = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    hint = f"; did you mean {words[found[0]]}?" if found else advice
     return UsageError(f"{name} {nobody}{hint}")
 
 

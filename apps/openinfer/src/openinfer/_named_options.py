@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from openinfer._flag import Flag
 from openinfer._flags import FLAGS, convert_option
 from openinfer.errors import UsageError
+from openinfer_engine import Flag
 
 _FLAGS = {name.lstrip("-"): flag for flag in FLAGS for name in flag.spellings}
 

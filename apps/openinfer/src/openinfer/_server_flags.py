@@ -1,6 +1,6 @@
 """Flags of the front end and of the server around it."""
 
-from openinfer._flag import Flag
+from openinfer_engine import Flag
 
 SERVER_FLAGS: tuple[Flag, ...] = (
     # the front end

@@ -6,6 +6,7 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 
 from openinfer_engine._assembly import assemble, build_engine_info, check_options
 from openinfer_engine._child import EngineChild
+from openinfer_engine._engine_flags import ENGINE_FLAGS
 from openinfer_engine._executor import (
     CompilingExecutor,
     Executor,
@@ -13,6 +14,7 @@ from openinfer_engine._executor import (
     GrammarMasks,
     TracedExecutor,
 )
+from openinfer_engine._flag import Flag, FlagFormatter, add_flags
 from openinfer_engine._heavy_imports import heavy_imports
 from openinfer_engine._in_process import InProcessEngine
 from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
@@ -66,6 +68,11 @@ __all__ = [
     "launch_line",
     "LINES",
     "heavy_imports",
+    # its options on a command line
+    "ENGINE_FLAGS",
+    "Flag",
+    "FlagFormatter",
+    "add_flags",
     # engines
     "InProcessEngine",
     "EngineSupervisor",

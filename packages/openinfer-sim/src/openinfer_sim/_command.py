@@ -4,11 +4,14 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from openinfer_engine import ENGINE_FLAGS, FlagFormatter, add_flags
 from openinfer_scheduler import load_policy
 from openinfer_sim._figures import load_figures
 from openinfer_sim._plot import import_figure, plot_runs
@@ -30,41 +33,32 @@ def add(commands: Any) -> None:
         description="Runs the real scheduler over a modelled device on a virtual clock.",
         epilog="traces: " + "; ".join(f"{k}:{','.join(o)}" for k, o in trace_kinds().items()),
         allow_abbrev=False,
+        formatter_class=FlagFormatter,
     )
     parser.add_argument(
-        "--policy",
+        *("--policy", "--scheduling-policy", "--schedule-policy"),
+        dest="policy",
         action="append",
         help="an installed policy or module:Class; repeat to compare (fcfs)",
     )
     parser.add_argument("--trace", default="poisson", help="KIND:option=value,... (poisson)")
-    parser.add_argument("--model", default="qwen3-4b", help=f"{models} (qwen3-4b)")
-    parser.add_argument("--device", default="h200", help=f"{devices} (h200)")
+    parser.add_argument("--model", "--sim-model", default="qwen3-4b", help=f"{models} (qwen3-4b)")
+    parser.add_argument("--device", "--sim-device", default="h200", help=f"{devices} (h200)")
     parser.add_argument("--replicas", type=int, default=1, help="engines (1)")
     parser.add_argument(
         "--router", default="least-loaded", help=f"one of {', '.join(ROUTERS)} (least-loaded)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
-    parser.add_argument("--no-prefix-cache", action="store_true", help="keep no prefixes")
-    for name, (kind, what) in _SETUP.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
+    defaults = SimpleNamespace(**{field.name: field.default for field in fields(Setup)})
+    add_flags(parser, (flag for flag in ENGINE_FLAGS if flag.dest in _OPTIONS), defaults)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions there")
     parser.set_defaults(run=run, takes_extra=False)
 
 
-_SETUP: Mapping[str, tuple[type, str]] = {
-    "max_model_len": (int, "prompt and output tokens of one request at most"),
-    "max_num_seqs": (int, "requests running at once (256)"),
-    "max_num_batched_tokens": (int, "tokens forwarded in one step (8192)"),
-    "block_size": (int, "tokens of a cache block (16)"),
-    "kv_cache_bytes": (int, "memory of the KV cache"),
-    "admission": (str, "optimistic or lifetime (optimistic)"),
-    "eviction_policy": (str, "which cached blocks go first: lru, lfu or priority (lru)"),
-    "long_prefill_token_threshold": (int, "tokens of one prefill chunk at most"),
-    "max_num_partial_prefills": (int, "prompts partly forwarded at the same time at most"),
-    "target_itl_ms": (float, "what 99 %% of the gaps between tokens should keep"),
-}
-"""Fields of `Setup` that are flags, and their types."""
+_PREFIX_CACHE = "enable_prefix_caching"
+_OPTIONS = frozenset(field.name for field in fields(Setup)) - {"model", "device"} | {_PREFIX_CACHE}
+"""Options of every engine that are flags here as they are of the server."""
 
 
 def run(namespace: argparse.Namespace, extra: list[str]) -> int:
@@ -80,8 +74,9 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
         load_policy(policy)  # an unknown name is refused before minutes are spent
     if namespace.plot:
         import_figure()  # what is missing is said before minutes are spent
-    limits = {n: v for n in _SETUP if (v := getattr(namespace, n)) is not None}
-    setup = Setup(model=namespace.model, device=namespace.device, **limits)
+    given = {name: value for name, value in vars(namespace).items() if name in _OPTIONS}
+    has_prefix_cache = given.pop(_PREFIX_CACHE, True)
+    setup = Setup(model=namespace.model, device=namespace.device, **given)
     trace = parse_trace(namespace.trace, seed=namespace.seed)
     runs: dict[str, Run] = {}
     for policy in policies:
@@ -92,7 +87,7 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
             setup=setup,
             num_replicas=namespace.replicas,
             router=namespace.router,
-            has_prefix_cache=not namespace.no_prefix_cache,
+            has_prefix_cache=has_prefix_cache,
             seed=namespace.seed,
         )
         took = time.perf_counter() - begin

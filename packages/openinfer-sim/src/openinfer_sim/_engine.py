@@ -157,7 +157,7 @@ def _setup(spec: LaunchSpec) -> Setup:
             ),
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_bytes,
-            memory_utilization=engine.gpu_memory_utilization,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
         )
     except UnknownFigures as error:
         name = "sim_model" if error.name == options.sim_model else "sim_device"

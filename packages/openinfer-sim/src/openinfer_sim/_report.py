@@ -1,6 +1,7 @@
 """What a run comes to: percentiles, rates, hits, fairness; as a struct, JSON or a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,6 +42,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int
     router: str
     seed: int
+    options: dict[str, Any]
+    """The engines' own: how many sequences run at once, and whatever is not the default."""
     num_requests: int
     num_served: int
     num_rejected: int
@@ -97,6 +100,7 @@ def make_report(
     num_replicas: int = 1,
     router: str = "",
     seed: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Sums a run up."""
     records = recorder.records
@@ -113,6 +117,7 @@ def make_report(
         num_replicas=num_replicas,
         router=router,
         seed=seed,
+        options=dict(options or {}),
         num_requests=len(records),
         num_served=len(served),
         num_rejected=sum(record.outcome == "rejected" for record in records),
@@ -173,7 +178,11 @@ def format_table(reports: Sequence[Report]) -> str:
     add("fairness (Jain)", (f"{r.fairness:.3f}" for r in reports))
     widths = [max(len(row[1][i]) for row in rows) for i in range(len(reports))]
     title_width = max(len(title) for title, _ in rows)
-    lines = [f"{first.trace} · {first.model} on {first.device}, seed {first.seed}"]
+    where = first.device
+    if first.router:
+        where = f"{first.num_replicas} {where} by {first.router}"
+    options = "".join(f", {name} {value}" for name, value in first.options.items())
+    lines = [f"{first.trace} · {first.model} on {where}{options}, seed {first.seed}"]
     for title, cells in rows:
         aligned = "  ".join(c.rjust(w) for c, w in zip(cells, widths, strict=True))
         lines.append(f"{title.ljust(title_width)}  {aligned}")

@@ -56,7 +56,9 @@ def simulate(
     """
     if num_replicas < 1:
         raise SimError(f"replicas must be at least 1, not {num_replicas}")
-    setup = _with_length(setup or Setup(), trace)
+    setup = setup or Setup()
+    options = setup.named_options() | ({} if has_prefix_cache else {"enable_prefix_caching": False})
+    setup = _with_length(setup, trace)
     vocab_size = setup.model_figures.vocab_size
     content = Content(vocab_size, seed=seed)
     replicas = [
@@ -81,6 +83,7 @@ def simulate(
         num_replicas=num_replicas,
         router=router if num_replicas > 1 else "",
         seed=seed,
+        options=options,
     )
     return Run(report, recorder)
 

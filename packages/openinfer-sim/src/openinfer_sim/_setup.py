@@ -1,7 +1,8 @@
 """What is simulated: a model on a device behind one engine's limits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ _SWITCHES = (
     "target_itl_ms",
 )  # fmt: skip
 """Options of every engine that a setup has too."""
+_SHOWN = ("max_num_seqs",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Setup:
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     kv_cache_bytes: int | None = None
-    memory_utilization: float = 0.9
+    gpu_memory_utilization: float = 0.9
     eviction_policy: str = "lru"
     admission: str = "optimistic"
     long_prefill_token_threshold: int | None = None
@@ -60,8 +62,9 @@ class Setup:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
                 f"max_num_seqs ({self.max_num_seqs})"
             )
-        if not 0.0 < self.memory_utilization <= 1.0:
-            raise SimError(f"memory_utilization must be in (0, 1], not {self.memory_utilization}")
+        share = self.gpu_memory_utilization
+        if not 0.0 < share <= 1.0:
+            raise SimError(f"gpu_memory_utilization must be in (0, 1], not {share}")
         room = self.num_cache_tokens
         if not room:
             raise SimError(
@@ -71,6 +74,15 @@ class Setup:
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
         self.engine_options()  # refuses what no engine understands
+
+    def named_options(self) -> dict[str, Any]:
+        """How many sequences run at once, and what is not the default; model and device apart."""
+        return {
+            field.name: value
+            for field in fields(self)
+            if field.name not in ("model", "device")
+            and ((value := getattr(self, field.name)) != field.default or field.name in _SHOWN)
+        }
 
     @property
     def model_figures(self) -> ModelFigures:
@@ -87,7 +99,7 @@ class Setup:
         """Blocks of the cache, or slabs of several groups: what weights and a workspace leave."""
         model, device = self.model_figures, self.device_figures
         if self.kv_cache_bytes is None:
-            free = device.memory_bytes * self.memory_utilization - model.resident_bytes
+            free = device.memory_bytes * self.gpu_memory_utilization - model.resident_bytes
             free -= _WORKSPACE_BYTES
         else:
             free = self.kv_cache_bytes

@@ -1,7 +1,7 @@
 """Traces drawn by seed: Poisson arrivals, bursts, closed loops, and agents of many turns."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import numpy.typing as npt
 from openinfer_sim._trace import Segment, Session, Trace, Turn
 from openinfer_sim.errors import TraceError
 
+_ALWAYS_NAMED = ("input", "output", "turns")
 _SHARED_KEY = 1 << 62
 """Keys from here on are system prompts, shared by many sessions."""
 
@@ -46,7 +47,7 @@ def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -
     rng = np.random.default_rng(seed)
     num = int(rng.poisson(rate * duration))
     starts = np.sort(rng.random(num) * duration)
-    name = f"poisson rate={rate:g} duration={duration:g} input={mix.input} output={mix.output}"
+    name = _name("poisson", mix, rate=rate, duration=duration)
     return Trace(name=name, sessions=_single_requests(starts, mix, rng), seed=seed)
 
 
@@ -56,10 +57,7 @@ def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, see
     rng = np.random.default_rng(seed)
     num = int(rng.poisson(rate * duration / size))
     starts = np.repeat(np.sort(rng.random(num) * duration), size)
-    name = (
-        f"bursts rate={rate:g} size={size} duration={duration:g} "
-        f"input={mix.input} output={mix.output}"
-    )
+    name = _name("bursts", mix, rate=rate, duration=duration, size=size)
     return Trace(name=name, sessions=_single_requests(starts, mix, rng), seed=seed)
 
 
@@ -79,8 +77,8 @@ def closed_trace(*, concurrency: int, requests: int, mix: RequestMix, seed: int)
         )
         for i, first in enumerate(singles[:concurrency])
     )
-    name = f"closed concurrency={concurrency} requests={requests} input={mix.input} "
-    return Trace(name=f"{name}output={mix.output}", sessions=sessions, seed=seed)
+    name = _name("closed", mix, concurrency=concurrency, requests=requests)
+    return Trace(name=name, sessions=sessions, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trac
     rng = np.random.default_rng(seed)
     starts = np.sort(rng.random(sessions) * ramp)
     agents = tuple(_agent(i, float(start), mix, rng) for i, start in enumerate(starts))
-    name = f"agents sessions={sessions} ramp={ramp:g} turns={mix.turns}"
+    name = _name("agents", mix, sessions=sessions, ramp=ramp)
     return Trace(name=name, sessions=agents, seed=seed)
 
 
@@ -156,6 +154,16 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     return Session(
         session_id=f"agent-{index}", start_s=start_s, tenant=f"system-{system}", turns=tuple(turns)
     )
+
+
+def _name(kind: str, mix: RequestMix | AgentMix, **own: float) -> str:
+    """The trace as `parse_trace` takes it; of the mix, lengths and what is not the default."""
+    shown = own | {
+        field.name: getattr(mix, field.name)
+        for field in fields(mix)
+        if field.name in _ALWAYS_NAMED or getattr(mix, field.name) != field.default
+    }
+    return f"{kind}:" + ",".join(f"{name}={value:.12g}" for name, value in shown.items())
 
 
 def _single_requests(
