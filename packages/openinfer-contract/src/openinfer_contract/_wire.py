@@ -110,7 +110,7 @@ class _FrameReader:
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def _messages(self, data: bytes) -> Iterator[Any]:
+    def _messages(self, data: bytes | memoryview) -> Iterator[Any]:
         buffer = self._buffer
         buffer += data
         begin = 0
@@ -145,7 +145,7 @@ class ClientFrameReader(_FrameReader):
     def __init__(self) -> None:
         super().__init__(_client_decoder)
 
-    def feed(self, data: bytes) -> Iterator[ClientMessage]:
+    def feed(self, data: bytes | memoryview) -> Iterator[ClientMessage]:
         """The messages completed by `data`. Consume it before the next call.
 
         Raises:
