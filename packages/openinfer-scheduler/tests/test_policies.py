@@ -232,7 +232,7 @@ def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenan
 
 
 @pytest.mark.parametrize(
-    "policy", ["LongestPrefixMatch", "ShortestPrefillFirst", "Fair", "Priority"]
+    "policy", ["FCFS", "LongestPrefixMatch", "ShortestPrefillFirst", "Fair", "Priority"]
 )
 def test_the_least_urgent_and_of_them_the_youngest_is_preempted(loop, policy):
     subject = loop(

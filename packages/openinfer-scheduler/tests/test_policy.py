@@ -112,8 +112,9 @@ def crowd(loop, policy, priorities):
     return [subject.ends[f"r{n}"].num_preemptions for n in range(len(priorities))]
 
 
-def test_fcfs_preempts_the_youngest(loop):
-    preemptions = crowd(loop, FCFS(), (5, 4, 3))
+@pytest.mark.parametrize("priorities", [(0, 0, 0), (5, 4, 3)])
+def test_fcfs_never_preempts_the_first(loop, priorities):
+    preemptions = crowd(loop, FCFS(), priorities)
     assert preemptions[0] == 0
     assert preemptions[2] > 0
 

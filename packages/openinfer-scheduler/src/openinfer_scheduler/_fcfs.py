@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from openinfer_scheduler._policy import least_urgent
 from openinfer_scheduler._sequence import SequenceState
 
 
 class FCFS:
-    """Serves in order of arrival, takes chunks as large as allowed, preempts the youngest.
+    """Serves in order of arrival; preempts the least urgent, of equals the youngest.
 
     Starvation-free: the oldest request is never preempted and nothing is admitted before it.
     """
@@ -20,5 +21,5 @@ class FCFS:
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The youngest."""
-        return candidates[-1]
+        """The least urgent."""
+        return least_urgent(candidates)
