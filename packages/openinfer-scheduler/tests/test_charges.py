@@ -37,13 +37,24 @@ class Booked(FCFS):
                 self.prompts[name] += row.num_tokens
 
 
-def served(loop, policy, depth, num_reverted):
-    """A loop that has served a few requests under the policy."""
+def long_decoding(loop, policy, depth):
+    """A loop with three requests, and room for three more."""
     subject = loop(
-        policy=policy, num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, depth=depth
+        policy=policy,
+        num_blocks=300,
+        max_model_len=200,
+        max_num_batched_tokens=64,
+        max_num_seqs=6,
+        depth=depth,
     )
     for number in range(3):
         subject.add([number] * 5, max_tokens=180, ignore_eos=True)
+    return subject
+
+
+def served(loop, policy, depth, num_reverted):
+    """A loop that has served a few requests under the policy."""
+    subject = long_decoding(loop, policy, depth)
     num_plans = 0
     while subject.scheduler.has_work:
         if num_plans in (8, 15, 38):
@@ -69,6 +80,20 @@ def test_everything_is_charged_in_time(loop, depth, num_reverted):
     assert policy.num_orders > 3
     assert policy.charged == policy.planned, "of whom it is over, all is told"
     assert num_reverted or policy.num_charges < sum(policy.planned.values()) / 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_decodes_on_is_charged_in_time_whoever_comes_and_goes_meanwhile(loop, depth):
+    policy = Booked()
+    subject = long_decoding(loop, policy, depth)
+    num_plans = 0
+    while "r0" not in subject.ends:
+        subject.add([9, num_plans], max_tokens=2 + num_plans % 3, ignore_eos=True)
+        while (plan := subject.plan()) is not None:
+            policy.note(subject, plan)
+            num_plans += 1
+        subject.complete()
+    assert policy.num_orders > 100
 
 
 def test_a_charge_that_raises_where_a_request_ends_is_told_by_the_next_plan(loop):

@@ -1,6 +1,6 @@
 """Who was served, told to policies that ask for it."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -20,7 +20,8 @@ class Charges:
     sequence has decoded is told for many plans together: of prompts the policy hears at once,
     of decode rows in turn, because all of them would make one plan slow, and of the rest when the
     sequence leaves its slot. Between two reports of a row lie `REPORTED_EVERY` steps, and at most
-    twice as many where others come meanwhile.
+    twice as many where others come meanwhile: who comes during a round waits for the next one, or
+    a crowd of short requests would keep the round from ever coming back to those that decode on.
 
     Args:
         policy: who hears of it.
@@ -31,6 +32,8 @@ class Charges:
         self._reported_at = 0
         self._next = 0
         """The arrival index at which to go on."""
+        self._last = -1
+        """The arrival index at which the round ends."""
         self._num_due = 0
         """Rows to report, times `REPORTED_EVERY`."""
         self._error: BaseException | None = None
@@ -65,9 +68,13 @@ class Charges:
                 self._settle(sequence.stay)
 
     def _turn(self, running: Sequence[SequenceState], num: int) -> Sequence[SequenceState]:
-        """The next so many, by arrival; those at the front again behind the last."""
+        """The next so many, by arrival; where the round ends, those at the front again."""
         start = bisect_left(running, self._next, key=_arrival)
-        turn = [*running[start : start + num], *running[: max(0, start + num - len(running))]]
+        stop = bisect_right(running, self._last, key=_arrival)
+        turn = running[start : min(start + num, stop)]
+        if len(turn) < num:
+            self._last = running[-1].arrival_index
+            turn = [*turn, *running[: num - len(turn)]]
         self._next = turn[-1].arrival_index + 1
         return turn
 
