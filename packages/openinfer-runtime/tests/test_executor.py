@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from openinfer_contract import (
     Failed,
     LogprobOptions,
-    PromptLogprobOptions,
     ResetPrefixCache,
     pack_ids,
     unpack_floats,
@@ -189,38 +188,6 @@ def test_logprobs_agree_however_they_are_batched(engine, requests):
         for field in ("sampled", "top"):
             pair = [unpack_floats(getattr(event.logprobs, field)) for event in (one, other)]
             assert pair[0] == pytest.approx(pair[1], abs=1e-4)
-
-
-def test_prompt_logprobs_come_once_however_often_a_prompt_is_recomputed(
-    engine, ask, prompts, block_bytes
-):
-    def wanted():
-        options = PromptLogprobOptions(num_top=1)
-        return [ask(ids, max_tokens=24, prompt_logprobs=options) for ids in prompts * 2]
-
-    runner = engine(kv_cache_bytes=14 * block_bytes, enable_prefix_caching=False, max_model_len=112)
-    outputs, expected = runner.run(wanted()), engine().run(wanted())
-    assert runner.loop.load().num_preemptions > 0
-    for output, other in zip(outputs, expected, strict=True):
-        assert output.token_ids == other.token_ids
-        ours, theirs = output.event.prompt_logprobs, other.event.prompt_logprobs
-        assert (ours.start, ours.logprobs.ranks) == (1, theirs.logprobs.ranks)
-
-
-def test_prompt_logprobs_start_where_they_are_asked_to(engine, ask, prompts):
-    runner = engine(max_num_batched_tokens=8)
-    whole, part = runner.run(
-        [
-            ask(prompts[3], prompt_logprobs=PromptLogprobOptions(num_top=1)),
-            ask(prompts[3], prompt_logprobs=PromptLogprobOptions(num_top=1, start=20)),
-        ]
-    )
-    all_scores, scores = whole.event.prompt_logprobs, part.event.prompt_logprobs
-    assert (all_scores.start, scores.start) == (1, 20)
-    sampled = unpack_floats(all_scores.logprobs.sampled)
-    assert len(sampled) == 49
-    assert unpack_floats(scores.logprobs.sampled) == pytest.approx(sampled[19:], abs=1e-4)
-    assert unpack_ids(scores.logprobs.ranks) == unpack_ids(all_scores.logprobs.ranks)[19:]
 
 
 def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):

@@ -271,14 +271,16 @@ class TorchExecutor:
         return replace(inputs, shared=prefixes.shared)
 
     def _scored_prompts(self, plan: StepPlan) -> dict[int, GenerateRequest]:
-        """By row of the plan, requests that ask for their prompt's logprobs."""
+        """By row of the plan, requests that ask for logprobs of the prompt that it forwards."""
+        scored: dict[int, GenerateRequest] = {}
         if not self._prompt_requests:
-            return {}
-        return {
-            index: self._prompt_requests[row.slot]
-            for index, row in enumerate(plan.rows)
-            if row.slot in self._prompt_requests
-        }
+            return scored
+        for index, row in enumerate(plan.rows):
+            if row.token_ids is None:  # the prompt is through: other steps need not bear with it
+                self._prompt_requests.pop(row.slot, None)
+            elif row.slot in self._prompt_requests:
+                scored[index] = self._prompt_requests[row.slot]
+        return scored
 
     def _set_sampling(self, start: RowStart) -> None:
         self._refused.pop(start.slot, None)
