@@ -451,6 +451,22 @@ def test_a_pause_comes_behind_requests_that_wait_for_their_grammar(
     assert re.fullmatch(REGEX.text, text_of(late))
 
 
+def test_a_pause_waits_though_somebody_behind_it_has_left(may_build, make_bench, make_request):
+    bench, results = make_bench(), []
+    early = bench.submit(make_request(grammar=REGEX, max_tokens=60))
+    bench.loop.control(Pause(mode="wait"), results.append)
+    late = make_request(grammar=REGEX, max_tokens=60)
+    left = bench.submit(late)
+    bench.loop.abort([late.request_id])
+    bench.loop.step()
+    assert left.end is not None
+    assert not results
+    may_build.set()
+    while not results:
+        bench.loop.step()
+    assert early.end.reason == "stop"
+
+
 def test_an_abort_while_a_grammar_compiles_leaves_nothing(may_build, tokenizer, make_request):
     """Neither the request nor its constraint is there once the compiler comes back with it."""
     bench = Bench(tokenizer, depth=2)

@@ -256,6 +256,26 @@ def test_a_model_without_a_token_for_a_free_request_is_to_blame_itself(loop):
     assert start.num_cached_tokens == 0
 
 
+def test_one_that_is_to_blame_itself_excuses_nobody_else(loop):
+    subject = loop(tokens_per_block=2)
+    prompt = [1, 2, 3, 4, 5]
+    subject.add(prompt, min_tokens=2)
+    subject.add([6, 7, 8])
+    plan = subject.scheduler.plan(0.0)
+    subject.add(prompt)
+    outcome = StepResult(
+        step_id=plan.step_id,
+        counts=np.zeros(2, np.int32),
+        token_ids=np.zeros(0, np.uint32),
+        failed={0: "every token is ruled out", 1: "NaN"},
+        exhausted=frozenset({0}),
+    )
+    ends = [event.end for _, event in subject.scheduler.apply(outcome, 0.0)]
+    assert [end.field for end in ends] == ["stop.min_tokens", ""]
+    (start,) = subject.scheduler.plan(0.0).starts
+    assert start.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("counts", "ids"), [([1], [5]), ([1, 1], [5]), ([0, 1], [5]), ([2, 0], [5, 6])]
 )
