@@ -119,14 +119,14 @@ def test_requests_are_added_to_a_trace_and_to_none(make_app, fakes, client_of, m
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 def test_what_is_not_there_says_so(client, path):
     response = client.post(path, {"lora_name": "x"})
-    assert response.status_code == 501
+    assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
     assert "not enabled" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/rerank", "/pooling", "/classify"])
 def test_what_only_other_models_can_do_says_so(client, path):
     response = client.post(path, {"input": "Hi"})
-    assert response.status_code == 501
+    assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
     assert "generates text" in response.json()["error"]["message"]
 
 

@@ -200,6 +200,14 @@ def test_tokens_are_counted(sdk, engine):
     assert counted.input_tokens == engine.requests[0].num_prompt_tokens
 
 
+def test_a_chats_fields_are_unknown_here(client, engine):
+    fields = {"n": 4, "min_p": 7, "seed": "x", "logit_bias": 3, "stop": 1, "service_tier": "auto"}
+    response = client.post("/v1/messages", body(**fields))
+    assert response.status_code == 200, response.text
+    (request,) = engine.requests
+    assert (request.sampling.seed, request.sampling.min_p) == (None, 0.0)
+
+
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [

@@ -266,6 +266,14 @@ def test_forms_and_choices(client, engine, say):
     assert '"g"' in engine.requests[-1].grammar.text or "g" in engine.requests[-1].grammar.text
 
 
+def test_a_chats_fields_are_unknown_here(client, engine):
+    fields = {"n": 4, "logit_bias": 3, "stop": 1, "presence_penalty": 9, "service_tier": "auto"}
+    response = client.post(ROUTE, {"input": "Hi"} | fields)
+    assert response.status_code == 200, response.text
+    (request,) = engine.requests
+    assert (request.sampling.presence_penalty, request.sampling.logit_bias) == (0.0, ())
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [

@@ -205,8 +205,8 @@ class ApiError(FrontendError):
             headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
-        if self.is_late:
-            # Clients try a 408 again, although nobody waits for the answer any more.
+        if self.is_late or self.status == 501:
+            # Clients try a 408 again, although nobody waits for the answer any more; and a 501.
             headers.append((b"x-should-retry", b"false"))
         elif self.status == 408:
             # The rest of the body may trickle in for ever.
