@@ -266,6 +266,11 @@ def test_forms_and_choices(client, engine, say):
     assert '"g"' in engine.requests[-1].grammar.text or "g" in engine.requests[-1].grammar.text
 
 
+def test_every_form_that_a_field_takes_is_said(client):
+    message = client.post(ROUTE, {"input": 3}).json()["error"]["message"]
+    assert message == "input: Input should be a valid string or a valid array"
+
+
 def test_a_chats_fields_are_unknown_here(client, engine):
     fields = {"n": 4, "logit_bias": 3, "stop": 1, "presence_penalty": 9, "service_tier": "auto"}
     response = client.post(ROUTE, {"input": "Hi"} | fields)

@@ -11,6 +11,8 @@ from openinfer_frontend._field_names import FieldNames
 from openinfer_frontend._requests import RequestModel
 from openinfer_frontend.errors import ApiError
 
+_FORM = "Input should be "
+
 
 @contextmanager
 def translated(names: FieldNames) -> Iterator[None]:
@@ -35,8 +37,9 @@ def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
     """The first problem of a body, in one short sentence that does not quote the body."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][:1]
-    # Of a union's branches the one that got furthest.
-    first = max((e for e in errors if e["loc"][:1] == field), key=lambda e: len(e["loc"]))
+    # Of a union's branches those that got furthest.
+    depth = max(len(e["loc"]) for e in errors if e["loc"][:1] == field)
+    first, *others = (e for e in errors if e["loc"][:1] == field and len(e["loc"]) == depth)
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg']}")
     if not field:
@@ -45,6 +48,9 @@ def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
         return ApiError(400, reason if is_object else "the body must be a JSON object")
     param = _spelled(first["loc"], model)
     message = first["msg"].removeprefix("Value error, ")
+    forms = [e["msg"] for e in others if _spelled(e["loc"], model) == param]
+    if all(form.startswith(_FORM) for form in (message, *forms)):
+        message = " or ".join([message, *(form.removeprefix(_FORM) for form in forms)])
     if first["type"] == "int_parsing_size":
         message = f"is too large for an integer{model.bounds_of(str(field[0]))}"
     return ApiError(400, f"{param}: {message}", param=param)
