@@ -90,6 +90,20 @@ for case in compile_cases(["fused_linear"]):
         print(case.name)
 """
 
+_PROMPTS = """
+from openinfer_kernels.compile_gate import compile_cases, compiled_for
+
+for case in compile_cases(["fused_linear"]):
+    if case.name.endswith("-prompts"):
+        compiled = compiled_for(case, 90)
+        assert "ld.global" not in compiled.asm["ptx"].split("griddepcontrol.wait")[0], case.name
+        sass = compiled.asm["sass"]
+        # Each warpgroup's loop over a box, in one piece; and registers hold what they must.
+        assert sass.count("HGMMA.64x256x16") == 2 * 4, case.name
+        assert "STL" not in sass and "LDL" not in sass, case.name
+        print(case.name)
+"""
+
 _PREPARED = """
 from openinfer_kernels.compile_gate import compile_cases, compiled_for
 
@@ -214,6 +228,11 @@ def test_kernels_behind_start_where_that_was_found_best():
     printed = _checked(_LAUNCHES, *_IS_EARLY)
     found = dict(zip(printed[::2], printed[1::2], strict=True))
     assert {name: order == "launch_dependents" for name, order in found.items()} == _IS_EARLY
+
+
+@pytest.mark.long
+def test_sums_of_prompts_stay_in_registers():
+    assert len(_checked(_PROMPTS)) == 1
 
 
 @pytest.mark.long

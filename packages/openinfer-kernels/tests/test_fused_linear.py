@@ -164,6 +164,31 @@ def test_few_rows_are_one_kernel_where_it_is_faster(monkeypatch):
         assert counted == expected, (parts, dtype)
 
 
+def test_long_prompts_are_one_kernel_again(monkeypatch):
+    op = _triton.plan(_spec(PARTS["norm-gate"], torch.float16), "cpu")
+    prompts, composed = _Prompts(), []
+    monkeypatch.setattr(op, "_prompts", prompts)
+    monkeypatch.setattr(_triton, "few_rows_kernel", _NoKernel())
+    monkeypatch.setattr(_triton.Composed, "__call__", lambda self, x, *rest: composed.append(x))
+    for num_rows in (16, 17, 39, 40, 99):
+        x = torch.zeros(num_rows, 96, dtype=torch.float16)
+        out = op(x, (torch.zeros(96, 96, dtype=torch.float16),), torch.ones(96, dtype=x.dtype))
+        assert out is None or out.shape == (num_rows, 48)
+    assert [len(x) for x in composed] == [17, 39]
+    assert prompts.took == [40, 99]
+
+
+class _Prompts:
+    least_rows = 40
+
+    def __init__(self):
+        self.took = []
+
+    def __call__(self, x, weight, residual, out):
+        self.took.append(len(x))
+        assert len(out) == len(x)
+
+
 class _NoKernel:
     def __getitem__(self, grid):
         return lambda *args, **options: None

@@ -1,4 +1,4 @@
-"""Products of many rows on Hopper, whose kernel no interpreter runs, and which ones it takes."""
+"""Products of many rows on Hopper, whose kernels no interpreter runs, and which ones they take."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from openinfer_kernels.fused_linear._many_rows import (
     choose_cut,
     why_not_many_rows,
 )
+from openinfer_kernels.fused_linear._prompts import Prompts, Shares, share_out, why_not_prompts
 
 NORM = {"norm_eps": 1e-6}
 GATE = {"norm_eps": 1e-6, "is_gated": True}
@@ -56,6 +57,45 @@ def test_what_the_library_does_as_fast_is_left_to_it(monkeypatch):
     assert why_not_many_rows(spec, device) is None
     monkeypatch.setattr("triton.__version__", "3.9.0")
     assert "Triton 3.6" in why_not_many_rows(spec, device)
+
+
+def test_tiles_that_do_not_go_round_are_cut_where_that_is_shorter():
+    assert share_out(608, 40, 132) == Shares(528, 132)
+    assert share_out(304, 40, 132) == Shares(264, 120)
+    assert share_out(1216, 40, 132) == Shares(1188, 84)
+    # What is cut would take longer: 35 steps of 40, and adding.
+    assert share_out(380, 40, 132) == Shares(380, 1)
+    # All have as many, and there is one wave only.
+    assert share_out(264, 40, 132) == Shares(264, 1)
+    assert share_out(76, 40, 132) == Shares(76, 1)
+
+
+@pytest.mark.parametrize("num_steps", [14, 40, 152])
+def test_a_share_of_what_is_cut_is_no_more_than_a_tile(num_steps):
+    """So that a program leaves sums of one tile at most, which is what there is room for."""
+    for num_tiles in range(1, 60):
+        num_whole, num_sharers = share_out(num_tiles, num_steps, 7)
+        if num_whole < num_tiles:
+            assert num_whole % 7 == 0
+            assert num_tiles - num_whole <= num_sharers <= 7
+
+
+def test_gates_of_prompts_are_measured_ones_on_hopper(monkeypatch):
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert why_not_prompts(_spec(GATE, 2560, 19_456), device) is None
+    for spec, reason in [
+        (_spec(ADD, 9728, 2560), "as fast"),
+        (_spec(GATE, 2048, 12_288), "as fast"),
+        (_spec(GATE, 2560, 19_456, torch.float16), "measured in bfloat16"),
+        (_spec(GATE, 2568, 19_456), "multiple of 64"),
+        (_spec(GATE, 2560, 19_584), "multiple of 64, outputs of 128"),
+    ]:
+        assert reason in why_not_prompts(spec, device)
+    assert Prompts(_spec(GATE, 2560, 19_456), torch.device("cpu"), 132).least_rows == 320
+    assert Prompts(_spec(GATE, 4096, 24_576), torch.device("cpu"), 132).least_rows == 512
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert "capability 9" in why_not_prompts(_spec(GATE, 2560, 19_456), device)
 
 
 @pytest.fixture
@@ -126,13 +166,25 @@ def test_equals_the_parts_in_float32(shape, num_rows, dtype, monkeypatch):
     tile = next(tile for tile in ROW_TILES if num_rows <= tile)
     if choose_cut(spec, tile) is None or (dtype is torch.float16 and num_rows in (16, 32, 33)):
         pytest.skip("other kernels, and those of the others")
+    _check(spec, num_rows, ManyRows, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("num_rows", [512, 600, 1025, 2048])
+@pytest.mark.parametrize("shape", [SHAPES["gate"], (GATE, 4096, 24_576)])
+def test_gates_of_prompts_equal_the_parts_in_float32(shape, num_rows, monkeypatch):
+    _check(_spec(*shape), num_rows, Prompts, monkeypatch)
+
+
+def _check(spec, num_rows, kind, monkeypatch):
     launched = []
-    monkeypatch.setattr(ManyRows, "__call__", _counted(ManyRows.__call__, launched))
+    monkeypatch.setattr(kind, "__call__", _counted(kind.__call__, launched))
     product = _Product(spec, num_rows)
     got, expected = product(), product.expected()
     assert launched == [num_rows]
     error = (got.float() - expected).abs()
-    bound = 8e-3 if dtype is torch.bfloat16 else 1e-3
+    bound = 8e-3 if spec.linear.dtype is torch.bfloat16 else 1e-3
     assert error.square().mean().sqrt() <= bound * expected.square().mean().sqrt()
     assert error.max() <= 4 * bound * expected.abs().max()
 
@@ -165,7 +217,25 @@ def test_rows_do_not_see_each_other_nor_what_lies_behind_them(shape):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_hopper")
-@pytest.mark.parametrize("num_rows", [5, 16, 24, 64])
+@pytest.mark.parametrize("num_rows", [330, 1024])
+def test_prompts_of_one_size_are_equal_bit_by_bit_and_end_with_their_rows(num_rows):
+    product = _Product(_spec(*SHAPES["gate"]), num_rows)
+    expected = product()
+    room = torch.full((num_rows + 200, product.spec.num_outputs), float("nan"), device="cuda")
+    room = room.to(product.dtype)
+    for _ in range(10):
+        out = room[:num_rows].fill_(float("nan"))
+        assert product.op(product.x, (product.weight,), product.norm, None, out) is out
+        assert torch.equal(out, expected)
+    assert room[num_rows:].isnan().all()
+    # Rows of a tile do not see each other.
+    product.x[50:] = 0
+    assert torch.equal(product()[:50], expected[:50])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("num_rows", [5, 16, 24, 64, 600])
 def test_kernels_that_overlap_do_what_kernels_one_after_the_other_do(num_rows):
     """Of a stream of residuals: what a kernel reads before the kernel before is done is old."""
     out = [_Product(_spec(ADD, 4096, 2560), num_rows, seed) for seed in range(4)]

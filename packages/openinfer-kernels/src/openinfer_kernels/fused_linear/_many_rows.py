@@ -116,8 +116,8 @@ class ManyRows:
             parts = torch.empty(self._parts_shape, dtype=torch.float32, device=x.device)
         kernel: Any = many_rows_kernel
         kernel[self._grid](
-            _boxes_of(x, self._row_tile),
-            _boxes_of(weight[0], TILE_OUT),
+            boxes_of(x, self._row_tile),
+            boxes_of(weight[0], TILE_OUT),
             parts,
             self._counts,
             residual,
@@ -127,9 +127,10 @@ class ManyRows:
         )
 
 
-def _boxes_of(matrix: torch.Tensor, num_rows: int) -> TensorDescriptor:
+def boxes_of(matrix: torch.Tensor, num_rows: int, num_columns: int = BOX) -> TensorDescriptor:
+    """Describes boxes of a contiguous matrix of 16-bit numbers for the copy engine."""
     shape = list(matrix.shape)
-    return TensorDescriptor(matrix, shape, [shape[1], 1], [num_rows, BOX], LAYOUT)
+    return TensorDescriptor(matrix, shape, [shape[1], 1], [num_rows, num_columns], LAYOUT)
 
 
 def constexprs(spec: FusedLinearSpec, cut: Cut, row_tile: int) -> dict[str, Any]:

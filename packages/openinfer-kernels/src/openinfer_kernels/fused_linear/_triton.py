@@ -1,13 +1,14 @@
 """fused_linear in Triton for steps of up to 16 rows, on Hopper of up to 64; more are composed.
 
-Such a step is the reading of weights. One row's norm, gate and residual are done where the weight
-goes by; more rows are normalised by a kernel in between, which takes no time while the next
-kernel's first weights are on their way.
+Only gate and up of long prompts are a kernel again on Hopper, see `_prompts`. A step of few rows
+is the reading of weights. One row's norm, gate and residual are done where the weight goes by; more
+rows are normalised by a kernel in between, which takes no time while the next kernel's first
+weights are on their way.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -25,7 +26,11 @@ from openinfer_kernels.fused_linear._composed import Composed
 from openinfer_kernels.fused_linear._triton_kernels import few_rows_kernel, gemv_kernel
 from openinfer_kernels.linear import LinearSpec, PackedWeight
 
-# Of more rows the library is as fast, but on Hopper `_many_rows` (one H200, Qwen3-4B's products).
+if TYPE_CHECKING:
+    from openinfer_kernels.fused_linear import _prompts
+
+# Of more rows the library is as fast, but on Hopper `_many_rows` and `_prompts` (one H200,
+# Qwen3-4B's products).
 _ROW_TILES = (8, 16)
 _RING_ARCHS = (90, 100)  # overlapping kernels, and 227 KiB of shared memory for a ring
 _MANY_OUTPUTS = 32_768
@@ -139,8 +144,10 @@ class _Fused(Composed):
             grid = _few_rows_grid(spec, ring, options["TILE_OUT"], device)
             options |= {"num_warps": ring.num_warps, **launch}
             self._launches[row_tile] = partial(_launch_few_rows, grid, options)
+        self._prompts = None
         if why_not_hopper(device) is None:
             self._launches |= _many_rows_launches(spec, device)
+            self._prompts = _plan_prompts(spec, device)
 
     def __call__(
         self,
@@ -152,8 +159,7 @@ class _Fused(Composed):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_rows = x.shape[0]
-        tiles = self._launches.items()
-        launch = next((launch for tile, launch in tiles if num_rows <= tile), None)
+        launch = self._launch_of(num_rows)
         if num_rows == 0 or (num_rows > 1 and launch is None):
             return super().__call__(x, weight, norm_weight, residual, out)
         # A program reads the residual where it writes the sum, so one may lie over the other.
@@ -172,6 +178,13 @@ class _Fused(Composed):
         assert launch is not None, "more rows are composed"
         launch(x, weight, residual, out)
         return out
+
+    def _launch_of(self, num_rows: int) -> "_Launch | None":
+        for row_tile, launch in self._launches.items():
+            if num_rows <= row_tile:
+                return launch
+        prompts = self._prompts
+        return prompts if prompts is not None and num_rows >= prompts.least_rows else None
 
 
 _Launch = Callable[[torch.Tensor, PackedWeight, torch.Tensor | None, torch.Tensor], None]
@@ -202,6 +215,14 @@ def _many_rows_launches(spec: FusedLinearSpec, device: torch.device) -> dict[int
         for tile, cut in cuts.items()
         if cut is not None
     }
+
+
+def _plan_prompts(spec: FusedLinearSpec, device: torch.device) -> "_prompts.Prompts | None":
+    from openinfer_kernels.fused_linear import _prompts
+
+    if _prompts.why_not_prompts(spec, device) is not None:
+        return None
+    return _prompts.Prompts(spec, device, _num_multiprocessors(device))
 
 
 def _few_rows_grid(
@@ -259,7 +280,7 @@ _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 def compile_cases() -> list[CompileCase]:
     """The products above, in each dtype: one row, then a few, then many."""
-    from openinfer_kernels.fused_linear import _many_rows
+    from openinfer_kernels.fused_linear import _many_rows, _prompts
 
     specs = [
         FusedLinearSpec(
@@ -271,7 +292,9 @@ def compile_cases() -> list[CompileCase]:
     few = [_few_rows_case(spec, row_tile) for row_tile in _ROW_TILES for spec in specs]
     tiles = _many_rows.ROW_TILES
     many = [_many_rows.compile_case(spec, row_tile) for row_tile in tiles for spec in specs]
-    return [*(_one_row_case(spec) for spec in specs), *(case for case in few + many if case)]
+    prompts = [_prompts.compile_case(spec) for spec in specs]
+    more = [case for case in few + many + prompts if case]
+    return [*(_one_row_case(spec) for spec in specs), *more]
 
 
 def _one_row_case(spec: FusedLinearSpec) -> CompileCase:
