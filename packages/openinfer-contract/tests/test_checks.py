@@ -259,9 +259,9 @@ def test_the_fields_that_ban_tokens_are_named(make_request: Make) -> None:
     )
     fields = banning_fields(request)
     assert fields == (
+        "grammar",
         "sampling.allowed_token_ids",
         "sampling.bad_words",
         "stop.min_tokens",
-        "grammar",
     )
-    assert nothing_left(fields[1:]).endswith("ruled out by bad_words and min_tokens and grammar")
+    assert nothing_left(fields[1:]).endswith("by allowed_token_ids and bad_words and min_tokens")

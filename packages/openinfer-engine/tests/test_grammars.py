@@ -34,8 +34,6 @@ from openinfer_testing.engine import Recorder
 from openinfer_testing.grammar import VOCAB_SIZE, decode, encode, tokenizer_json
 
 EOS = VOCAB_SIZE - 1
-HONOURED = {"grammar", "sampling.allowed_token_ids", "sampling.bad_words", "stop.min_tokens"}
-"""Masks are all that the executor below looks at; who fills them must know of the others."""
 REGEX = Grammar(kind="regex", text="(true|false), abxabxabx(c|d){2}")
 
 
@@ -44,7 +42,7 @@ class MaskedExecutor(ZeroCostExecutor):
 
     def __init__(self, shape):
         super().__init__(shape)
-        self._info = replace(self._info, honoured=self._info.honoured | HONOURED)
+        self._info = replace(self._info, honoured=self._info.honoured | {"grammar"})
         self.rng = random.Random(1)
         self.calls = []
         self.plans = {}
@@ -161,8 +159,8 @@ def test_outputs_are_the_same_however_many_threads_fill_masks(
         bench.submit(make_request(max_tokens=60, grammar=grammars[number % 3]))
         for number in range(12)
     ]
-    checked_by, filled_by = set(), set()
-    fill, check = Constraint.fill_mask, ConstrainedRequest.check_mask
+    noted_by, filled_by = set(), set()
+    fill, note = Constraint.fill_mask, ConstrainedRequest.note_mask
     monkeypatch.setattr(
         Constraint,
         "fill_mask",
@@ -170,12 +168,12 @@ def test_outputs_are_the_same_however_many_threads_fill_masks(
     )
     monkeypatch.setattr(
         ConstrainedRequest,
-        "check_mask",
-        lambda *arguments: (checked_by.add(threading.get_ident()), check(*arguments))[1],
+        "note_mask",
+        lambda *arguments: (noted_by.add(threading.get_ident()), note(*arguments))[1],
     )
     bench.run()
     assert bool(filler._threads) == (num_threads > 1)
-    assert checked_by == {threading.get_ident()}, "what is no native call stays on the step thread"
+    assert noted_by == {threading.get_ident()}, "what is no native call stays on the step thread"
     assert len(filled_by) <= num_threads
     for recorder, grammar in zip(held, itertools.cycle(grammars), strict=False):
         if grammar.kind == "regex":
@@ -333,52 +331,6 @@ def test_an_engine_without_a_tokenizer_honours_no_grammar(tmp_path, make_request
         assert (recorder.end.kind, recorder.end.field) == ("unsupported", "grammar")
     finally:
         bench.loop.close()
-
-
-def ids_of(text):
-    return pack_ids(encode(text))
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"min_tokens": 6}, "by min_tokens and grammar"),
-        ({"allowed_token_ids": ids_of("xyz")}, "by allowed_token_ids and grammar"),
-        (
-            {"allowed_token_ids": ids_of("ab"), "bad_words": (ids_of("ba"), ids_of("bb"))},
-            "by allowed_token_ids and bad_words and grammar",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_fields_that_leave_a_grammar_no_token_fail_their_request_alone(
-    make_bench, make_request, fields, words
-):
-    """By name, and without doubt of what the model has computed: the prefix cache stays."""
-    bench = make_bench(num_blocks=64, tokens_per_block=4)
-    fields = dict(fields)
-    stop = StopRules(max_tokens=9, min_tokens=fields.pop("min_tokens", 0))
-    request = make_request(num_prompt_tokens=17, grammar=Grammar(kind="regex", text="(a|b){4}"))
-    request = replace(request, stop=stop, sampling=Sampling(temperature=0.0, **fields))
-    failing, plain = bench.submit(request), bench.submit(make_request(max_tokens=20))
-    bench.run()
-    assert isinstance(failing.end, Failed)
-    assert words in failing.end.message
-    assert (failing.end.field, failing.end.is_retryable) == ("grammar", False)
-    assert len(plain.tokens) == 20
-    again = bench.submit(make_request(num_prompt_tokens=17))
-    bench.run()
-    assert dict(again.end.cached)["device"] == 16
-
-
-def test_fields_that_leave_a_token_are_no_obstacle(make_bench, make_request):
-    bench = make_bench()
-    sampling = Sampling(temperature=0.0, bad_words=(ids_of("aa"), ids_of("q")))
-    grammar = Grammar(kind="regex", text="(a|b|c){4}")
-    request = replace(make_request(grammar=grammar), sampling=sampling)
-    recorder = bench.submit(replace(request, stop=StopRules(max_tokens=9, min_tokens=2)))
-    bench.run()
-    assert isinstance(recorder.end, Finished)
 
 
 def test_a_grammar_may_not_take_up_the_step_thread(make_bench, make_request, monkeypatch):

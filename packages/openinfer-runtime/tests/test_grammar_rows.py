@@ -8,9 +8,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from openinfer_contract import Grammar, LogprobOptions
+from openinfer_contract import Failed, Grammar, LogprobOptions, pack_ids
 from openinfer_engine import assemble
-from openinfer_testing.grammar import EOS_TOKEN_IDS, decode, tokenizer_json
+from openinfer_testing.grammar import EOS_TOKEN_IDS, decode, encode, tokenizer_json
 
 gpu = [
     pytest.mark.gpu,
@@ -94,6 +94,63 @@ def test_rows_with_and_without_masks_in_one_step(held_engine, ask, prompts, toke
     for token_ids in together[1::2]:
         check_held(token_ids)
     assert len({tuple(ids) for ids in together}) == len(together)
+
+
+def ids_of(text):
+    return pack_ids(encode(text))
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "sampling", "named"),
+    [
+        (6, {}, "grammar and min_tokens"),
+        (0, {"allowed_token_ids": ids_of("xyz")}, "grammar and allowed_token_ids"),
+        (
+            0,
+            {"allowed_token_ids": ids_of("ab"), "bad_words": tuple(map(ids_of, ("aa", "ab", "b")))},
+            "grammar and allowed_token_ids and bad_words",
+        ),
+    ],
+    ids=["min_tokens", "allowed", "bad words"],
+)
+@pytest.mark.parametrize("num_output_prefix", [0, 1])
+def test_fields_that_leave_a_grammar_no_token_fail_their_request_alone(
+    held_engine, ask, prompts, min_tokens, sampling, named, num_output_prefix
+):
+    """By name, and without doubt of what the model has computed: the prefix cache stays."""
+    runner = held_engine()
+    free = ask(prompts[3], max_tokens=20)
+    ids = prompts[3] + list(encode("a"))[:num_output_prefix]
+    failing = replace(
+        ask(ids, max_tokens=9, **sampling),
+        grammar=Grammar(kind="regex", text="(a|b){4}"),
+        num_output_prefix=num_output_prefix,
+    )
+    stop = replace(
+        failing.stop,
+        min_tokens=min_tokens,
+        ignore_eos=False,
+        stop_token_ids=EOS_TOKEN_IDS,  # the sampler was made for the checkpoint's own
+    )
+    failed, other = runner.run([replace(failing, stop=stop), free])
+    end = failed.event.end
+    assert isinstance(end, Failed)
+    assert (end.field, end.is_retryable) == ("grammar", False)
+    assert end.message.endswith(f"ruled out by {named}")
+    assert len(other.token_ids) == 20
+    (again,) = runner.run([ask(prompts[3], max_tokens=2)])
+    assert dict(again.event.end.cached)["device"] >= 32
+
+
+def test_fields_that_leave_a_token_are_no_obstacle(held_engine, ask, prompts):
+    sampling = {"bad_words": (ids_of("aa"), ids_of("q"))}
+    request = replace(
+        ask(prompts[0], max_tokens=9, **sampling), grammar=Grammar(kind="regex", text="(a|b|c){4}")
+    )
+    stop = replace(request.stop, min_tokens=2, ignore_eos=False)
+    (output,) = held_engine().run([replace(request, stop=stop)])
+    assert len(decode(output.token_ids[:-1])) == 4
+    assert output.event.end.reason == "stop"
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])

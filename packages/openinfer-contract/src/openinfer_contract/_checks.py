@@ -55,10 +55,10 @@ def banning_fields(request: GenerateRequest) -> tuple[str, ...]:
     """The fields, dotted, by which a request rules tokens out: the first is the most to blame."""
     sampling = request.sampling
     used = {
+        "grammar": request.grammar is not None,
         "sampling.allowed_token_ids": sampling.allowed_token_ids is not None,
         "sampling.bad_words": bool(sampling.bad_words),
         "stop.min_tokens": request.stop.min_tokens > 0,
-        "grammar": request.grammar is not None,
     }
     return tuple(field for field, is_used in used.items() if is_used)
 

@@ -202,9 +202,4 @@ def _grammar_desk(
             eos_token_ids=info.eos_token_ids,
         )
     )
-    return GrammarDesk(
-        compiler,
-        vocab_size=info.vocab_size,
-        num_slots=info.max_num_seqs,
-        eos_token_ids=info.eos_token_ids,
-    )
+    return GrammarDesk(compiler, vocab_size=info.vocab_size, num_slots=info.max_num_seqs)

@@ -34,20 +34,11 @@ class GrammarDesk:
         compiler: closed by `close`.
         vocab_size: ids of the model.
         num_slots: rows of a step at most.
-        eos_token_ids: ids that end an output.
     """
 
-    def __init__(
-        self,
-        compiler: GrammarCompiler,
-        *,
-        vocab_size: int,
-        num_slots: int,
-        eos_token_ids: tuple[int, ...],
-    ) -> None:
+    def __init__(self, compiler: GrammarCompiler, *, vocab_size: int, num_slots: int) -> None:
         self._compiler = compiler
         self._filler = MaskFiller(physical_cores())
-        self._eos_token_ids = eos_token_ids
         self._words = np.zeros((num_slots, num_mask_words(vocab_size)), np.uint32)
         self._compiling: dict[str, tuple[GenerateRequest, Future[Constraint]]] = {}
         self._live: dict[str, ConstrainedRequest] = {}
@@ -89,7 +80,7 @@ class GrammarDesk:
             return Rejected(kind="invalid", field="grammar", message=f"grammar: {error}")
         except BackendUnavailable as error:
             return Rejected(kind="unsupported", field="grammar", message=f"grammar: {error}")
-        self._live[request_id] = ConstrainedRequest(request, constraint, self._eos_token_ids)
+        self._live[request_id] = ConstrainedRequest(request, constraint)
         return None
 
     def forget(self, request_id: str) -> None:
@@ -128,7 +119,7 @@ class GrammarDesk:
         for index, live in rows.items():
             try:
                 if index not in failures:
-                    live.check_mask(self._words[index])
+                    live.note_mask()
                     masks[index] = self._words[index]
             except GrammarFailed as error:
                 failures[index] = error
