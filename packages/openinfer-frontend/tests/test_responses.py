@@ -266,6 +266,14 @@ def test_forms_and_choices(client, engine, say):
     assert '"g"' in engine.requests[-1].grammar.text or "g" in engine.requests[-1].grammar.text
 
 
+def test_an_engine_without_logprobs_says_so_in_our_words(make_app, fakes, client_of):
+    engine = fakes.FakeEngine(honoured=(), max_logprobs=0)
+    response = client_of(make_app(engine)).post(ROUTE, {"input": "Hi", "top_logprobs": 3})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "top_logprobs")
+    assert error["message"] == "top_logprobs is not supported here"
+
+
 def test_every_form_that_a_field_takes_is_said(client):
     message = client.post(ROUTE, {"input": 3}).json()["error"]["message"]
     assert message == "input: Input should be a valid string or a valid array"

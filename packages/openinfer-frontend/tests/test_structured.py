@@ -92,6 +92,25 @@ def test_an_engine_without_grammars_is_asked_for_none(make_app, fakes, client_of
     assert not engine.requests
 
 
+def test_what_demands_calls_is_named_where_nothing_can_be_held(
+    make_app, fakes, client_of, tool_text
+):
+    engine = fakes.FakeEngine(honoured={*FEATURES} - {"grammar"})
+    engine.script = fakes.hello
+    client = client_of(make_app(engine, text=tool_text))
+    body = {"messages": [USER], "tools": [_tool("f")]}
+    assert client.post("/v1/chat/completions", body).status_code == 200
+    strict = _tool("f") | {"function": {"name": "f", "strict": True}}
+    for fields, param in (
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [strict]}, "tools"),
+    ):
+        response = client.post("/v1/chat/completions", body | fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
+        assert error["message"] == f"{param} is not supported here"
+
+
 @pytest.fixture
 def tool_client(engine, make_app, tool_text, client_of):
     return client_of(make_app(engine, text=tool_text))

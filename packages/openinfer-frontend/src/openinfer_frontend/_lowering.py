@@ -185,12 +185,15 @@ class Lowering:
         )
 
     def _raise_if(self, rejected: Rejected | None) -> None:
-        if rejected is not None:
-            raise ApiError.from_end(
-                rejected,
-                prompt_param=self._context.prompt_param,
-                grammar_param=None if self._form is None else self._form.param,
-            )
+        if rejected is None:
+            return
+        form = self._form
+        raise ApiError.from_end(
+            rejected,
+            prompt_param=self._context.prompt_param,
+            # Whether it can be compiled others say: here no grammar is supported at all.
+            grammar_param=None if form is None else form.demand or form.param,
+        )
 
     def _check_counts(self) -> None:
         most, request = self._info.limits.max_logprobs, self._request

@@ -25,6 +25,7 @@ LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",

@@ -31,6 +31,8 @@ class WantedForm:
     param: str
     parts: Sequence[tuple[str, Grammar]] = ()
     """Fields that the grammar is made of, each with what it asks for by itself."""
+    demand: str = ""
+    """The field without which there were no grammar, if that is another one."""
 
 
 def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
@@ -127,7 +129,7 @@ def _with_calls(
         if tool["function"].get("parameters")
     ]
     if form is None:
-        return WantedForm(grammar, "tools", parts)
+        return WantedForm(grammar, "tools", parts, demand="tool_choice" if is_required else "")
     return WantedForm(grammar, form.param, [*parts, *form.parts])
 
 
