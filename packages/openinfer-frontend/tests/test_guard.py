@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import threading
@@ -254,9 +255,14 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
 
 
 def _read_head(sock):
-    head = b""
-    while b"\r\n\r\n" not in head:
-        head += sock.recv(4096)
+    """The head of an answer of known length; its body is read, too, and not in the way later."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += sock.recv(4096)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+    while len(body) < length:
+        body += sock.recv(4096)
     return head
 
 
