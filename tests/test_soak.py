@@ -59,7 +59,7 @@ async def _client(client, rng, until, seen):
         except (httpx.TimeoutException, httpx.RemoteProtocolError) as error:
             seen[type(error).__name__] += 1
         if rng.random() < 0.02:
-            await client.post("/abort_requests", json={})
+            await client.post("/abort_requests", json={"abort_all": True})
         if seen[503]:
             # While the engine is away nobody needs to be asked again and again.
             await asyncio.sleep(0.05)

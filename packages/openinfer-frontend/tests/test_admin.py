@@ -39,11 +39,11 @@ def test_requests_are_aborted_by_id(make_app, fakes, named):
 
             first, second = ask("r1"), ask("r2")
             await fakes.wait_for(lambda: len(engine.live) == 4)
-            body = {} if named is None else {"request_ids": [named, "nobody"]}
+            body = {"request_ids": [named, "nobody"]} if named else {"abort_all": True}
             aborted = (await client.post("/abort_requests", json=body)).json()["aborted"]
             answer = (await first).json()
             is_alone = not second.done()
-            await client.post("/abort_requests", json={})
+            await client.post("/abort_requests", json={"abort_all": True})
             await second
             return aborted, answer, is_alone
 
@@ -54,6 +54,27 @@ def test_requests_are_aborted_by_id(make_app, fakes, named):
         assert is_alone
     assert not engine.live
     assert not app._backend.live
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"request_id": "r1"}, "request_id"),
+        ({"rid": "r1", "abort_all": True}, "rid"),
+        ({"request_ids": None}, "request_ids"),
+        ({}, "request_ids"),
+        (None, "request_ids"),
+        ({"abort_all": False}, "request_ids"),
+        ({"abort_all": "yes"}, "abort_all"),
+        ({"request_ids": ["r1"], "abort_all": True}, "request_ids"),
+    ],
+)
+def test_nobody_is_aborted_by_what_does_not_say_whom(client_of, make_app, fakes, body, param):
+    app = make_app(fakes.FakeEngine())
+    app._backend.live["cmpl-r1"] = None  # would break, if aborted
+    answer = client_of(app).post("/abort_requests", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert client_of(app).post("/abort_requests", {"request_ids": []}).json() == {"aborted": []}
 
 
 def test_pause_and_resume(make_app, fakes, client_of):

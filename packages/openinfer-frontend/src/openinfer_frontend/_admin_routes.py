@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from openinfer_contract import (
     GetLoad,
@@ -22,13 +22,26 @@ from openinfer_frontend._router import Handler
 from openinfer_frontend.errors import ApiError
 
 PauseMode = Literal["abort", "wait", "keep"]
+_WHOSE = "say whose requests to end: either request_ids, a list of ids, or abort_all, true"
 
 
 class AbortRequest(RequestModel):
     """POST /abort_requests."""
 
     request_ids: Annotated[Strings, Field(max_length=65536)] | None = None
-    """Ids of responses, or of their requests; left out: all that this front process answers."""
+    """Ids of responses, or of their requests."""
+    abort_all: Annotated[bool, Field(strict=True)] | None = None
+    """True, instead of ids: all that this front process answers."""
+
+    @model_validator(mode="after")
+    def _says_whose(self) -> Self:
+        # Whoever misspells a field must not end everybody's requests, nor believe to have ended
+        # some: no other field is passed over here.
+        for name in self.model_extra or {}:
+            raise ApiError(400, f"{name} is not known here; {_WHOSE}", param=name)
+        if (self.request_ids is not None) == bool(self.abort_all):
+            raise ApiError(400, _WHOSE, param="request_ids")
+        return self
 
 
 class AdminRoutes:
@@ -46,8 +59,8 @@ class AdminRoutes:
         """POST /abort_requests."""
         request = await exchange.read_model(AbortRequest)
         live = self._backend.live
-        wanted = None if request.request_ids is None else set(request.request_ids)
-        found = [name for name in live if wanted is None or not wanted.isdisjoint(_names(name))]
+        wanted = set(request.request_ids or ())
+        found = [n for n in live if request.abort_all or not wanted.isdisjoint(_names(n))]
         for response_id in found:
             live[response_id].abort()
         await exchange.respond_json({"aborted": found})

@@ -1,7 +1,8 @@
 """Request bodies, validated at the edge.
 
-Unknown fields are ignored: SDKs and proxies add their own. Fields that are known, change the
-output, and are not supported are refused by name (`RequestModel.refuse_unsupported`).
+Unknown fields are ignored where output is asked for: SDKs and proxies add their own. Fields that
+are known, change the output, and are not supported are refused by name
+(`RequestModel.refuse_unsupported`).
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
