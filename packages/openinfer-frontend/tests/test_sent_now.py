@@ -164,6 +164,28 @@ def test_a_request_sent_early_waits_for_its_turn(ask, begun):
     assert begun == {False: 1, True: 1}
 
 
+def test_a_head_behind_an_answer_that_nobody_reads_waits(ask, begun):
+    """The connection's buffer is full of the answer before."""
+    engine, sock, emit = ask(stream=False)
+    long = "x" * 400_000
+    emit(long)
+    emit(Finished(reason="length"))
+    sock.sendall(request())
+    deadline = time.monotonic() + 5
+    while len(engine.requests) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    emit("first")
+    emit("second")
+    assert begun == {False: 1}
+    data = read_until(sock, b'"text":"first')
+    emit(Finished(reason="length"))
+    data += read_until(sock, b"[DONE]\n\n\r\n0\r\n\r\n")
+    answer, head, stream = data.rpartition(b"HTTP/1.1 200")
+    assert long.encode() in answer
+    assert "".join(e["choices"][0]["text"] for e in events(head + stream)) == "firstsecond"
+
+
 def test_a_refusal_behind_events_that_could_not_be_sent_has_its_status(ask, monkeypatch):
     monkeypatch.setattr(Connection, "_begin_now", lambda *_: False)
     _, sock, emit = ask()

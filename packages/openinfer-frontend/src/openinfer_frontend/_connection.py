@@ -3,10 +3,12 @@
 import asyncio
 import socket
 import struct
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from openinfer_frontend._exchange import ABORT, BEGIN_NOW, SEND_NOW
@@ -18,6 +20,33 @@ MAX_HEAD_BYTES = 1 << 16
 follows a head without being body: trailers, and what chunks say of themselves."""
 UNREAD_TIMEOUT_S = 30.0
 """What is left of a request that was answered already ends the connection if it takes longer."""
+
+
+class _Parser(HttpRequestParser):
+    """Reads a request that offers another protocol too (`Upgrade: h2c`) as what it is.
+
+    The parser below stops behind its head, for whoever takes the offer up: its body would be lost.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
+        super().__init__(connection)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._connection = connection
+
+    def feed_data(self, data: "bytes | bytearray | memoryview | array[int]") -> None:
+        connection, parser, rest = self._connection, self, memoryview(data)
+        while True:
+            try:
+                HttpRequestParser.feed_data(parser, rest)
+                return
+            except HttpParserUpgrade as stop:
+                head = connection.take_offering_head()
+                if head is None:  # of CONNECT
+                    raise
+                # Where the connection is to close, the one that stopped reads no more.
+                parser = connection.parser = _Parser(connection)
+                HttpRequestParser.feed_data(parser, head)
+                rest = rest[stop.args[0] :]
 
 
 class Connection(HttpToolsProtocol):
@@ -32,6 +61,8 @@ class Connection(HttpToolsProtocol):
     """Whether the packet of the moment did."""
     _num_requests = 0
     """That have begun."""
+    _offering_head: bytes | None = None
+    """The last head, without its offer of another protocol, until it is read again."""
     _num_head_bytes = 0
     """Of a head, or in a row of what is no body behind one."""
     _timer: asyncio.TimerHandle | None = None
@@ -39,6 +70,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the loop: a request is expected."""
         super().connection_made(transport)
+        self.parser = _Parser(self)
         self._is_in_head = True
         self._time_head()
 
@@ -84,6 +116,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser: the head is whole."""
+        self._offering_head = self._without_offer()
+        if self._offering_head is not None:
+            return
         self._is_in_head, self._is_in_body = False, True
         self._num_head_bytes = 0
         self._stop_timer()
@@ -98,9 +133,26 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser: a request is whole."""
+        if self._offering_head is not None:
+            return
         self._is_in_body = False
         self._stop_timer()
         super().on_message_complete()
+
+    def take_offering_head(self) -> bytes | None:
+        """A head that offered another protocol, without the offer: nobody takes it up."""
+        head, self._offering_head = self._offering_head, None
+        return head
+
+    def _without_offer(self) -> bytes | None:
+        parser = self.parser
+        headers = [header for header in self.headers if header[0] != b"upgrade"]
+        if not parser.should_upgrade() or len(headers) == len(self.headers):
+            return None
+        version = parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in headers]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_response_complete(self) -> None:
         """Called by a response at its end; the rest of its request has a time of its own."""
@@ -151,7 +203,6 @@ class Connection(HttpToolsProtocol):
         if not cycle.keep_alive:  # nor is that of HTTP/1.0, which knows no chunks
             return False
         cycle.response_started = cycle.chunked_encoding = True
-        cycle.waiting_for_100_continue = False
         head = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
         self.transport.write(STATUS_LINE[200] + b"".join(head))
