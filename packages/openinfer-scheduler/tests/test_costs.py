@@ -40,9 +40,13 @@ def check_steps(benchmark, goal, timed):
     timed.close()
 
 
-@pytest.mark.parametrize(("goal", "num_waiting"), [("steady", 0), ("waiting", 1024)])
-def test_a_steady_step(benchmark, goal, num_waiting):
-    check_steps(benchmark, goal, benchmark.slices(benchmark.POLICIES["fcfs"](), num_waiting))
+def test_a_steady_step(benchmark):
+    check_steps(benchmark, "steady", benchmark.slices(benchmark.POLICIES["fcfs"](), 0))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_steady_step_while_many_wait(benchmark, policy):
+    check_steps(benchmark, "waiting", benchmark.slices(benchmark.POLICIES[policy](), 1024))
 
 
 @pytest.mark.parametrize("change", ["none", "queue"])

@@ -206,3 +206,21 @@ def test_nothing_is_held_of_those_that_are_over(loop):
     assert state.steady is None
     assert not state.closed
     assert not state.started
+
+
+def test_stop_ids_of_those_that_are_over_are_not_remembered_for_ever(loop):
+    subject = loop(num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, max_model_len=900)
+    subject.add([1] * 5, max_tokens=800, ignore_eos=True, stop_token_ids=(7_000,))
+    most = num_plans = 0
+    for number in range(40):
+        ids = tuple(range(10_000 + 20 * number, 10_020 + 20 * number))
+        subject.add([number] * 3, max_tokens=3, ignore_eos=True, stop_token_ids=ids)
+        for _ in range(8):
+            subject.step()
+            steady = subject.scheduler._state.steady
+            if steady is not None:
+                num_plans = max(num_plans, steady.num_plans)
+                most = max(most, len(steady._stop_ids))
+                assert 7_000 in steady._stop_ids
+    assert num_plans > 100, "these are always the same ones"
+    assert 200 < most < 300

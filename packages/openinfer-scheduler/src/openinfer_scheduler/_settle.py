@@ -51,15 +51,7 @@ def settle(
     """
     num_decode, steady = step.num_decode, step.steady
     num_rows, num_tokens = len(step.stays), len(result.token_ids)
-    if steady is not None and num_rows == num_decode and steady.is_one_each(result.counts):
-        counts = [1] * num_rows
-    else:
-        counts = result.counts.tolist()
-    if len(counts) != num_rows or sum(counts) != num_tokens:
-        raise ValueError(
-            f"step {result.step_id} has {num_rows} rows; the result has {len(counts)} "
-            f"counts that add up to {sum(counts)}, and {num_tokens} tokens"
-        )
+    counts = _counts(step, result)
     settling = _Settling(state, step, result, now, faults)
     columns = _columns(num_tokens).unpack(result.token_ids.astype("<u4", copy=False).tobytes())
     first = 0
@@ -86,6 +78,21 @@ def settle(
     state.counters.num_output_tokens += num_tokens - settling.num_dropped
     state.requeue_settled(step.plan.step_id)
     return settling.effects
+
+
+def _counts(step: StepInFlight, result: StepResult) -> list[int]:
+    """By row, how many tokens it has settled."""
+    num_rows, num_tokens, steady = len(step.stays), len(result.token_ids), step.steady
+    if steady is not None and num_rows == step.num_decode and steady.is_one_each(result.counts):
+        counts = [1] * num_rows
+    else:
+        counts = result.counts.tolist()
+    if len(counts) != num_rows or sum(counts) != num_tokens:
+        raise ValueError(
+            f"step {result.step_id} has {num_rows} rows; the result has {len(counts)} "
+            f"counts that add up to {sum(counts)}, and {num_tokens} tokens"
+        )
+    return counts
 
 
 @lru_cache(maxsize=1024)
