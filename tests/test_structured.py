@@ -196,7 +196,7 @@ def test_what_the_other_backend_cannot_hold_is_refused_by_name(
     formed = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for fields, param, word in (
         ({"tools": tools, "tool_choice": "required"}, "tools", "maxLength 10"),
-        ({"response_format": formed}, "response_format", "items.multipleOf"),
+        ({"response_format": formed}, "response_format.json_schema.schema", "items.multipleOf"),
     ):
         with pytest.raises(BadRequestError) as caught:
             ask(**fields)

@@ -111,6 +111,24 @@ def test_bodies_that_are_no_request(engine, make_app, client_of, content, header
         assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (rb'{"model":"tiny","prompt":["Hi","\ud800"]}', "prompt"),
+        (rb'{"prompt":"Hi","stop":"\ude00"}', "stop"),
+        (rb'{"a":{"\ud800":1}}', "a"),
+        (rb'{"\ud800":1}', None),
+        (rb'["\ud800"]', None),
+        (b'{"prompt":' + b"[" * 150 + rb'"\ud800"' + b"]" * 150 + b"}", "prompt"),
+        (rb'{"prompt":"\ud800","a":"' + b"x" * (1 << 20) + b'"}', None),
+    ],
+)
+def test_half_a_surrogate_pair_is_named(client, content, param):
+    error = error_of(client.request("POST", "/v1/completions", content=content))
+    assert (error["code"], error["param"]) == (400, param)
+    assert "half of a surrogate pair" in error["message"]
+
+
 @pytest.mark.parametrize("content", [b"[]", b"null", b'"x"', b"3"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"])
 def test_a_body_that_is_no_object(client, path, content):

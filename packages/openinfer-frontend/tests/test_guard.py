@@ -54,6 +54,21 @@ def test_keys_open_routes(ask, settings, key, statuses, header):
     assert got == statuses
 
 
+@pytest.mark.parametrize(
+    ("route", "settings", "key", "words"),
+    [
+        (USER, {"api_keys": ("a",)}, None, "an API key: Authorization: Bearer KEY, or x-api-key"),
+        (ADMIN, {"api_keys": ("a",)}, None, "an API key: "),
+        (ADMIN, {"admin_api_key": "x"}, None, "the admin key: "),
+        (ADMIN, {"admin_api_key": "x"}, "y", "not valid; this route needs the admin key"),
+        (USER, {"api_keys": ("a",), "admin_api_key": "x"}, "y", "not valid; .* an API key"),
+    ],
+)
+def test_a_refusal_says_which_key_and_how_to_send_it(ask, route, settings, key, words):
+    error = ask(route, key, **settings).json()["error"]
+    assert re.search(words, error["message"])
+
+
 def test_a_refusal_costs_no_body_and_has_the_protocols_shape(make_app, engine):
     """The body is not even read."""
 
@@ -220,12 +235,39 @@ def test_nor_is_a_next_head_waited_for_once_it_has_begun(start, app, monkeypatch
         assert sock.recv(100) == b""
 
 
-def test_a_head_without_end_ends_the_connection(start, app):
+LINES = b"".join(b"x-%d: " % i + b"y" * 4000 + b"\r\n" for i in range(100))
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
+@pytest.mark.parametrize("end", [b"", b"\r\n"])
+def test_a_head_that_is_too_long_is_refused(start, app, before, end):
     with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        if before:
+            sock.sendall(before)
+            assert _read_head(sock).startswith(b"HTTP/1.1 200")
         sock.sendall(b"GET /health HTTP/1.1\r\n")
-        lines = b"".join(b"x-%d: " % i + b"y" * 4000 + b"\r\n" for i in range(100))
+        sock.sendall(LINES + end)
+        answer = b""
+        while part := sock.recv(4096):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"HTTP/1.1 431" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("RequestHeaderFieldsTooLargeError", 431)
+
+
+def test_a_head_behind_a_request_that_is_being_answered_just_ends_the_connection(
+    start, app, engine
+):
+    engine.script = None
+    body = b'{"prompt":"Hi"}'
+    first = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
+        sock.sendall(first + body)
+        while not engine.live:
+            time.sleep(0.01)
         try:
-            sock.sendall(lines)
+            sock.sendall(b"GET /health HTTP/1.1\r\n" + LINES)
             ending = sock.recv(1)
         except ConnectionError:
             ending = b""

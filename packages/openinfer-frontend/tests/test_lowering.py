@@ -84,6 +84,17 @@ def test_whose_request_it_is(client, engine, body, headers, expected):
     assert [(r.tenant, r.session_id) for r in engine.requests] == [expected] * 2
 
 
+def test_a_session_is_as_long_in_a_header_as_in_a_body(client, engine):
+    for size, status in ((512, 200), (513, 400)):
+        headers = {"X-Session-ID": "s" * size}
+        answers = [
+            client.request("POST", "/v1/completions", json={"prompt": "Hi"}, headers=headers),
+            client.post("/v1/completions", {"prompt": "Hi", "session_id": "s" * size}),
+        ]
+        assert [answer.status_code for answer in answers] == [status] * 2
+    assert [a.json()["error"]["param"] for a in answers] == ["X-Session-ID", "session_id"]
+
+
 @pytest.mark.parametrize(
     ("body", "header", "expected"),
     [({}, "7", 7), ({"priority": 3}, "-2147483648", -(2**31)), ({"priority": 3}, "+0", 0)],

@@ -286,8 +286,8 @@ def test_a_stream_that_fails_ends_with_an_error(sdk, engine, fakes):
 @pytest.mark.parametrize(
     ("route", "fields", "param"),
     [
-        ("messages", {"output_config": {"format": FORM}}, "output_config.format"),
-        ("responses", {"input": "Hi", "text": {"format": FORM}}, "text.format"),
+        ("messages", {"output_config": {"format": FORM}}, "output_config.format.schema"),
+        ("responses", {"input": "Hi", "text": {"format": FORM}}, "text.format.schema"),
     ],
 )
 def test_an_error_within_a_stream_names_the_clients_field(
@@ -302,6 +302,8 @@ def test_an_error_within_a_stream_names_the_clients_field(
     response = client.post(f"/v1/{route}", body(stream=True, **fields))
     assert response.status_code == 200
     assert f'"{param}: takes too long"' in response.text
+    if route == "messages":
+        assert f'"request_id":"{response.headers["x-request-id"]}"' in response.text
 
 
 def test_models_are_listed_for_both_clients(sdk):

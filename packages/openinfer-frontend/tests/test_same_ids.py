@@ -42,6 +42,7 @@ def test_a_duplicate_leaves_the_live_request_alone(make_app, fakes, name, n):
     assert second.json()["error"]["param"] == "request_id"
     assert live == ["chatcmpl-same-0", "chatcmpl-same-1"]
     assert listed == ["chatcmpl-same"]
+    assert "chatcmpl-same" in second.json()["error"]["message"]
     assert [choice["finish_reason"] for choice in first.json()["choices"]] == ["length"] * 2
     assert third.status_code == 200, "an id is free again"
     assert engine.aborted == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from openinfer_contract import FEATURES, Grammar, Rejected, TokenEvent, unpack_ids
+from openinfer_contract import FEATURES, Failed, Grammar, Rejected, TokenEvent, unpack_ids
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 USER = {"role": "user", "content": "Hi"}
@@ -73,9 +73,12 @@ def test_the_operators_check_is_asked_before_the_prompt_is_read(make_app, engine
 def test_what_the_engine_refuses_is_told_in_the_bodys_words(client, engine):
     rejected = Rejected(kind="invalid", field="grammar", message="grammar: a.not: no")
     engine.script = lambda request: [TokenEvent(end=rejected)]
-    for fields in ({"response_format": FORMAT}, {"structured_outputs": {"json": SCHEMA}}):
+    asked = {
+        "response_format.json_schema.schema": {"response_format": FORMAT},
+        "structured_outputs.json": {"structured_outputs": {"json": SCHEMA}},
+    }
+    for param, fields in asked.items():
         response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
-        (param,) = fields
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param)
         assert error["message"] == f"{param}: a.not: no"
@@ -196,6 +199,29 @@ def test_what_makes_no_sense_is_refused_by_name(tool_client, engine, fields, par
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"response_format": FORMAT}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+@pytest.mark.parametrize(
+    "end",
+    [
+        Rejected(kind="invalid", field="grammar", message="no"),
+        Failed(message="no", field="grammar"),
+    ],
+)
+def test_what_the_engine_refuses_is_named_as_exactly_as_what_is_refused_here(
+    client, say, engine, fields, param, end
+):
+    engine.script = lambda request: [end]
+    response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(

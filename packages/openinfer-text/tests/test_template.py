@@ -255,7 +255,7 @@ def test_unusable_options_are_named(templates):
     template = ChatTemplate(templates["chatml"])
     with pytest.raises(InvalidChatInput, match=r"chat_template_kwargs\.messages"):
         template.render([USER], chat_template_kwargs={"messages": []})
-    with pytest.raises(InvalidChatInput, match="continue_final_message"):
+    with pytest.raises(InvalidChatInput, match="needs add_generation_prompt to be false"):
         template.render([USER], continue_final_message=True, add_generation_prompt=True)
     with pytest.raises(InvalidChatInput, match="no text to continue"):
         template.render([{"role": "assistant", "content": ""}], continue_final_message=True)

@@ -122,7 +122,9 @@ class Reception:
         # Before anything else: the scheduler does not know of those that are held.
         if request.request_id in self._outlet:
             return Rejected(
-                kind="duplicate", field="request_id", message="this request id is live already"
+                kind="duplicate",
+                field="request_id",
+                message=f"request {request.request_id!r} is live already",
             )
         if not self._commands.is_holding and request.grammar is None:
             return self._scheduler.add(request, now)

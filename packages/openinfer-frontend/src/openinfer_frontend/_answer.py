@@ -20,6 +20,8 @@ class FormatOptions:
     """What the client wants to see."""
 
     response_id: str
+    request_id: str
+    """Of the HTTP request: what the header X-Request-Id says."""
     model: str
     names: TokenNames
     return_token_ids: bool = False

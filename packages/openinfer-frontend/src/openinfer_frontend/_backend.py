@@ -138,8 +138,10 @@ class Backend:
             ApiError: 409, if a live request has one of the ids.
         """
         ids = {response_id, *generation.request_ids}
-        if not self._claimed.isdisjoint(ids):
-            raise ApiError(409, "this request id is live already", param="request_id")
+        taken = self._claimed & ids
+        if taken:
+            message = f"request_id: {min(taken)} is being answered already"
+            raise ApiError(409, message, param="request_id")
         self._claimed |= ids
         self.live[response_id] = generation
         try:

@@ -11,13 +11,18 @@ from typing import Any
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from openinfer_frontend._dialect import to_json
 from openinfer_frontend._exchange import ABORT, BEGIN_NOW, SEND_NOW
+from openinfer_frontend.errors import ApiError
 
 HEAD_TIMEOUT_S = 30.0
 """A request line and its headers that take longer end the connection."""
 MAX_HEAD_BYTES = 1 << 16
-"""Likewise if there are more of them than these; a last packet may pass it. Also the bound of what
-follows a head without being body: trailers, and what chunks say of themselves."""
+"""More of them are answered 431; the packet that passes it may be the head's last. Also the bound
+of what follows a head without being body: trailers, and what chunks say of themselves."""
+REFUSED_TIMEOUT_S = 1.0
+"""What is sent behind a head that was refused is read and dropped for so long: closed at once, a
+connection loses the answer that its client has not read yet."""
 UNREAD_TIMEOUT_S = 30.0
 """What is left of a request that was answered already ends the connection if it takes longer."""
 
@@ -65,6 +70,8 @@ class Connection(HttpToolsProtocol):
     """The last head, without its offer of another protocol, until it is read again."""
     _num_head_bytes = 0
     """Of a head, or in a row of what is no body behind one."""
+    _is_refused = False
+    """Whether nothing is parsed any more."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -81,12 +88,14 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop; what is too long for a head or trailers ends the connection."""
+        if self._is_refused:
+            return
         self._has_brought_body = False
         super().data_received(data)
         if self._is_in_head or self._is_in_body:
             self._num_head_bytes = 0 if self._has_brought_body else self._num_head_bytes + len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._give_up()
+                self._refuse_head()
             elif self._is_in_head and self._timer is None:
                 self._time_head()
         elif self.timeout_keep_alive_task is None and self._is_idle():
@@ -190,6 +199,20 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _refuse_head(self) -> None:
+        """Answers 431, unless the place of that answer is taken: then the connection just ends."""
+        is_free = self.cycle is None or self.cycle.response_complete
+        if not (self._is_in_head and is_free):
+            self._give_up()
+            return
+        self._is_refused = True
+        self._stop_timer()
+        error = ApiError(431, f"the head of the request exceeds {MAX_HEAD_BYTES} bytes")
+        body = to_json(error.body())
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(STATUS_LINE[431] + head % len(body) + body)
+        self._timer = self.loop.call_later(REFUSED_TIMEOUT_S, self._give_up)
 
     def _give_up(self) -> None:
         self._stop_timer()

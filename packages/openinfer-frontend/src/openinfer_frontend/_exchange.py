@@ -154,7 +154,7 @@ class Exchange:
             self.spans.mark("read")
             return read
         except ValidationError as error:
-            raise explained(error, model) from None
+            raise explained(error, model, body) from None
         finally:
             self._bodies.num_bytes -= self.num_body_bytes
 

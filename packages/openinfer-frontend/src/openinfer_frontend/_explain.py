@@ -1,5 +1,7 @@
 """What is wrong with a body, as an answer that names the client's own field."""
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -12,6 +14,9 @@ from openinfer_frontend._requests import RequestModel
 from openinfer_frontend.errors import ApiError
 
 _FORM = "Input should be "
+_HALF = re.compile("[\ud800-\udfff]")
+_MAX_SEARCHED_BYTES = 1 << 20
+"""Of a longer body it is not said which field is at fault: looking takes too long."""
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def translated(names: FieldNames) -> Iterator[None]:
         raise error.renamed(names) from error
 
 
-def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
+def explained(error: ValidationError, model: type[RequestModel], body: bytes = b"") -> ApiError:
     """The first problem of a body, in one short sentence that does not quote the body."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][:1]
@@ -41,6 +46,8 @@ def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
     depth = max(len(e["loc"]) for e in errors if e["loc"][:1] == field)
     first, *others = (e for e in errors if e["loc"][:1] == field and len(e["loc"]) == depth)
     if first["type"] == "json_invalid":
+        if "hex escape" in first["msg"]:
+            return _half_a_pair(body)
         return ApiError(400, f"the body is not valid JSON: {first['msg']}")
     if not field:
         is_object = not first["type"].startswith("model")
@@ -54,6 +61,23 @@ def explained(error: ValidationError, model: type[RequestModel]) -> ApiError:
     if first["type"] == "int_parsing_size":
         message = f"is too large for an integer{model.bounds_of(str(field[0]))}"
     return ApiError(400, f"{param}: {message}", param=param)
+
+
+def _half_a_pair(body: bytes) -> ApiError:
+    """The answer to a body with a surrogate that has no other half."""
+    reason = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+    try:
+        fields = json.loads(body) if len(body) <= _MAX_SEARCHED_BYTES else {}
+        items = fields.items() if isinstance(fields, dict) else ()
+        found = (
+            name for name, value in items if _HALF.search(json.dumps(value, ensure_ascii=False))
+        )
+        param = next(found, None)
+    except (ValueError, RecursionError):
+        param = None
+    if param is None or _HALF.search(param):
+        return ApiError(400, f"a string of the body {reason}")
+    return ApiError(400, f"{param}: {reason}", param=param)
 
 
 def _spelled(location: Sequence[int | str], model: type[BaseModel]) -> str:

@@ -124,7 +124,7 @@ class ChoicesFormat(AnswerFormat):
 
     def failure(self, error: ApiError) -> bytes:
         """The error object as data."""
-        return OPENAI.error_event(error, self.options.response_id)
+        return OPENAI.error_event(error, self.options.request_id)
 
     def add(self, delta: Delta) -> None:
         """Appends to a choice."""

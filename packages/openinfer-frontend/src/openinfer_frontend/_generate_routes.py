@@ -19,7 +19,12 @@ from openinfer_frontend._lowering import DEFAULT_COMPLETION_TOKENS, Lowering, Re
 from openinfer_frontend._messages_format import MessagesFormat
 from openinfer_frontend._messages_request import MessagesRequest
 from openinfer_frontend._parsed_chat import ParsedChatFormat
-from openinfer_frontend._requests import MAX_PRIORITY, GenerationRequest, StreamOptions
+from openinfer_frontend._requests import (
+    MAX_PRIORITY,
+    MAX_SESSION_ID_CHARS,
+    GenerationRequest,
+    StreamOptions,
+)
 from openinfer_frontend._responses_format import ResponsesFormat
 from openinfer_frontend._responses_request import ResponsesRequest
 from openinfer_frontend._sending import send_stream, send_whole
@@ -190,7 +195,7 @@ class GenerateRoutes:
             num_samples=request.n,
             eos_token_ids=job.lowering.eos_token_ids,
             prompt_param=context.prompt_param,
-            grammar_param=None if job.form is None else job.form.param,
+            grammar_param=None if job.form is None else job.form.exact_param,
             limit_s=job.lowering.limit_s,
             is_prompt_only=request.wanted_max_tokens == 0,
             hand_over=self._backend.hand_over if config.resume_timeout_s else None,
@@ -203,7 +208,7 @@ class GenerateRoutes:
             parsers = self._parsers(request, prompts[0])
             markers = parsers[0].markers if parsers else ()
             generation.set_outputs(self._outputs(job, prompts, markers))
-            options = self._options(job, echoes, parsers)
+            options = self._options(exchange, job, echoes, parsers)
             form = make_format(options, generation.requests, request.n)
             num_echoed = _num_prompt_scores(options, prompts)
             await self._send(exchange, request, generation, form, num_echoed)
@@ -239,12 +244,17 @@ class GenerateRoutes:
         await send_whole(exchange, generation, form, run_long, is_long=is_long)
 
     def _options(
-        self, job: _Job, echoes: Sequence[str], parsers: Sequence[OutputParser]
+        self,
+        exchange: Exchange,
+        job: _Job,
+        echoes: Sequence[str],
+        parsers: Sequence[OutputParser],
     ) -> FormatOptions:
         request, config = job.request, self._backend.config
         stream_options = request.stream_options or StreamOptions()
         return FormatOptions(
             response_id=job.context.response_id,
+            request_id=exchange.request_id,
             model=request.model or config.model_name,
             names=TokenNames(
                 self._text.model.tokenizer,
@@ -324,10 +334,19 @@ def _context(
         prompt_param=prompt_param,
         default_max_tokens=default_max_tokens,
         tenant=exchange.header("x-tenant-id") or "",
-        session_id=exchange.header("x-session-id") or "",
+        session_id=_session_id(exchange),
         priority=_priority(exchange),
         trace_parent=exchange.header("traceparent") or "",
     )
+
+
+def _session_id(exchange: Exchange) -> str:
+    """What a gateway says of the request's session; bounded as a body's word is."""
+    given = exchange.header("x-session-id") or ""
+    if len(given) > MAX_SESSION_ID_CHARS:
+        message = f"X-Session-ID must be at most {MAX_SESSION_ID_CHARS} characters"
+        raise ApiError(400, message, param="X-Session-ID")
+    return given
 
 
 def _priority(exchange: Exchange) -> int | None:

@@ -24,6 +24,7 @@ class Guard:
         """Takes keys and origins from the operator's choices."""
         admin = () if config.admin_api_key is None else (config.admin_api_key,)
         users = (*config.api_keys, *admin) if config.api_keys else ()
+        self._has_admin_key = bool(admin)
         self._users = [_digest(key) for key in users]
         self._admins = [_digest(key) for key in admin or config.api_keys]
         self._origins = frozenset(origin.encode() for origin in config.allowed_origins)
@@ -38,13 +39,15 @@ class Guard:
         if not wanted:
             return
         given = _key(exchange)
+        name = "the admin key" if wanted is self._admins and self._has_admin_key else "an API key"
         if given is None:
-            raise ApiError(401, "this route needs an API key: Authorization: Bearer KEY")
+            how = "Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ApiError(401, f"this route needs {name}: {how}")
         if _is_among(given, wanted):
             return
         if route.access == "admin" and _is_among(given, self._users):
             raise ApiError(403, "this route needs the admin key")
-        raise ApiError(401, "the API key is not valid")
+        raise ApiError(401, f"the key is not valid; this route needs {name}")
 
     def cors_headers(self, exchange: Exchange) -> Headers:
         """What lets a page of an allowed origin read the response; nothing for any other."""

@@ -56,7 +56,7 @@ class MessagesFormat(BlockFormat):
 
     def failure(self, error: ApiError) -> bytes:
         """The event `error`."""
-        return ANTHROPIC.error_event(error.renamed(self._names), self.options.response_id)
+        return ANTHROPIC.error_event(error.renamed(self._names), self.options.request_id)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The whole message."""

@@ -76,6 +76,7 @@ _NUMBERS = (
     "prompt_logprobs",
 )
 MAX_PRIORITY = 2**31
+MAX_SESSION_ID_CHARS = 512
 _MAX_USER_CHARS = 512
 _SLICE = 64
 _INSTEAD = {
@@ -223,7 +224,7 @@ class GenerationRequest(RequestModel):
     """After so many milliseconds the request is given up, with what it has: status 408."""
     user: str | None = None
     """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
-    session_id: Annotated[str, Field(max_length=512)] | None = None
+    session_id: Annotated[str, Field(max_length=MAX_SESSION_ID_CHARS)] | None = None
     """Which session it belongs to; the header X-Session-ID comes first."""
     return_token_ids: Off = False
     """Adds the ids of prompt and output."""

@@ -34,6 +34,12 @@ class WantedForm:
     demand: str = ""
     """The field without which there were no grammar, if that is another one."""
 
+    @property
+    def exact_param(self) -> str:
+        """The field within `param` that asks for it, if it is one alone."""
+        alone = [field for field, part in self.parts if part is self.grammar]
+        return alone[0] if alone else self.param
+
 
 def wanted_form(request: GenerationRequest, tool_parser: object) -> WantedForm | None:
     """The form that a body asks for; None: any.

@@ -24,6 +24,7 @@ ERROR_TYPES: Mapping[int, str] = {
     408: "RequestTimeoutError",
     409: "ConflictError",
     413: "RequestTooLargeError",
+    431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",

@@ -129,7 +129,7 @@ class ChatTemplate:
         for name in sorted(_RESERVED & variables.keys()):
             raise InvalidChatInput(f"chat_template_kwargs.{name}", "is a parameter of its own")
         if continue_final_message and add_generation_prompt:
-            reason = "cannot be combined with add_generation_prompt"
+            reason = "needs add_generation_prompt to be false"
             raise InvalidChatInput("continue_final_message", reason)
         named = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         source, renderer, normalizer = self._templates[named]
