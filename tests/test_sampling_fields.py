@@ -114,7 +114,7 @@ ROWS = {
         spreads,
         GREEDY | {"allowed_token_ids": FEW, "max_tokens": 24},
         (0.01, 100),
-        (0, -1, 101, *NO_NUMBERS),
+        (0, -1, 1e-40, 0.0099, 101, *NO_NUMBERS),
     ),
     "presence_penalty": Row(
         {"presence_penalty": 2.0},

@@ -30,7 +30,7 @@ BAD_SAMPLING = [
     *[("temperature", v) for v in (-0.1, 100.5, NAN, INF)],
     *[("top_p", v) for v in (0.0, -0.5, 1.0001, NAN)],
     *[("min_p", v) for v in (-0.01, 1.01, NAN)],
-    *[("repetition_penalty", v) for v in (0.0, -1.0, 101.0, INF)],
+    *[("repetition_penalty", v) for v in (0.0, -1.0, 1e-40, 0.0099, 101.0, INF)],
     *[("presence_penalty", v) for v in (-2.1, 2.1, NAN)],
     *[("frequency_penalty", v) for v in (-2.1, 2.1, NAN)],
     *[("top_k", v) for v in (0, -1)],

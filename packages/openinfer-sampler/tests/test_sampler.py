@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from openinfer_contract import FEATURES, LogprobOptions, pack_ids
+from openinfer_contract import FEATURES, GREEDY_TEMPERATURE, LogprobOptions, pack_ids
 from openinfer_kernels import IN_PROMPT
 from openinfer_sampler import HONOURED, RowTooSmall, Sampler
 
@@ -159,6 +159,24 @@ def test_masks_rule_ids_out_of_their_rows_alone(draw):
     nothing = (np.array([1]), torch.zeros(1, 3, dtype=torch.int32))
     tokens = draw(logits, [{}] * 3, masks=nothing)
     assert set(tokens.failed) == tokens.exhausted == {1}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("repetition_penalty", [0.01, 100.0])
+def test_no_controls_within_their_bounds_make_scores_infinite(draw, repetition_penalty, sign):
+    """A client would have the model blamed, and with it the prefix cache."""
+    controls = {
+        "temperature": GREEDY_TEMPERATURE,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": -2.0 * sign,
+        "frequency_penalty": -2.0 * sign,
+        "logit_bias": tuple((i, 100.0 * sign) for i in range(8)),
+        "min_p": 1e-300,
+        "top_p": 1e-300,
+    }
+    logits = sign * 1e4 * torch.ones(2, 8)
+    tokens = draw(logits, [controls, {**controls, "temperature": 100.0}])
+    assert not tokens.failed
 
 
 def test_what_a_request_rules_out_itself_is_not_taken_for_bad_logits(draw):

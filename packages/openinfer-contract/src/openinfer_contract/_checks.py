@@ -43,7 +43,8 @@ _FLOAT_BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, True),
     ("top_p", 0.0, 1.0, False),
     ("min_p", 0.0, 1.0, True),
-    ("repetition_penalty", 0.0, 100.0, False),
+    # Less would make infinite scores, which look like those of a broken model.
+    ("repetition_penalty", 0.01, 100.0, True),
     ("presence_penalty", -2.0, 2.0, True),
     ("frequency_penalty", -2.0, 2.0, True),
 )
