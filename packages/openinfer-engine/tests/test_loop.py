@@ -114,13 +114,16 @@ def make_bench() -> Callable[..., Bench]:
         max_queued_tokens: int = 100_000,
         depth: int = 2,
         max_num_seqs: int = 4,
+        scheduling_policy: str = "fcfs",
         **options: Any,
     ) -> Bench:
         shape = CountingShape(depth=depth, max_num_seqs=max_num_seqs)
         return Bench(
             ModelledOptions(shape=shape, **{"step_s": 0.01} | options),
             EngineOptions(
-                max_queued_requests=max_queued_requests, max_queued_tokens=max_queued_tokens
+                max_queued_requests=max_queued_requests,
+                max_queued_tokens=max_queued_tokens,
+                scheduling_policy=scheduling_policy,
             ),
         )
 
@@ -128,6 +131,30 @@ def make_bench() -> Callable[..., Bench]:
 
 
 Make = Callable[..., Bench]
+
+
+@pytest.mark.parametrize("order", ["1 / 0", "sequences[1:]"])
+def test_a_policy_at_fault_costs_nobody_a_request(
+    make_bench: Make,
+    make_request: Request,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    order: str,
+) -> None:
+    module = f"at_fault_{len(order)}"
+    (tmp_path / f"{module}.py").write_text(
+        "from openinfer_scheduler import FCFS\nclass Policy(FCFS):\n"
+        f"    def order(self, sequences, now):\n        return {order}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    bench = make_bench(scheduling_policy=f"{module}:Policy")
+    recorders = [bench.submit(make_request(request_id=f"r{n}", max_tokens=4)) for n in range(6)]
+    bench.run()
+    assert all(isinstance(recorder.end, Finished) for recorder in recorders)
+    (record,) = caplog.records
+    assert f"{module}:Policy: order()" in record.getMessage()
+    assert bench.loop.load().is_idle
 
 
 def test_depth_two_launches_ahead(make_bench: Make, make_request: Request) -> None:

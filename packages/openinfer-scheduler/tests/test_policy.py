@@ -10,6 +10,7 @@ from openinfer_scheduler import (
     PolicyError,
     Priority,
     UnknownPolicy,
+    UnusablePolicy,
     installed_policies,
     load_policy,
 )
@@ -46,6 +47,25 @@ def test_any_class_that_can_be_imported_is_a_policy():
     ):
         with pytest.raises(UnknownPolicy, match=reason):
             load_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("class Mine(FCFS):\n def __init__(self, x): pass", "TypeError: .*'x'"),
+        ("class Mine(FCFS):\n def __init__(self): self.x", "AttributeError: .*'x'"),
+        ("class Mine:\n order = chunk = FCFS.order", "no method victim"),
+        ("class Mine(FCFS):\n def order(self, sequences): pass", "what Policy.order takes"),
+        ("Mine = 3", "'int' object is not callable"),
+        ("1 / 0", "its module raised ZeroDivisionError"),
+    ],
+)
+def test_a_class_that_is_no_policy_is_refused_by_name(monkeypatch, tmp_path, code, words):
+    name = f"none_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(f"from openinfer_scheduler import FCFS\n{code}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnusablePolicy, match=f"^--scheduling-policy {name}:Mine: .*{words}"):
+        load_policy(f"{name}:Mine")
 
 
 @pytest.mark.parametrize("path", [["/no/such/folder"], ["/no/such/folder", ""]])
@@ -203,7 +223,7 @@ def test_a_policy_that_raises_leaves_nothing_behind(loop):
     subject = loop(policy=Raising())
     subject.add([1, 2, 3])
     subject.add([4, 5, 6])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PolicyError, match=r"Raising: chunk\(\) raised Zero.*test_policy.py, line"):
         subject.scheduler.plan(0.0)
     assert subject.scheduler.load().num_running == 0
     Raising.is_broken = False
@@ -221,12 +241,51 @@ def test_a_charge_that_raises_leaves_no_plan_behind(loop):
 
     subject = loop(policy=Raising())
     subject.add([1, 2, 3])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PolicyError, match=r"charge.*ZeroDivisionError"):
         subject.scheduler.plan(0.0)
     assert not subject.scheduler._state.in_flight
     Raising.is_broken = False
     subject.run()
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
+
+
+class Faulty(FCFS):
+    """Does one thing wrong, for ever."""
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def order(self, sequences, now, /):
+        if self.fault == "order":
+            raise ZeroDivisionError
+        if self.fault == "ranking":
+            return (sequence for sequence in sequences if 1 / 0)
+        return {"dropping": sequences[1:], "nothing": None}.get(self.fault, sequences)
+
+    def chunk(self, sequence, max_tokens, /):
+        return 1.5 if self.fault == "chunk" else max_tokens
+
+    def victim(self, candidates, /):
+        return None if self.fault == "victim" else candidates[-1]
+
+    def charge(self, sequence, num_tokens, /):
+        if self.fault == "charge" or (self.fault == "decoding" and sequence.num_output_tokens):
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["order", "ranking", "dropping", "nothing", "chunk", "victim", "charge", "decoding"],
+)
+def test_a_policy_at_fault_can_be_let_go(loop, fault):
+    subject = loop(policy=Faulty(fault), num_blocks=9, max_num_batched_tokens=40)
+    for number in range(3):
+        subject.add([10 + number] * 7, max_tokens=17, ignore_eos=True)
+    with pytest.raises(PolicyError, match=r"test_policy.*Faulty: "):
+        subject.run()
+    subject.scheduler.fall_back()
+    subject.run()
+    assert len(subject.ends) == 3
 
 
 @pytest.mark.parametrize("change", ["twice", "fewer"])

@@ -51,6 +51,17 @@ def test_a_class_from_the_current_folder(run, capsys, tmp_path, monkeypatch):
     assert ttft[-1] != ttft[-2]
 
 
+def test_a_policy_at_fault_has_no_score(run, tmp_path, monkeypatch):
+    (tmp_path / "policy_at_fault.py").write_text(
+        "from openinfer_scheduler import FCFS\n"
+        "class Lossy(FCFS):\n"
+        "    def order(self, sequences, now):\n        return sequences[1:]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OpenInferError, match=r"policy_at_fault:Lossy: order\(\) must return each"):
+        run("--policy", "policy_at_fault:Lossy", *_SHORT)
+
+
 def test_limits_and_switches_reach_the_engines(run, capsys):
     limits = ("--context-length", "0.1k", "--page-size", "32", "--max-num-seqs", "1K")
     assert run(*_SHORT, *limits, "--disable-radix-cache", "--admission", "lifetime") == 0

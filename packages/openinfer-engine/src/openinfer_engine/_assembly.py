@@ -87,6 +87,7 @@ def check_options(options: EngineOptions) -> None:
         PluginError: the scheduling policy does not load.
         TraceFailed: a folder of traces is not there.
         UnknownPolicy: no installed scheduling policy of that name.
+        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
     """
     load_policy(options.scheduling_policy)
     check_backend(options.structured_outputs_backend)
@@ -100,6 +101,7 @@ def assemble(
     model_line: str = "",
     tokenizer: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
+    keeps_policy: bool = False,
 ) -> EngineLoop:
     """An engine's loop over an executor, which it owns from now on; closed if this fails.
 
@@ -110,16 +112,18 @@ def assemble(
         tokenizer: the checkpoint's tokenizer.json, the vocabulary of grammars; it is read in the
             background. None, or where there is no such file: grammars are not honoured.
         clock: monotonic seconds; a simulator brings its own.
+        keeps_policy: as of `EngineLoop`.
 
     Raises:
         BackendUnavailable: the backend of grammars is not installed.
         PublisherError: KV events cannot be published as configured.
         TraceFailed: the file of a trace cannot be made, or there is no folder for traces.
         UnknownPolicy: no installed scheduling policy of that name.
+        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
         ValueError: limits that make no sense together.
     """
     try:
-        return _assembled(executor, options, model_line, tokenizer, clock)
+        return _assembled(executor, options, model_line, tokenizer, clock, keeps_policy)
     except BaseException:
         executor.close()
         raise
@@ -131,6 +135,7 @@ def _assembled(
     model_line: str,
     tokenizer: Path | None,
     clock: Callable[[], float],
+    keeps_policy: bool,
 ) -> EngineLoop:
     info = executor.info
     target_ms = options.target_itl_ms
@@ -180,6 +185,7 @@ def _assembled(
         grammars,
         trace_dir=options.trace_dir,
         trace_max_bytes=options.trace_max_bytes,
+        keeps_policy=keeps_policy,
     )
     if options.trace_file is not None:
         loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))

@@ -45,7 +45,7 @@ from openinfer_engine._outlet import EventOutlet
 from openinfer_engine._reception import Reception
 from openinfer_engine._trace_desk import TraceDesk
 from openinfer_engine.errors import ExecutorDead, StepFailed
-from openinfer_scheduler import Effects, Scheduler, StepPlan
+from openinfer_scheduler import Effects, PolicyError, Scheduler, StepPlan
 
 LOOP_COMMANDS = frozenset(
     {"get_load", "reset_prefix_cache", "pause", "resume", "start_trace", "stop_trace", "add_spans"}
@@ -70,6 +70,8 @@ class EngineLoop:
         grammars: closed by `close`; None where no request may have one.
         trace_dir: where traces go whose file nobody names; None: such are refused.
         trace_max_bytes: of a trace that nobody bounds.
+        keeps_policy: whether a scheduling policy at fault ends the loop with its `PolicyError`, for
+            simulations that score it. Else it is let go, and the log says so.
 
     Raises:
         TraceFailed: there is no such folder.
@@ -91,6 +93,7 @@ class EngineLoop:
         *,
         trace_dir: str | None = None,
         trace_max_bytes: int = 256 << 20,
+        keeps_policy: bool = False,
     ) -> None:
         self.info = info
         self.step_id = 0
@@ -102,6 +105,7 @@ class EngineLoop:
         self._grammars = grammars
         self._traces = TraceDesk(executor, clock, self.load, trace_dir, trace_max_bytes)
         self._depth = executor.info.depth
+        self._keeps_policy = keeps_policy
         self._in_flight: deque[int] = deque()
         self._outlet = EventOutlet(grammars, self._traces)
         self._commands = CommandDesk(
@@ -298,7 +302,7 @@ class EngineLoop:
         self._executor.close()
 
     def _launch(self, now: float) -> bool:
-        trace, plan = self._traces.steps, self._scheduler.plan(now)
+        trace, plan = self._traces.steps, self._plan(now)
         if plan is None:
             trace.resume()
             return False
@@ -313,6 +317,20 @@ class EngineLoop:
             self._executor.sample(ticket, {})
             trace.mark(ticket, "sample")
         return True
+
+    def _plan(self, now: float) -> StepPlan | None:
+        try:
+            return self._scheduler.plan(now)
+        except PolicyError as error:
+            if self._keeps_policy:
+                raise
+            _logger.error(
+                "%s; until the engine is started again, requests are served as they came",
+                error,
+                exc_info=error.__cause__,
+            )
+            self._scheduler.fall_back()
+            return self._scheduler.plan(now)
 
     def _sample_masked(self, plan: StepPlan, grammars: GrammarDesk) -> None:
         """Samples the newest step by masks, once the tokens before it are known."""

@@ -20,7 +20,13 @@ from openinfer_scheduler._scheduler import Scheduler
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects
 from openinfer_scheduler._shortest_prefill_first import ShortestPrefillFirst
-from openinfer_scheduler.errors import PolicyError, SchedulerError, StepOrderError, UnknownPolicy
+from openinfer_scheduler.errors import (
+    PolicyError,
+    SchedulerError,
+    StepOrderError,
+    UnknownPolicy,
+    UnusablePolicy,
+)
 
 __all__ = [
     "LOOKAHEAD",
@@ -57,4 +63,5 @@ __all__ = [
     "StepOrderError",
     "PolicyError",
     "UnknownPolicy",
+    "UnusablePolicy",
 ]

@@ -4,9 +4,9 @@ from typing import Literal
 
 from openinfer_kv_cache import CacheUse
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._order import ranked_waiting
 from openinfer_scheduler._plan import RowStart
-from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         state: SchedulerState,
-        policy: Policy,
+        policy: GuardedPolicy,
         sizes: ChunkSizes,
         room: Room,
     ) -> None:

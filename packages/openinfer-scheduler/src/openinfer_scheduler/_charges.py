@@ -4,8 +4,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from openinfer_scheduler._policy import Policy, charge_of
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._sequence import SequenceState, Stay
+from openinfer_scheduler.errors import PolicyError
 
 REPORTED_EVERY = 32
 """Steps in which each decode row is reported once, where the policy is asked for an order."""
@@ -27,8 +28,8 @@ class Charges:
         policy: who hears of it.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._charge = charge_of(policy)
+    def __init__(self, policy: GuardedPolicy) -> None:
+        self._policy = policy
         self._reported_at = 0
         self._next = 0
         """The arrival index at which to go on."""
@@ -36,7 +37,7 @@ class Charges:
         """The arrival index at which the round ends."""
         self._num_due = 0
         """Rows to report, times `REPORTED_EVERY`."""
-        self._error: BaseException | None = None
+        self._error: PolicyError | None = None
 
     def report(self, running: Sequence[SequenceState], step_id: int) -> None:
         """Tells what some of the running sequences were given, or all if that is long ago.
@@ -48,10 +49,10 @@ class Charges:
             step_id: of the plan being made.
 
         Raises:
-            Exception: what the policy raised, here or when a sequence left its slot.
+            PolicyError: the policy raised, here or when a sequence left its slot.
         """
         self.check()
-        if self._charge is None or step_id == self._reported_at:
+        if self._policy.charge is None or step_id == self._reported_at:
             return
         # A step that was reverted is planned again, perhaps with rows that nobody was told of.
         num_steps = step_id - self._reported_at if step_id > self._reported_at else 1
@@ -82,15 +83,15 @@ class Charges:
         """To be called in every plan.
 
         Raises:
-            Exception: what the policy raised when a sequence left its slot.
+            PolicyError: the policy raised when a sequence left its slot.
         """
         error, self._error = self._error, None
-        if error is not None:
+        if error is not None and self._policy.charge is not None:
             raise error
 
     def add(self, prefills: Iterable[Stay]) -> None:
         """These stays have chunks of their prompt in the plan that was made."""
-        if self._charge is not None:
+        if self._policy.charge is not None:
             for stay in prefills:
                 self._settle(stay)
 
@@ -100,16 +101,17 @@ class Charges:
         What the policy raises is raised by the next `check` or `report`: whoever lets go of a
         sequence has more to do.
         """
-        if self._charge is None:
+        if self._policy.charge is None:
             return
         for stay in stays:
             try:
                 self._settle(stay)
-            except Exception as error:
+            except PolicyError as error:
                 self._error = error
 
     def _settle(self, stay: Stay) -> None:
         num_tokens = stay.num_planned - stay.num_charged
-        if num_tokens and self._charge is not None:
-            self._charge(stay.sequence, num_tokens)
+        charge = self._policy.charge
+        if num_tokens and charge is not None:
+            charge(stay.sequence, num_tokens)
             stay.num_charged = stay.num_planned

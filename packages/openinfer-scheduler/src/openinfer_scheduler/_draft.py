@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from openinfer_kv_cache import BlockCopy, Reservation
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._plan import PlannedRow, RowStart
-from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState
 from openinfer_scheduler._steady import SteadyPlan
@@ -76,7 +76,7 @@ class Draft:
 class ChunkSizes:
     """How many tokens the next prefill chunk takes."""
 
-    def __init__(self, state: SchedulerState, policy: Policy) -> None:
+    def __init__(self, state: SchedulerState, policy: GuardedPolicy) -> None:
         self._cap = state.config.max_chunk_tokens
         self._cache = state.cache
         self._policy = policy

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 
-from openinfer_scheduler._policy import Policy
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._state import SchedulerState
-from openinfer_scheduler.errors import PolicyError
 
 _NO_ORDER = "order() must return each of the sequences it was given once"
 
 
-def ranked_running(policy: Policy, state: SchedulerState, now: float) -> list[SequenceState]:
+def ranked_running(policy: GuardedPolicy, state: SchedulerState, now: float) -> list[SequenceState]:
     """The running sequences as the policy ranks them.
 
     Raises:
@@ -21,11 +20,13 @@ def ranked_running(policy: Policy, state: SchedulerState, now: float) -> list[Se
     ranked = list(policy.order(sequences.copy(), now))
     # As many as there are, and none is missing: then none is there twice or made up.
     if ranked != sequences and (len(ranked) != len(sequences) or set(sequences).difference(ranked)):
-        raise PolicyError(_NO_ORDER)
+        raise policy.fault(_NO_ORDER)
     return ranked
 
 
-def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterator[SequenceState]:
+def ranked_waiting(
+    policy: GuardedPolicy, state: SchedulerState, now: float
+) -> Iterator[SequenceState]:
     """The waiting sequences as the policy ranks them, each checked when its turn comes.
 
     Whoever was yielded may be started; what the policy has behind the last one that is looked at
@@ -44,8 +45,8 @@ def ranked_waiting(policy: Policy, state: SchedulerState, now: float) -> Iterato
             or live.get(sequence.request_id) is not sequence
             or sequence.request_id in seen
         ):
-            raise PolicyError(_NO_ORDER)
+            raise policy.fault(_NO_ORDER)
         seen.add(sequence.request_id)
         yield sequence
     if len(seen) != num_waiting:
-        raise PolicyError(_NO_ORDER)
+        raise policy.fault(_NO_ORDER)

@@ -3,16 +3,15 @@
 from openinfer_kv_cache import Reservation
 from openinfer_scheduler._admission import Admission
 from openinfer_scheduler._draft import ChunkSizes, Draft
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._lookahead import num_lookahead_tokens
 from openinfer_scheduler._order import ranked_running
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import PlannedRow, StepPlan
-from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._room import Room
 from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler._state import SchedulerState, StepInFlight
 from openinfer_scheduler._steady import SteadyRows
-from openinfer_scheduler.errors import PolicyError
 
 
 class Planner:
@@ -27,7 +26,7 @@ class Planner:
     def __init__(
         self,
         state: SchedulerState,
-        policy: Policy,
+        policy: GuardedPolicy,
         pace: PrefillPace | None,
         room: Room,
     ) -> None:
@@ -292,7 +291,7 @@ class Planner:
     def _preempt_one_of(self, candidates: list[SequenceState]) -> None:
         victim = self._policy.victim(candidates.copy())
         if not any(victim is candidate for candidate in candidates):
-            raise PolicyError("victim() returned a sequence that is no candidate")
+            raise self._policy.fault("victim() returned a sequence that is no candidate")
         assert victim.stay is not None
         self._state.preempt(victim.stay)
 

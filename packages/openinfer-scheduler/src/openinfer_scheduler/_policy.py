@@ -5,13 +5,15 @@ The core owns budgets, blocks, reservation and aborts, so that a policy can be b
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Protocol
+from inspect import signature
+from typing import Any, Protocol
 
 from openinfer_contract import PluginGroup
 from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler.errors import UnknownPolicy
+from openinfer_scheduler.errors import UnknownPolicy, UnusablePolicy
 
 Charge = Callable[[SequenceState, int], None]
 
@@ -22,6 +24,9 @@ class Policy(Protocol):
     Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core: read
     it, and expect it to be over by the next call. Of a `SequenceState` it may read the attributes
     and properties that its docstring names.
+
+    What a policy raises or answers wrongly becomes a `PolicyError`: the plan being made is lost,
+    and no more. An engine logs it and goes on first come, first served; a simulation ends with it.
 
     A policy that needs to know who was served may have a method `charge` beside these three; see
     `ChargedPolicy`.
@@ -68,9 +73,27 @@ class ChargedPolicy(Policy, Protocol):
         """
 
 
-POLICIES: PluginGroup[Policy] = PluginGroup(
-    "openinfer.schedulers", "scheduling policy", lambda loaded: loaded()
-)
+def _made(kind: Any) -> Policy:
+    """A policy of this class, which may be anything at all.
+
+    Raises:
+        TypeError: it is no policy. Whatever else its class raises.
+    """
+    policy: Policy = kind()
+    for name, num_arguments in (("order", 2), ("chunk", 2), ("victim", 1)):
+        method = getattr(policy, name, None)
+        if not callable(method):
+            raise TypeError(f"it has no method {name}, as every openinfer_scheduler.Policy has")
+        try:
+            signature(method).bind(*range(num_arguments))
+        except TypeError:
+            raise TypeError(f"{name} does not take what Policy.{name} takes") from None
+        except ValueError:
+            pass  # compiled code need not say what it takes
+    return policy
+
+
+POLICIES: PluginGroup[Policy] = PluginGroup("openinfer.schedulers", "scheduling policy", _made)
 
 
 def charge_of(policy: Policy) -> Charge | None:
@@ -98,7 +121,8 @@ def load_policy(name: str) -> Policy:
 
     Raises:
         UnknownPolicy: naming the installed ones.
-        PluginError: the installed policy of that name does not load.
+        PluginError: the installed policy of that name does not load, or is none.
+        UnusablePolicy: the class that was named cannot be made, or lacks methods.
     """
     try:
         return POLICIES.load(name)
@@ -107,14 +131,30 @@ def load_policy(name: str) -> Policy:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise UnknownPolicy(name, installed_policies())
+    with _current_folder_on_path():
+        try:
+            found = getattr(import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UnknownPolicy(name, installed_policies(), str(error)) from error
+        except Exception as error:  # a stranger's module may raise anything
+            raise UnusablePolicy(name, f"its module raised {_brief(error)}") from error
+        try:
+            return _made(found)
+        except Exception as error:
+            raise UnusablePolicy(name, f"it cannot be used, {_brief(error)}") from error
+
+
+@contextmanager
+def _current_folder_on_path() -> Iterator[None]:
     # A console script has the script's folder on the path, an engine's process another one. No
     # longer than this: a folder there may be called like a library that is looked for later.
     sys.path.append(here := os.getcwd())
     try:
-        found: Policy = getattr(import_module(module_name), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise UnknownPolicy(name, installed_policies(), str(error)) from error
+        yield
     finally:
         # The last one: the path may have had it before.
         del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]
-    return found
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._force import force
+from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler._load import load_of
 from openinfer_scheduler._pace import PrefillPace
@@ -63,21 +64,21 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._cache = cache
-        policy = policy if policy is not None else FCFS()
+        self._policy = guarded = GuardedPolicy(FCFS() if policy is None else policy)
         self._state = SchedulerState(
             config=config,
             cache=cache,
             slots=Slots(config.max_num_seqs),
             adapters=AdapterSlots(config.max_adapters),
             probe=PrefixProbe(cache),
-            charges=Charges(policy),
+            charges=Charges(guarded),
             closing=closing,
         )
         self._intake = Intake(self._state)
         target_s = config.target_itl_s
         self._pace = None if target_s is None else PrefillPace(target_s)
         self._room = Room(self._state)
-        self._planner = Planner(self._state, policy, self._pace, self._room)
+        self._planner = Planner(self._state, guarded, self._pace, self._room)
         self._last_completed_at = -math.inf
         self._num_added = 0
         self._num_seeds = 0
@@ -229,7 +230,8 @@ class Scheduler:
         that copies hold. A plan may have no rows; it is run like any other.
 
         Raises:
-            PolicyError: the policy broke its contract; nothing has been planned then.
+            PolicyError: the policy raised or broke its contract; nothing has been planned then, and
+                the next call asks it again, unless `fall_back` was called.
         """
         state = self._state
         if len(state.in_flight) >= self._config.depth:
@@ -245,6 +247,10 @@ class Scheduler:
             self._state.revert_newest()
             raise
         return step.plan
+
+    def fall_back(self) -> None:
+        """Lets the policy go: from now on first come, first served."""
+        self._policy.fall_back()
 
     def apply(self, result: StepResult, now: float) -> Effects:
         """Settles the oldest step in flight: appends tokens, finishes sequences, frees blocks.

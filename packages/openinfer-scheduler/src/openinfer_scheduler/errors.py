@@ -2,8 +2,9 @@
 
 SchedulerError (OpenInferError)
 ├── UnknownPolicy       no installed policy has this name; the installed ones are named
+├── UnusablePolicy      it cannot be made without arguments, or lacks methods
 ├── StepOrderError      a step was applied, failed or reverted out of order
-└── PolicyError         a policy returned something that is not its to return
+└── PolicyError         a policy raised, or returned something that is not its to return
 """
 
 from openinfer_contract import OpenInferError
@@ -32,12 +33,24 @@ class UnknownPolicy(SchedulerError):
         self.installed = installed
 
 
+class UnusablePolicy(SchedulerError):
+    """What a name stands for is no policy.
+
+    Attributes:
+        name: as it was given.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"--scheduling-policy {name}: {reason}")
+        self.name = name
+
+
 class StepOrderError(SchedulerError):
     """Steps are applied or failed oldest first and reverted newest first, each once."""
 
 
 class PolicyError(SchedulerError):
-    """A policy returned sequences it was not given, some twice, or left some out.
+    """A policy raised, or returned sequences it was not given, some twice, or left some out.
 
     Raised before anything of the plan has taken effect.
     """

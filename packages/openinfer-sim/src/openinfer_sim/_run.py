@@ -52,7 +52,9 @@ def simulate(
 
     Raises:
         SimError: a name that is not known, or a setup that makes no sense.
+        PolicyError: the policy raised or broke its contract; what is scored is the policy alone.
         UnknownPolicy: no such policy is installed or can be imported.
+        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
     """
     if num_replicas < 1:
         raise SimError(f"replicas must be at least 1, not {num_replicas}")
