@@ -200,6 +200,13 @@ def test_tokens_are_counted(sdk, engine):
     assert counted.input_tokens == engine.requests[0].num_prompt_tokens
 
 
+def test_agents_are_told_of_a_long_prompt_in_words_that_they_look_for(client):
+    long = {"role": "user", "content": "x" * 600}
+    told = client.post("/v1/messages", body(long)).json()["error"]["message"]
+    assert re.search(r"prompt is too long: \d+ tokens", told)
+    assert "maximum context length is 512 tokens" in told
+
+
 def test_a_chats_fields_are_unknown_here(client, engine):
     fields = {"n": 4, "min_p": 7, "seed": "x", "logit_bias": 3, "stop": 1, "service_tier": "auto"}
     response = client.post("/v1/messages", body(**fields))

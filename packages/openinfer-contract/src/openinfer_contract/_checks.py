@@ -196,8 +196,9 @@ def _length_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rej
         yield Rejected(
             kind="too_long",
             field="prompt_token_ids",
-            message=f"the prompt has {prompt} tokens; this model takes at most {most - 1} "
-            f"and generates up to a total of {most}",
+            # Agents know these words, and shorten their conversations.
+            message=f"the prompt is too long: {prompt} tokens, of at most {most - 1}; "
+            f"this model's maximum context length is {most} tokens",
         )
 
 

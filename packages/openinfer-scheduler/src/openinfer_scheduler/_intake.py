@@ -44,8 +44,8 @@ class Intake:
         most, max_tokens = self._config.max_model_len, request.stop.max_tokens
         if num_prompt >= most:
             return _too_long(
-                f"the prompt has {num_prompt} tokens; this engine takes at most {most - 1} and "
-                f"generates up to a total of {most}"
+                f"the prompt is too long: {num_prompt} tokens, of at most {most - 1}; "
+                f"this engine's maximum context length is {most} tokens"
             )
         if not 0 <= prefix < min(num_prompt, max_tokens):
             return Rejected(
