@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from openinfer_scheduler import FCFS
+from openinfer_scheduler import FCFS, PolicyError
 from openinfer_scheduler._charges import REPORTED_EVERY
 
 
@@ -112,7 +112,7 @@ def test_a_charge_that_raises_where_a_request_ends_is_told_by_the_next_plan(loop
         subject.step()
     policy.is_broken = True
     assert [name for name, _ in subject.abort("r0")] == ["r0"]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PolicyError, match="ZeroDivisionError"):
         subject.plan()
     policy.is_broken = False
     subject.run()
