@@ -1,12 +1,13 @@
 """Decode rows that are found once and planned many times: nobody can tell from outside."""
 
 import random
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
 import pytest
 
-from openinfer_contract import pack_ids
+from openinfer_contract import TokenLogprobs, pack_floats, pack_ids
 from openinfer_scheduler import StepResult
 from openinfer_scheduler._planner import Planner
 from openinfer_scheduler._steady import SteadyRows
@@ -224,3 +225,23 @@ def test_stop_ids_of_those_that_are_over_are_not_remembered_for_ever(loop):
                 assert 7_000 in steady._stop_ids
     assert num_plans > 100, "these are always the same ones"
     assert 200 < most < 300
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_that_are_settled_row_by_row_leave_nobody_without_an_end(loop, depth):
+    """Somebody is looked at in one of them; when that is due again is noted anew."""
+    subject = loop(
+        num_blocks=600, max_num_batched_tokens=64, max_num_seqs=6, depth=depth,
+        tokens_per_block=1, max_model_len=128,
+    )  # fmt: skip
+    for number in range(2):
+        subject.add([number] * 5, max_tokens=100, ignore_eos=True)
+    wait, columns = (
+        subject.executor.wait,
+        TokenLogprobs(sampled=pack_floats([0.0]), ranks=pack_ids([1])),
+    )
+    subject.executor.wait = lambda step_id: replace(
+        wait(step_id), logprobs={0: columns} if 20 < step_id < 60 else {}
+    )
+    subject.run()
+    assert all(end.reason == "length" for end in subject.ends.values())

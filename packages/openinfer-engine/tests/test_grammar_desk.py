@@ -1,0 +1,41 @@
+"""The desk of grammars by itself, over a compiler whose answers are the test's."""
+
+from concurrent.futures import Future
+
+from openinfer_contract import GenerateRequest, Grammar, StopRules, pack_ids
+from openinfer_engine._grammars import GrammarDesk
+
+
+class Waiting:
+    """A compiler that is through with nothing."""
+
+    def __init__(self):
+        self.futures = []
+
+    def compile(self, grammar, output=()):
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def close(self):
+        pass
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled():
+    compiler = Waiting()
+    desk = GrammarDesk(compiler, vocab_size=32, num_slots=2)
+    for name in ("stays", "goes"):
+        grammar = Grammar(kind="regex", text="a")
+        request = GenerateRequest(
+            request_id=name,
+            prompt_token_ids=pack_ids([1]),
+            stop=StopRules(max_tokens=1),
+            grammar=grammar,
+        )
+        desk.compile(request)
+    desk.forget("goes")
+    assert [future.cancelled() for future in compiler.futures] == [False, True]
+    assert desk.compiled() == []
+    assert desk.is_compiling
+    desk.forget("stays")
+    assert not desk.is_compiling
+    desk.close()
