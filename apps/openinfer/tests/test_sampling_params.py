@@ -92,16 +92,16 @@ def test_eos_ids_the_engine_does_not_know_become_stops():
     assert request.stop.stop_token_ids == (7, 9)
 
 
-@pytest.mark.parametrize(
-    ("stop", "stops"), [((), ()), ("x", ("x",)), (["x", "y"], ("x", "y")), ("", ("",))]
-)
+@pytest.mark.parametrize(("stop", "stops"), [((), ()), ("x", ("x",)), (["x", "y"], ("x", "y"))])
 def test_stop_strings(stop, stops):
     assert SamplingParams(stop=stop).stops == stops
 
 
-def test_n_must_be_positive():
-    with pytest.raises(ValueError, match="n must be"):
-        SamplingParams(n=0)
+@pytest.mark.parametrize(("field", "value"), [("n", 0), ("stop", ""), ("stop", ["x", ""])])
+def test_what_makes_no_sense_is_refused_at_once(field, value):
+    with pytest.raises(RequestRejected, match=f"^{field} must") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ class SamplingParams:
     """How to generate. None leaves a choice to the checkpoint's generation_config.json.
 
     Raises:
-        ValueError: `n` is below 1.
-        RequestRejected: a value is of another type than its field, or a number out of its range.
+        RequestRejected: a value is of another type than its field, a number out of its range, or a
+            stop string empty.
     """
 
     n: int = 1
@@ -110,7 +110,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_types()
         if self.n < 1:
-            raise ValueError("n must be at least 1")
+            raise RequestRejected("n must be at least 1", "n")
+        if "" in self.stops:
+            raise RequestRejected("stop must not hold an empty text", "stop")
         if self.top_k is not None and self.top_k < -1:
             message = "top_k must be at least 1; 0 and -1 switch it off"
             raise RequestRejected(message, "sampling.top_k")
