@@ -1,5 +1,6 @@
 """docs/guides/api.md has every route, field, refused field and error of the server, as they are."""
 
+import json
 import re
 from pathlib import Path
 
@@ -58,6 +59,12 @@ def description(tiny_server, _description):
     return _description
 
 
+def _but(field, neutral):
+    """A refused field, and the values of it that pass."""
+    passed = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
+    return f"`{field}`" + (f" (but {passed})" if passed else "")
+
+
 def _section(title):
     found = re.search(rf"^### {re.escape(title)}$(.*?)(?=^##|\Z)", _PAGE, re.M | re.S)
     assert found, f"docs/guides/api.md lacks the section ### {title}"
@@ -71,7 +78,7 @@ def test_every_object_has_its_table(description):
         section = _section(name)
         expected = list(_rows(schema))
         assert re.findall(r"^\| `.*$", section, re.M) == expected, "\n".join(expected)
-        refused = ", ".join(f"`{field}`" for field in schema.get("x-refused", ()))
+        refused = ", ".join(_but(*item) for item in schema.get("x-refused", {}).items())
         assert not refused or f"Refused: {refused}." in section, refused
 
 

@@ -186,6 +186,22 @@ def test_input_is_left_as_it_was(templates):
     assert repr(chat) == before
 
 
+def test_function_is_tool_wherever_a_template_knows_that(templates):
+    source = templates["chatml"]
+    answers = [USER | {"role": role, "content": "42"} for role in ("function", "tool")]
+    first, second = (ChatTemplate(source).render([USER, answer]) for answer in answers)
+    assert first == second
+    assert "42" in first
+
+
+def test_an_older_call_is_not_lost_silently(templates):
+    call = {"name": "f", "arguments": "{}"}
+    message = {"role": "assistant", "content": None, "function_call": call}
+    with pytest.raises(InvalidChatInput, match=r"messages\[1\].function_call: .* tool_calls"):
+        ChatTemplate(templates["chatml"]).render([USER, message])
+    ChatTemplate(templates["chatml"]).render([USER, message | {"function_call": None}])
+
+
 def test_developer_is_system_unless_the_template_knows_it(templates):
     chat = [{"role": "developer", "content": "d"}, USER]
     assert ChatTemplate(templates["chatml"]).render(chat).startswith("<|im_start|>system\nd")

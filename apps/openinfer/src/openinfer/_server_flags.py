@@ -9,7 +9,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         ("--served-model-name",),
         "list",
         "frontend",
-        "names in the API; the first one is reported",
+        "names in the API: an answer has the one its request names, else the first",
     ),
     Flag("chat_template", ("--chat-template",), "str", "frontend", "file with a Jinja template"),
     Flag(

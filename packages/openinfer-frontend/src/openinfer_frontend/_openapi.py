@@ -34,7 +34,8 @@ _KEY_SCHEME = {
 def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the routes.
 
-    Known fields that are refused stand in the extension `x-refused` of their body's schema.
+    Known fields that are refused stand in the extension `x-refused` of their body's schema, each
+    with the values, null aside, that ask for nothing and pass.
     """
     models = dict.fromkeys(route.body for route in routes if route.body is not None)
     keyed, definitions = models_json_schema(
@@ -43,7 +44,7 @@ def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
     )
     schemas = dict(definitions.get("$defs", {})) | {"Error": _ERROR_SCHEMA}
     for model in models:
-        schemas[model.__name__]["x-refused"] = sorted(model.UNSUPPORTED)
+        schemas[model.__name__]["x-refused"] = dict(sorted(model.UNSUPPORTED.items()))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         body = None if route.body is None else keyed[route.body, "validation"]

@@ -146,7 +146,7 @@ class GenerationRequest(RequestModel):
     """Which field says how many alternatives are wanted."""
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
-        "length_penalty": (1, 1.0),
+        "length_penalty": (1,),
         "early_stopping": (False,),
         "truncate_prompt_tokens": (),
         "guided_json": (),
@@ -221,7 +221,7 @@ class GenerationRequest(RequestModel):
     """Lower runs earlier, under policies that look at it; the header X-Vllm-Priority comes
     first."""
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """After so many milliseconds the request is given up, with what it has: status 408."""
+    """After so many milliseconds the request is given up: a 408, in a stream its last event."""
     user: str | None = None
     """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
     session_id: Annotated[str, Field(max_length=MAX_SESSION_ID_CHARS)] | None = None
@@ -235,7 +235,7 @@ class GenerationRequest(RequestModel):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     """Names the response; the header X-Request-Id comes first."""
     response_format: dict[str, Any] | None = None
-    """`text`, `json_object` or `json_schema`, as at OpenAI."""
+    """`text`, `json_object` or `json_schema`, as at OpenAI; or `structural_tag`, as in vLLM."""
     structured_outputs: dict[str, Any] | None = None
     """`json`, `regex`, `choice`, `grammar`, `json_object` or `structural_tag`, as in vLLM."""
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None

@@ -42,12 +42,13 @@ class MessageNormalizer:
             content_format: shape of `content` the template reads.
             wraps_strings: with "openai", whether plain strings must become a list of one part.
             words: strings in the template's code. Roles among them are its own; a template that
-                does not know `developer` gets `system`.
+                does not know `developer` gets `system`, one that knows `tool` gets no `function`.
         """
         self.content_format = content_format
         self._wraps_strings = wraps_strings
         self._roles = ROLES | words
         self._keeps_developer = "developer" in words
+        self._knows_tool = "tool" in words
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Fresh messages, ready for the template; the given ones are not changed.
@@ -75,6 +76,11 @@ class MessageNormalizer:
             raise InvalidChatInput(f"{field}.tool_call_id", "must be a string")
         if shaped["role"] == "developer" and not self._keeps_developer:
             shaped["role"] = "system"
+        if shaped["role"] == "function" and self._knows_tool:
+            # What a tool was called before; templates that have the word mean a call's `function`.
+            shaped["role"] = "tool"
+        if "function_call" in shaped:
+            raise InvalidChatInput(f"{field}.function_call", "is not read; use tool_calls")
         shaped["content"] = self._content(shaped.get("content", ""), f"{field}.content")
         calls = shaped.pop("tool_calls", None)
         if calls:
