@@ -1,7 +1,9 @@
+import itertools
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openinfer_contract import PluginError, TokenEvent
@@ -249,6 +251,14 @@ def test_a_charge_that_raises_leaves_no_plan_behind(loop):
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
 
 
+STRANGE = {
+    "endless": itertools.cycle,
+    "unhashable": lambda sequences: [[sequence] for sequence in sequences],
+    "incomparable": lambda sequences: [np.zeros(2) for _ in sequences],
+}
+"""Answers for running sequences that cannot even be looked at without care."""
+
+
 class Faulty(FCFS):
     """Does one thing wrong, for ever."""
 
@@ -260,6 +270,8 @@ class Faulty(FCFS):
             raise ZeroDivisionError
         if self.fault == "ranking":
             return (sequence for sequence in sequences if 1 / 0)
+        if self.fault in STRANGE and sequences and sequences[0].is_running:
+            return STRANGE[self.fault](sequences)
         return {"dropping": sequences[1:], "nothing": None}.get(self.fault, sequences)
 
     def chunk(self, sequence, max_tokens, /):
@@ -275,7 +287,7 @@ class Faulty(FCFS):
 
 @pytest.mark.parametrize(
     "fault",
-    ["order", "ranking", "dropping", "nothing", "chunk", "victim", "charge", "decoding"],
+    ["order", "ranking", "dropping", "nothing", *STRANGE, "chunk", "victim", "charge", "decoding"],
 )
 def test_a_policy_at_fault_can_be_let_go(loop, fault):
     subject = loop(policy=Faulty(fault), num_blocks=9, max_num_batched_tokens=40)

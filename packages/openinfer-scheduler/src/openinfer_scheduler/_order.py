@@ -1,6 +1,8 @@
 """A policy's order of sequences, held to its contract."""
 
 from collections.abc import Iterator
+from itertools import islice
+from operator import is_
 
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._sequence import SequenceState
@@ -16,10 +18,14 @@ def ranked_running(policy: GuardedPolicy, state: SchedulerState, now: float) -> 
         PolicyError: they are not each there once.
     """
     sequences = state.running
-    # A copy: what a policy does to the list that it is given is its own affair.
-    ranked = list(policy.order(sequences.copy(), now))
-    # As many as there are, and none is missing: then none is there twice or made up.
-    if ranked != sequences and (len(ranked) != len(sequences) or set(sequences).difference(ranked)):
+    # A copy: what a policy does to the list that it is given is its own affair. And one more than
+    # there are, because an order may have no end.
+    ranked = list(islice(policy.order(sequences.copy(), now), len(sequences) + 1))
+    # As many as there are, and none is missing: then none is there twice or made up. By identity:
+    # what is made up may not bear to be hashed or compared.
+    if len(ranked) != len(sequences) or not (
+        all(map(is_, ranked, sequences)) or set(map(id, ranked)) == set(map(id, sequences))
+    ):
         raise policy.fault(_NO_ORDER)
     return ranked
 
