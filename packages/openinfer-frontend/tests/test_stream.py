@@ -178,7 +178,7 @@ def test_a_failure_that_is_the_requests_own_is_a_400_with_its_field(rig, fakes):
         await peer.task
         assert peer.status == 400
         error = json.loads(peer.bodies[0])["error"]
-        assert error["param"] == "structured_outputs"
+        assert error["param"] == "structured_outputs.regex"
         assert "min_tokens" in error["message"]
 
     rig(test)
