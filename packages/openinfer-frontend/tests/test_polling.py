@@ -90,8 +90,22 @@ def test_a_request_is_expected_to_answer_once_submitted_and_to_be_followed(
     assert notes == [1, 1]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_it_rests_while_a_text_thread_encodes(path, engine, make_app, client_of, monkeypatch):
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "long " * 30}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "long " * 30}]}),
+        ("/v1/chat/completions", {"messages": CHAT, "chat_template": "Hello"}),
+        ("/metrics", None),
+    ],
+    ids=["prompt", "chat", "foreign template", "metrics"],
+)
+def test_it_rests_while_a_thread_has_a_requests_work(
+    path, body, engine, make_app, client_of, monkeypatch
+):
     entered, resting = [], Polling.resting
 
     def note(polling):
@@ -99,8 +113,8 @@ def test_it_rests_while_a_text_thread_encodes(path, engine, make_app, client_of,
         return resting(polling)
 
     monkeypatch.setattr(Polling, "resting", note)
-    client = client_of(make_app(engine, poll_s=0.01, max_inline_bytes=64))
-    long = "long " * 30
-    body = {"prompt": long, "messages": [{"role": "user", "content": long}]}
-    assert client.post(path, body).status_code == 200
+    settings = {"max_inline_bytes": 64, "trust_request_chat_template": True}
+    client = client_of(make_app(engine, poll_s=0.01, **settings))
+    answer = client.request("GET" if body is None else "POST", path, json=body)
+    assert answer.status_code == 200, answer.text
     assert len(entered) == 1

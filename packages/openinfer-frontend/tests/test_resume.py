@@ -125,7 +125,7 @@ class Provider:
 def dying(engine, text):
     """An app whose engine is away from its first answer on, and that engine's provider."""
 
-    def make(resume_timeout_s):
+    def make(**settings):
         provider, original = Provider(engine), engine.script
 
         def script(request):
@@ -135,9 +135,7 @@ def dying(engine, text):
             return original(request)
 
         engine.script = script
-        config = FrontendConfig(
-            served_model_names=("m",), version="1", resume_timeout_s=resume_timeout_s
-        )
+        config = FrontendConfig(served_model_names=("m",), version="1", **settings)
         return create_app(provider, text, config), provider
 
     return make
@@ -185,13 +183,21 @@ def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(dying, engine, 
     app.close()
 
 
-def test_nobody_waits_for_an_engine_beyond_the_deadline(dying, lives, client_of):
+@pytest.mark.parametrize(
+    ("settings", "fields", "param"),
+    [({}, {"deadline_ms": 200}, "deadline_ms"), ({"request_timeout_s": 0.2}, {}, None)],
+    ids=["the request's", "the server's"],
+)
+def test_nobody_waits_for_an_engine_beyond_the_deadline(
+    dying, lives, client_of, settings, fields, param
+):
     lives(("He", DIED))
-    app, _ = dying(resume_timeout_s=5)
+    app, _ = dying(resume_timeout_s=5, **settings)
     began = time.monotonic()
-    response = client_of(app).post("/v1/completions", {"prompt": "Hi", "deadline_ms": 200})
+    response = client_of(app).post("/v1/completions", {"prompt": "Hi"} | fields)
     assert time.monotonic() - began < 3
-    assert (response.status_code, response.json()["error"]["param"]) == (408, "deadline_ms")
+    assert (response.status_code, response.json()["error"]["param"]) == (408, param)
+    assert response.headers["x-should-retry"] == "false"
     app.close()
 
 

@@ -13,6 +13,7 @@ import pytest
 from openinfer_contract import Failed, Finished
 from openinfer_frontend._connection import Connection
 from openinfer_frontend._formats import CompletionFormat
+from openinfer_frontend._generate_routes import GenerateRoutes
 from openinfer_frontend._generation import Generation
 
 
@@ -235,6 +236,25 @@ def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
     assert json.loads(data.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 500
     assert "a fault of the format" in caplog.text
     assert not engine.live
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_fault_behind_the_submit_gives_the_request_back(
+    fakes, make_app, client_of, monkeypatch, is_streamed
+):
+    """What only the answer needs is made once the engine has the request."""
+
+    def fail(*_):
+        raise RuntimeError("a fault of a parser")
+
+    engine = fakes.FakeEngine()
+    client = client_of(make_app(engine))
+    body = {"prompt": "Hi", "stream": is_streamed, "request_id": "mine"}
+    monkeypatch.setattr(GenerateRoutes, "_outputs", fail)
+    for _ in range(2):  # its id is free again
+        assert client.post("/v1/completions", body).status_code == 500
+        assert not engine.live
+    assert engine.aborted == [request.request_id for request in engine.requests]
 
 
 def test_a_finished_stream_needs_no_collector(ask, sent, monkeypatch):

@@ -46,7 +46,7 @@ class _Parser(HttpRequestParser):
                 return
             except HttpParserUpgrade as stop:
                 head = connection.take_offering_head()
-                if head is None:  # of CONNECT
+                if head is None:
                     raise
                 # Where the connection is to close, the one that stopped reads no more.
                 parser = connection.parser = _Parser(connection)
@@ -155,8 +155,10 @@ class Connection(HttpToolsProtocol):
 
     def _without_offer(self) -> bytes | None:
         parser = self.parser
+        if not parser.should_upgrade():
+            return None
         headers = [header for header in self.headers if header[0] != b"upgrade"]
-        if not parser.should_upgrade() or len(headers) == len(self.headers):
+        if len(headers) == len(self.headers):  # of CONNECT
             return None
         version = parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]

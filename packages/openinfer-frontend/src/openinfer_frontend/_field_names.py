@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 _TOOL = re.compile(r"tools\[(\d+)\]")
 _MESSAGE = re.compile(r"messages\b.*")
+_MENTION = re.compile(r"(?<![\w.])[a-z]+_\w+(?:\.\w+)*")
 _BORDER = re.compile(r"(?=[.[])")
 TOOL = "tools[]"
 """Stands for any tool in the names of `FieldNames`."""
@@ -49,7 +50,4 @@ class FieldNames:
             own, rest = self.of(field), message[len(field) :]
         else:
             own, rest = "", message
-        for name, other in self._names.items():
-            if "_" in name:
-                rest = re.sub(rf"(?<![\w.]){re.escape(name)}\b", other, rest)
-        return own + rest
+        return own + _MENTION.sub(lambda mention: self.of(mention[0]), rest)

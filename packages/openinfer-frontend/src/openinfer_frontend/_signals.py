@@ -57,4 +57,6 @@ class EndSignals:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
+            if signal.getsignal(number) != self._on_signal:
+                continue  # the program has set another one meanwhile
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

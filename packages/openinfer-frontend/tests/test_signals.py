@@ -1,0 +1,63 @@
+"""What signals do behind a server that one of them has ended."""
+
+import signal
+import time
+
+import pytest
+
+from openinfer_frontend import ONE_SIGNAL_S
+from openinfer_frontend._signals import EndSignals
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture
+def seen():
+    """Signals that reach the handlers of the program around the server."""
+    seen = []
+    before = {number: signal.signal(number, lambda at, _: seen.append(at)) for number in NUMBERS}
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def served():
+    """Ends a server by a signal of so many seconds ago."""
+
+    def end(ago_s):
+        signals = EndSignals()
+        with signals.kept_apart():
+            signals.begin(time.monotonic() - ago_s)
+        return signals
+
+    return end
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_rest_of_a_signal_is_nothing_and_another_one_is_the_programs(seen, served, number):
+    signals = served(0.0)
+    signal.raise_signal(number)
+    assert seen == []
+    signals.begin(time.monotonic() - ONE_SIGNAL_S)
+    signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert seen == [number, number]
+
+
+def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
+    handlers = [signal.getsignal(number) for number in NUMBERS]
+    served(ONE_SIGNAL_S)
+    assert [signal.getsignal(number) for number in NUMBERS] == handlers
+    with EndSignals().kept_apart():
+        assert [signal.getsignal(number) for number in NUMBERS] != handlers
+    assert [signal.getsignal(number) for number in NUMBERS] == handlers
+
+
+def test_a_handler_that_was_set_meanwhile_stays(seen, served):
+    signals, later = served(0.0), []
+    signal.signal(signal.SIGINT, lambda at, _: later.append(at))
+    signals.begin(time.monotonic() - ONE_SIGNAL_S)
+    for number in NUMBERS[::-1]:
+        signal.raise_signal(number)
+    assert (seen, later) == ([signal.SIGTERM], [signal.SIGINT])
