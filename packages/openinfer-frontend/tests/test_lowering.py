@@ -214,6 +214,38 @@ def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, m
     assert error["message"] == f"{field} is not supported here"
 
 
+BIAS = "logit_bias: must be an object of numbers by token id"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["ok", ""]}, "stop[1]"),
+        ({"stop": ["ok", "x" * 1025]}, "stop[1]"),
+        ({"stop": 3}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"structured_outputs": {"choice": ["a", 2]}}, "structured_outputs.choice[1]"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"prompt": ["a", "bbb", ""]}, "prompt[2]"),
+        ({"prompt": ["a", "x" * 5000]}, "prompt[1]"),
+        ({"prompt": [5, "a"]}, "prompt[1]"),
+        ({"prompt": ["a", [5]]}, "prompt[1]"),
+        ({"prompt": [[5], ["a"]]}, "prompt[1][0]"),
+        ({"prompt": [[5], [99999]]}, "prompt[1]"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": {"a": [5]}}, "prompt"),
+        ({"prompt": "x" * 5000}, "prompt"),
+    ],
+)
+def test_an_entry_of_a_wrong_form_is_named_with_its_index(client, fields, param):
+    response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert not error["message"].startswith(f"{param}: {param}")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -221,9 +253,9 @@ def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, m
         ({"stop_token_ids": list(range(200))}, "stop_token_ids must hold at most 64 ids"),
         ({"request_id": " x"}, "request_id: must be 1 to 128 visible ASCII characters"),
         ({"request_id": 3}, "request_id: must be 1 to 128 visible ASCII characters"),
-        ({"logit_bias": {"5": None}}, "logit_bias: must be an object of numbers by token id"),
-        ({"logit_bias": {"null": 1}}, "logit_bias: must be an object of numbers by token id"),
-        ({"logit_bias": [1]}, "logit_bias: must be an object of numbers by token id"),
+        ({"logit_bias": {"7": 1, "5": None}}, f"{BIAS}; that of '5' is none"),
+        ({"logit_bias": {"null": 1}}, f"{BIAS}; that of 'null' is none"),
+        ({"logit_bias": [1]}, BIAS),
         (
             {"stream": True, "stream_options": {"include_usage": "x"}},
             "stream_options.include_usage: Input should be a valid boolean, unable to interpret "
@@ -255,7 +287,7 @@ def test_a_refusal_is_a_sentence(client, fields, message):
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["x"] * 65}, "stop"),
         ({"stop": "x" * 1025}, "stop"),
         ({"stop_token_ids": [300]}, "stop_token_ids"),
@@ -266,8 +298,8 @@ def test_a_refusal_is_a_sentence(client, fields, message):
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": [300]}, "prompt"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": None}, "prompt"),

@@ -47,7 +47,7 @@ def test_one_structure_is_one_grammar(structure, grammar):
         ({"regex": 1}, "regex"),
         ({"choice": "ab"}, "choice"),
         ({"choice": []}, "choice"),
-        ({"choice": [1]}, "choice"),
+        ({"choice": ["a", 1]}, "choice[1]"),
         ({"json": [1]}, "json"),
         ({"json": False}, "json"),
         ({"json_object": False}, ""),

@@ -10,7 +10,14 @@ from pydantic import (
     model_validator,
 )
 
-from openinfer_frontend._requests import GenerationRequest, Off, On, TokenIds, refuse_boolean
+from openinfer_frontend._requests import (
+    GenerationRequest,
+    Off,
+    On,
+    TokenIds,
+    refuse_boolean,
+    wrong_entry,
+)
 from openinfer_frontend.errors import ApiError
 
 TokenIdLists = Annotated[list[TokenIds], Field(fail_fast=True)]
@@ -51,8 +58,9 @@ class CompletionRequest(GenerationRequest):
             raise ValueError("must not be empty")
         try:
             return check(prompt)
-        except ValidationError:
-            raise ValueError(_PROMPT_FORMS) from None
+        except ValidationError as error:
+            wrong = wrong_entry("prompt", error, f"does not fit; the prompt {_PROMPT_FORMS}")
+            raise wrong or ValueError(_PROMPT_FORMS) from None
 
     @model_validator(mode="after")
     def _no_tokens_of_nothing(self) -> Self:

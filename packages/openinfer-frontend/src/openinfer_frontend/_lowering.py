@@ -128,11 +128,11 @@ class Lowering:
             ApiError: if it cannot be honoured.
         """
         if not prompt.token_ids:
-            param = self._context.prompt_param
+            param = prompt.param or self._context.prompt_param
             raise ApiError(400, f"{param} must not be empty", param=param)
         request = self._build(prompt, sample, request_id)
         # Everything else was checked with the probe.
-        self._raise_if(check_length(request, self._info))
+        self._raise_if(check_length(request, self._info), prompt.param)
         return request
 
     def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
@@ -184,13 +184,13 @@ class Lowering:
             bad_words=self._bad_words,
         )
 
-    def _raise_if(self, rejected: Rejected | None) -> None:
+    def _raise_if(self, rejected: Rejected | None, prompt_param: str = "") -> None:
         if rejected is None:
             return
         form = self._form
         raise ApiError.from_end(
             rejected,
-            prompt_param=self._context.prompt_param,
+            prompt_param=prompt_param or self._context.prompt_param,
             # Whether it can be compiled others say: here no grammar is supported at all.
             grammar_param=None if form is None else form.demand or form.param,
         )

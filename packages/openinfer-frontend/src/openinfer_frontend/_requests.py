@@ -29,6 +29,7 @@ def _null_is(default: object) -> BeforeValidator:
 
 
 _BIAS_FORM = "must be an object of numbers by token id"
+_MAX_KEY_CHARS = 32
 
 
 def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -40,9 +41,26 @@ def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         for at in range(0, len(items), _SLICE):
             checked |= check(dict(items[at : at + _SLICE]))
-    except ValidationError:
-        raise ValueError(_BIAS_FORM) from None
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])[:_MAX_KEY_CHARS]
+        raise ValueError(f"{_BIAS_FORM}; that of {key!r} is none") from None
     return checked
+
+
+def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | None:
+    """The answer that names the entry at fault; None if it is the field as a whole.
+
+    Args:
+        field: its name.
+        error: of its lists' forms; that which got furthest counts.
+        message: what an entry must be.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    place = max(tuple(part for part in e["loc"] if isinstance(part, int)) for e in found)
+    if not place:
+        return None
+    param = field + "".join(f"[{index}]" for index in place)
+    return ApiError(400, f"{param}: {message}", param=param)
 
 
 Off = Annotated[bool, _null_is(False)]
@@ -90,6 +108,7 @@ _INSTEAD = {
 }
 """What says today what an older field said."""
 MAX_STOPS = 64
+_STOP_FORM = "must be a string of 1 to 1024 characters"
 _STOP_FORMS = f"must be a string or at most {MAX_STOPS} strings of at most 1024 characters each"
 
 
@@ -269,11 +288,15 @@ class GenerationRequest(RequestModel):
     def _one_message_for_all_stops(cls, stop: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
             stop = check(stop)
-        except ValidationError:
-            raise ValueError(_STOP_FORMS) from None
+        except ValidationError as error:
+            wrong = wrong_entry("stop", error, _STOP_FORM)
+            raise wrong or ValueError(_STOP_FORMS) from None
         if isinstance(stop, list) and len(stop) > MAX_STOPS:
             raise ValueError(f"{_STOP_FORMS}; these are {len(stop)}")
-        if stop == "" or (isinstance(stop, list) and "" in stop):
+        if isinstance(stop, list) and "" in stop:
+            param = f"stop[{stop.index('')}]"
+            raise ApiError(400, f"{param}: {_STOP_FORM}", param=param)
+        if stop == "":
             raise ValueError("a stop string must not be empty")
         return stop
 

@@ -39,6 +39,8 @@ class Prompt:
     """What a chat's template made."""
     turn: str = ""
     """What a chat's prompt already holds of the turn that is continued."""
+    param: str = ""
+    """What errors call it, where it is one of several."""
     call_ids: tuple[str, ...] = ()
     """Ids of the calls in a chat's messages."""
 
@@ -97,18 +99,23 @@ class TextWork:
             ApiError: if a text is not valid Unicode, or an id is not the model's.
         """
 
-        def encode(prompt: str | list[int]) -> Prompt:
-            if not isinstance(prompt, str):
-                if max(prompt, default=0) >= vocab_size:
+        def encode(prompt: str | list[int], param: str) -> Prompt:
+            with _blaming(param or "prompt"):
+                if isinstance(prompt, str):
+                    ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
+                elif max(prompt, default=0) >= vocab_size:
                     raise ValueError(f"token ids must be below {vocab_size}")
-                return Prompt(token_ids=pack_ids(prompt))
-            ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
-            return Prompt(token_ids=ids)
+                else:
+                    ids = pack_ids(prompt)
+                return Prompt(token_ids=ids, param=param)
+
+        is_one = len(prompts) == 1
+        params = ["" if is_one else f"prompt[{index}]" for index in range(len(prompts))]
 
         # Ids are packed with the interpreter held: a thread would save the event loop nothing.
         has_text = any(isinstance(prompt, str) for prompt in prompts)
         work_size = size if has_text else 0
-        return await self._run(lambda: [encode(prompt) for prompt in prompts], work_size, "prompt")
+        return await self._run(lambda: [*map(encode, prompts, params)], work_size, "prompt")
 
     async def encode_chat(self, request: ChatRequest | TokenizeRequest, *, size: int) -> Prompt:
         """The prompt that the checkpoint's template makes of messages.

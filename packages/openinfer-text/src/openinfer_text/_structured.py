@@ -64,8 +64,11 @@ def _as_text(name: str, value: Any) -> str:
 
 def _as_choices(name: str, value: Any) -> str:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    if not (is_list and value and all(isinstance(choice, str) for choice in value)):
+    if not (is_list and value):
         raise StructureError(name, "must be a list of at least one string")
+    for index, choice in enumerate(value):
+        if not isinstance(choice, str):
+            raise StructureError(f"{name}[{index}]", "must be a string")
     return json.dumps(list(value))
 
 
