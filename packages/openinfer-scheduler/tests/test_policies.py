@@ -1,5 +1,7 @@
 """What each policy does, beside what all of them must not break."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from openinfer_scheduler import Fair, LongestPrefixMatch, ShortestPrefillFirst, load_policy
@@ -229,6 +231,14 @@ def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenan
                 subject.step()
             most = max(most, num_remembered(policy))
     assert most < 5000 + MAX_IDLE_FLOWS + 200
+
+
+def test_fair_books_what_it_hears_though_nobody_ever_waits():
+    policy = Fair()
+    for number in range(2 * MAX_IDLE_FLOWS):
+        request = SimpleNamespace(tenant="t", session_id=f"s{number}")
+        policy.charge(SimpleNamespace(request=request), 1)
+        assert len(policy._unbooked) <= MAX_IDLE_FLOWS
 
 
 @pytest.mark.parametrize(

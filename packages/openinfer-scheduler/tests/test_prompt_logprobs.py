@@ -1,3 +1,5 @@
+import pytest
+
 from openinfer_contract import (
     GenerateRequest,
     PromptLogprobOptions,
@@ -63,3 +65,14 @@ def test_what_was_delivered_before_a_preemption_is_not_repeated():
     assert positions(owed_prompt_logprobs(subject, 3, columns(4, 8))) == [5, 6, 7]
     assert positions(owed_prompt_logprobs(subject, 7, columns(8, 10))) == [8, 9]
     assert owed_prompt_logprobs(subject, 0, columns(1, 10)) is None
+
+
+@pytest.mark.parametrize(("start", "num_cached"), [(0, 0), (3, 2), (4, 2), (5, 4), (6, 4), (7, 6)])
+def test_what_is_owed_is_forwarded_although_it_is_cached(loop, start, num_cached):
+    """The logits about the first token that is owed are those of the position before."""
+    subject = loop(tokens_per_block=2)
+    subject.add([1, 2, 3, 4, 5, 6, 7])
+    subject.run()
+    subject.add([1, 2, 3, 4, 5, 6, 7], prompt_logprobs=PromptLogprobOptions(start=start))
+    (admitted,) = subject.scheduler.plan(subject.now).starts
+    assert admitted.num_cached_tokens == num_cached
