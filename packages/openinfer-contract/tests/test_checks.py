@@ -201,11 +201,23 @@ def test_a_feature_that_is_not_honoured_is_rejected_by_name(
     assert check_request(request, make_info()) is None
 
 
-def test_what_is_not_supported_has_no_bounds(make_info: Make, make_request: Make) -> None:
-    request: GenerateRequest = make_request(logprobs=LogprobOptions(num_top=10_000))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": LogprobOptions(num_top=10_000)},
+        {"logprobs": LogprobOptions(token_ids=b"abc")},
+        {"prompt_logprobs": PromptLogprobOptions(start=-1)},
+    ],
+    ids=["num_top", "token_ids", "start"],
+)
+def test_what_is_not_supported_has_no_bounds(
+    make_info: Make, make_request: Make, fields: dict[str, object]
+) -> None:
+    (name,) = fields
+    request: GenerateRequest = make_request(**fields)
     rejected = check_request(request, make_info(honoured=frozenset()))
     assert rejected is not None
-    assert rejected.message == "logprobs is not supported here"
+    assert rejected.message == f"{name} is not supported here"
 
 
 def test_no_speculation_can_be_asked_of_anyone(make_info: Make, make_request: Make) -> None:

@@ -98,16 +98,7 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     yield from _stop_problems(request, info)
     yield from _ruled_out_problems(request, info)
     yield from _length_problems(request, info)
-    for name in ("logprobs", "prompt_logprobs"):
-        options = getattr(request, name)
-        if options is None or name not in info.honoured:
-            continue  # that it is not supported is said below
-        if not 0 <= options.num_top <= info.limits.max_logprobs:
-            yield _invalid(name, f"num_top must be between 0 and {info.limits.max_logprobs}")
-    if request.logprobs and not _is_column(request.logprobs.token_ids, info.vocab_size):
-        yield _invalid("logprobs", f"token_ids must be a u32 column of ids below {info.vocab_size}")
-    if request.prompt_logprobs and request.prompt_logprobs.start < 0:
-        yield _invalid("prompt_logprobs", "start must not be negative")
+    yield from _logprob_problems(request, info)
     if len(request.cache.boundaries) % 4:
         yield _invalid("cache.boundaries", "must be a u32 column")
     if request.deadline is not None and math.isnan(request.deadline):
@@ -165,6 +156,21 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
         yield _invalid("stop.ignore_eos", "cannot be combined with a grammar, which has an end")
     if any(not 0 <= i < info.vocab_size for i in stop.stop_token_ids):
         yield _invalid("stop.stop_token_ids", f"must hold ids below {info.vocab_size}")
+
+
+def _logprob_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
+    """Of what is honoured: what is not supported has no bounds."""
+    logprobs, prompt_logprobs = request.logprobs, request.prompt_logprobs
+    for name, options in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if options is None or name not in info.honoured:
+            continue
+        if not 0 <= options.num_top <= info.limits.max_logprobs:
+            yield _invalid(name, f"num_top must be between 0 and {info.limits.max_logprobs}")
+    scores_ids = {"logprobs", "logprobs.token_ids"} <= info.honoured
+    if logprobs and scores_ids and not _is_column(logprobs.token_ids, info.vocab_size):
+        yield _invalid("logprobs", f"token_ids must be a u32 column of ids below {info.vocab_size}")
+    if prompt_logprobs and prompt_logprobs.start < 0 and "prompt_logprobs" in info.honoured:
+        yield _invalid("prompt_logprobs", "start must not be negative")
 
 
 def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
