@@ -1,14 +1,18 @@
 """The guide to a policy of one's own, followed letter by letter in a folder of its own."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+
+from openinfer_sim import trace_kinds
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +140,20 @@ def test_the_real_server_completes_in_its_order(start_server, guide, policy, eng
         del flags[at : at + 2]
     server = start_server(*flags, "--max-num-seqs", "1", env=_environment(guide))
     assert _completion_order(server, [400, 300, 200, 100]) == order
+
+
+def test_every_option_of_every_trace_has_its_row():
+    """With its default, as the functions behind the kinds have it."""
+    page = (Path(__file__).parents[1] / "docs/guides/scheduler.md").read_text(encoding="utf-8")
+    section = page.partition("### Traces")[2].partition("## ")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \| (\S*) +\| .+ \|$", section, re.M)
+    written = {
+        (kind, option): default
+        for kinds, option, default in rows
+        for kind in re.findall(r"\w+", kinds)
+    }
+    assert written == {
+        (kind, option): "" if default in ("", None) else str(default).removesuffix(".0")
+        for kind, options in trace_kinds().items()
+        for option, default in options.items()
+    }

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -31,6 +32,15 @@ def test_policies_stand_side_by_side_and_in_json(run, capsys, tmp_path):
     reports = json.loads(file.read_bytes())
     assert [report["policy"] for report in reports] == ["fcfs", "priority"]
     assert reports[0]["tenants"][0]["tenant"] == "tenant-0"
+
+
+def test_reports_on_standard_output_stand_alone(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*_SHORT, "--json", "-") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[0]["policy"] == "fcfs"
+    assert "requests served" in printed.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_class_from_the_current_folder(run, capsys, tmp_path, monkeypatch):
@@ -65,13 +75,15 @@ def test_a_policy_at_fault_has_no_score(run, tmp_path, monkeypatch):
 def test_limits_and_switches_reach_the_engines(run, capsys):
     limits = ("--context-length", "0.1k", "--page-size", "32", "--max-num-seqs", "1K")
     assert run(*_SHORT, *limits, "--disable-radix-cache", "--admission", "lifetime") == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    head, *rows = printed.out.splitlines()
     assert head == (
         "poisson:rate=10,duration=3,input=1024,output=128,tenants=2 · qwen3-4b on h200, "
         "max_model_len 100, max_num_seqs 1024, block_size 32, admission lifetime, "
         "enable_prefix_caching False, seed 0"
     )
     assert any("0 of " in row for row in rows), "every request is longer than 100 tokens"
+    assert re.search(r"fcfs: \d+ requests refused, the first: .*1024.*100", printed.err)
 
 
 def test_what_a_report_is_of_can_be_typed_again(run, capsys):
@@ -105,6 +117,8 @@ def test_values_are_those_of_the_server(run, capsys, flag, value, reason):
         (("--device", "nosuch"), "nosuch"),
         (("--router", "nosuch"), "nosuch"),
         (("--replicas", "0"), "replicas"),
+        (("--kv-cache-bytes", "3000"), "kv_cache_bytes 3000 .* at least 2359296"),
+        (("--kv-cache-bytes", "3000", "--model", "qwen3_5-4b"), "kv_cache_bytes 3000"),
         (("--seed", "-1"), "--seed"),
         (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
     ],

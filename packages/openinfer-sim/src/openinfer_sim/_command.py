@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         "sim",
         help="score scheduling policies on modelled devices",
         description="Runs the real scheduler over a modelled device on a virtual clock.",
-        epilog="traces: " + "; ".join(f"{k}:{','.join(o)}" for k, o in trace_kinds().items()),
+        epilog=f"traces, with their defaults: {_traces()}. See docs/guides/scheduler.md",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
     )
@@ -51,11 +51,26 @@ def add(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
     defaults = SimpleNamespace(**{field.name: field.default for field in fields(Setup)})
     add_flags(parser, (flag for flag in ENGINE_FLAGS if flag.dest in _OPTIONS), defaults)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the reports there; - for standard output, and the table goes to standard error",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions there")
     parser.set_defaults(run=run, takes_extra=False)
 
 
+def _traces() -> str:
+    """Every kind with its options and their defaults."""
+    shown = {
+        kind: (f"{name}={'' if value is None else value}" for name, value in options.items())
+        for kind, options in trace_kinds().items()
+    }
+    return "; ".join(f"{kind}: {', '.join(options)}" for kind, options in shown.items())
+
+
+_STDOUT = Path("-")
 _PREFIX_CACHE = "enable_prefix_caching"
 _OPTIONS = frozenset(field.name for field in fields(Setup)) - {"model", "device"} | {_PREFIX_CACHE}
 """Options of every engine that are flags here as they are of the server."""
@@ -92,7 +107,11 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
         )
         took = time.perf_counter() - begin
         print(f"{policy}: {trace.num_requests} requests in {took:.1f} s", file=sys.stderr)
-    print(format_table([run.report for run in runs.values()]))
+        if refusal := runs[policy].recorder.first_refusal:
+            num = runs[policy].report.num_rejected
+            print(f"{policy}: {num} requests refused, the first: {refusal}", file=sys.stderr)
+    table = format_table([run.report for run in runs.values()])
+    print(table, file=sys.stderr if namespace.json == _STDOUT else sys.stdout)
     try:
         _write(runs, namespace, title=trace.name)
     except OSError as error:
@@ -102,8 +121,12 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
 
 def _write(runs: Mapping[str, Run], namespace: argparse.Namespace, *, title: str) -> None:
     if namespace.json:
-        reports = msgspec.json.encode([run.report for run in runs.values()])
-        namespace.json.write_bytes(msgspec.json.format(reports, indent=2))
+        encoded = msgspec.json.encode([run.report for run in runs.values()])
+        reports = msgspec.json.format(encoded, indent=2)
+        if namespace.json == _STDOUT:
+            print(reports.decode())
+        else:
+            namespace.json.write_bytes(reports)
     if namespace.plot:
         recorders = {policy: run.recorder for policy, run in runs.items()}
         plot_runs(recorders, namespace.plot, title=title)

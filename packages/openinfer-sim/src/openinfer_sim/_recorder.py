@@ -59,6 +59,8 @@ class Recorder:
 
     records: list[RequestRecord] = field(default_factory=list)
     inter_token_s: "array[float]" = field(default_factory=lambda: array("f"))
+    first_refusal: str = ""
+    """Why the first request was refused that was; empty if none."""
 
 
 def outcome_of(end: object) -> str:

@@ -66,6 +66,14 @@ class Setup:
         if not 0.0 < share <= 1.0:
             raise SimError(f"gpu_memory_utilization must be in (0, 1], not {share}")
         room = self.num_cache_tokens
+        if not room and self.kv_cache_bytes is not None:
+            num_bytes = self._layout.slab_bytes * len(
+                self.model_figures.cache_groups(self.block_size)
+            )
+            raise SimError(
+                f"kv_cache_bytes {self.kv_cache_bytes} holds no block of {self.model}'s cache: "
+                f"it must be at least {num_bytes}"
+            )
         if not room:
             raise SimError(
                 f"{self.model} leaves no memory for a KV cache on {self.device}: its weights take "

@@ -18,6 +18,7 @@ import numpy as np
 from openinfer_contract import (
     Finished,
     GenerateRequest,
+    Rejected,
     StopRules,
     TokenEvent,
 )
@@ -161,6 +162,8 @@ class Simulation:
             replica=flight.route.replica,
         )
         self.recorder.records.append(record)
+        if isinstance(end, Rejected) and not self.recorder.first_refusal:
+            self.recorder.first_refusal = end.message
         client.number += 1
         turns = client.session.turns
         if record.is_served and client.number < len(turns):

@@ -53,9 +53,12 @@ _KINDS: Mapping[str, tuple[Callable[..., Trace], type | None]] = {
 }
 
 
-def trace_kinds() -> dict[str, tuple[str, ...]]:
-    """What `parse_trace` knows: the options of each kind."""
-    return {kind: tuple(_options(kind)) for kind in _KINDS}
+def trace_kinds() -> dict[str, dict[str, Any]]:
+    """What `parse_trace` knows: the options of each kind, with their defaults.
+
+    docs/guides/scheduler.md has their meaning.
+    """
+    return {kind: _defaults(kind) for kind in _KINDS}
 
 
 def parse_trace(text: str, *, seed: int = 0) -> Trace:
@@ -81,17 +84,20 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     return _KINDS[kind][0](seed=seed, **values)
 
 
-def _options(kind: str) -> dict[str, type]:
-    """Options and their types: the function's own, then the fields of its mix."""
+def _defaults(kind: str) -> dict[str, Any]:
+    """Options and their defaults: the function's own, then the fields of its mix."""
     function, mix = _KINDS[kind]
-    options: dict[str, type] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name != "seed":
-            default = parameter.default
-            options[name] = int if default is None else type(default)
-    for field in fields(mix) if mix else ():
-        options[field.name] = type(field.default)
-    return options
+    own = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name != "seed"
+    }
+    return own | {field.name: field.default for field in (fields(mix) if mix else ())}
+
+
+def _options(kind: str) -> dict[str, type]:
+    """Options and their types."""
+    return {n: int if value is None else type(value) for n, value in _defaults(kind).items()}
 
 
 def _convert(kind: str, name: str, value: str, wanted: type) -> Any:
