@@ -1,8 +1,10 @@
 """The simulator behind the real front end, and its command, as users meet them."""
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -22,6 +24,33 @@ def _stream(server, **options):
     return [(time.monotonic(), chunk) for chunk in stream]
 
 
+def _check_what_the_guide_says_of_it(server):
+    page = (Path(__file__).parents[1] / "docs/guides/serving.md").read_text(encoding="utf-8")
+    said = re.search(r"What it cannot do is(.*?)`tools`", page, re.DOTALL)
+    function = {"type": "function", "function": {"name": "f"}}
+    asked = {
+        "logprobs": True,
+        "prompt_logprobs": 1,
+        "logit_bias": {"5": 1},
+        "allowed_token_ids": [5],
+        "bad_words": ["a"],
+        "presence_penalty": 1,
+        "frequency_penalty": 1,
+        "repetition_penalty": 1.5,
+        "min_tokens": 2,
+        "response_format": {"type": "json_object"},
+        "structured_outputs": {"regex": "a"},
+    }
+    assert re.findall(r"`(\w+)`", said[1]) == list(asked)
+    strict = {"tools": [function | {"function": {"name": "f", "strict": True}}]}
+    demanded = {"tools": [function], "tool_choice": "required"}
+    for fields in (*({name: value} for name, value in asked.items()), strict, demanded):
+        body = {"model": "tiny", "messages": HELLO, "max_tokens": 3} | fields
+        status, answer = server.post("/v1/chat/completions", body)
+        assert (status, answer["error"]["param"]) == (400, [*fields][-1]), answer
+        assert "is not supported by this engine (sim)" in answer["error"]["message"]
+
+
 def test_the_official_client_streams_from_a_modelled_device(start_server):
     server = start_server("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200")
     assert any("tiny by sim on modelled h200" in line for line in server.log)
@@ -38,6 +67,8 @@ def test_the_official_client_streams_from_a_modelled_device(start_server):
     with pytest.raises(openai.BadRequestError) as refused:
         server.client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
     assert refused.value.param == "logprobs"
+    assert "logprobs is not supported by this engine (sim)" in refused.value.message
+    _check_what_the_guide_says_of_it(server)
 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: _stream(server, max_tokens=20), range(16)))

@@ -217,7 +217,7 @@ def test_what_is_not_supported_has_no_bounds(
     request: GenerateRequest = make_request(**fields)
     rejected = check_request(request, make_info(honoured=frozenset()))
     assert rejected is not None
-    assert rejected.message == f"{name} is not supported here"
+    assert rejected.message == f"{name} is not supported by this engine (test)"
 
 
 def test_no_speculation_can_be_asked_of_anyone(make_info: Make, make_request: Make) -> None:

@@ -201,7 +201,7 @@ def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, clie
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == next(iter(fields))
-    assert error["message"] == f"{error['param']} is not supported here"
+    assert error["message"] == f"{error['param']} is not supported by this engine (fake)"
     assert not engine.requests
 
 
@@ -211,7 +211,7 @@ def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, m
     response = client_of(make_app(engine)).post("/v1/completions", {"prompt": "Hi", field: 5})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field)
-    assert error["message"] == f"{field} is not supported here"
+    assert error["message"] == f"{field} is not supported by this engine (fake)"
 
 
 BIAS = "logit_bias: must be an object of numbers by token id"

@@ -271,7 +271,7 @@ def test_an_engine_without_logprobs_says_so_in_our_words(make_app, fakes, client
     response = client_of(make_app(engine)).post(ROUTE, {"input": "Hi", "top_logprobs": 3})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "top_logprobs")
-    assert error["message"] == "top_logprobs is not supported here"
+    assert error["message"] == "top_logprobs is not supported by this engine (fake)"
 
 
 def test_every_form_that_a_field_takes_is_said(client):

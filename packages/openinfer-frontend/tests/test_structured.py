@@ -111,7 +111,7 @@ def test_what_demands_calls_is_named_where_nothing_can_be_held(
         response = client.post("/v1/chat/completions", body | fields)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param)
-        assert error["message"] == f"{param} is not supported here"
+        assert error["message"] == f"{param} is not supported by this engine (fake)"
 
 
 @pytest.fixture

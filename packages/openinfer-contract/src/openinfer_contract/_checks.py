@@ -105,9 +105,8 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
         yield _invalid("deadline", "must be a number of seconds")
     for feature, uses in _not_among(info.honoured):
         if uses(request):
-            yield Rejected(
-                kind="unsupported", field=feature, message=f"{feature} is not supported here"
-            )
+            message = f"{feature} is not supported by this engine ({info.model_line})"
+            yield Rejected(kind="unsupported", field=feature, message=message)
 
 
 @lru_cache(maxsize=16)
