@@ -114,11 +114,12 @@ def ids_of(text):
     ids=["min_tokens", "allowed", "bad words"],
 )
 @pytest.mark.parametrize("num_output_prefix", [0, 1])
+@pytest.mark.parametrize("options", [{}, pytest.param(CUDA, marks=gpu)], ids=["cpu", "cuda"])
 def test_fields_that_leave_a_grammar_no_token_fail_their_request_alone(
-    held_engine, ask, prompts, min_tokens, sampling, named, num_output_prefix
+    held_engine, ask, prompts, options, min_tokens, sampling, named, num_output_prefix
 ):
     """By name, and without doubt of what the model has computed: the prefix cache stays."""
-    runner = held_engine()
+    runner = held_engine(**options)
     free = ask(prompts[3], max_tokens=20)
     ids = prompts[3] + list(encode("a"))[:num_output_prefix]
     failing = replace(
