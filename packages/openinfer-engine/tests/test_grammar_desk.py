@@ -1,9 +1,16 @@
 """The desk of grammars by itself, over a compiler whose answers are the test's."""
 
+import threading
 from concurrent.futures import Future
 
+import pytest
+from msgspec.structs import replace
+
 from openinfer_contract import GenerateRequest, Grammar, StopRules, pack_ids
+from openinfer_engine import EngineOptions, TraceFailed, assemble
 from openinfer_engine._grammars import GrammarDesk
+from openinfer_testing import CountingShape, ZeroCostExecutor
+from openinfer_testing.grammar import VOCAB_SIZE, tokenizer_json
 
 
 class Waiting:
@@ -39,3 +46,14 @@ def test_what_nobody_waits_for_any_more_is_not_compiled():
     desk.forget("stays")
     assert not desk.is_compiling
     desk.close()
+
+
+def test_a_loop_that_cannot_be_made_leaves_no_thread(tmp_path):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_json())
+    executor = ZeroCostExecutor(CountingShape(vocab_size=VOCAB_SIZE))
+    executor._info = replace(executor._info, honoured=executor._info.honoured | {"grammar"})
+    options = EngineOptions(trace_file=str(tmp_path / "missing" / "trace.json"))
+    with pytest.raises(TraceFailed):
+        assemble(executor, options, tokenizer=tokenizer)
+    assert not [each for each in threading.enumerate() if each.name.startswith("openinfer")]

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -138,8 +139,44 @@ def _assembled(
     keeps_policy: bool,
 ) -> EngineLoop:
     info = executor.info
+    config = _scheduler_config(info, options)
+    cache = _cache(info, config, options, clock)
+    scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
+    with ExitStack() as undo:
+        grammars = _grammar_desk(info, options, tokenizer)
+        if grammars is not None:
+            undo.callback(grammars.close)
+        events, outlet = options.kv_events_config, None
+        if events is not None and events.is_publishing:
+            outlet = KVEventOutlet(cache, events)
+            undo.callback(outlet.close)
+        engine_info = build_engine_info(
+            info,
+            options,
+            model_line=model_line,
+            tp_size=options.tensor_parallel_size,
+            has_grammars=grammars is not None,
+        )
+        loop = EngineLoop(
+            executor,
+            scheduler,
+            engine_info,
+            clock,
+            outlet,
+            grammars,
+            trace_dir=options.trace_dir,
+            trace_max_bytes=options.trace_max_bytes,
+            keeps_policy=keeps_policy,
+        )
+        if options.trace_file is not None:
+            loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))
+        undo.pop_all()
+    return loop
+
+
+def _scheduler_config(info: ExecutorInfo, options: EngineOptions) -> SchedulerConfig:
     target_ms = options.target_itl_ms
-    config = SchedulerConfig(
+    return SchedulerConfig(
         max_model_len=info.max_model_len,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
@@ -153,9 +190,14 @@ def _assembled(
         target_itl_s=None if target_ms is None else target_ms / 1000.0,
         seed=options.seed,
     )
+
+
+def _cache(
+    info: ExecutorInfo, config: SchedulerConfig, options: EngineOptions, clock: Callable[[], float]
+) -> KVCache:
     make_policy = EVICTION_POLICIES[options.eviction_policy]
     is_single = len(info.cache_groups) == 1
-    cache = KVCache(
+    return KVCache(
         info.cache_groups,
         num_blocks=info.num_blocks if is_single else None,
         num_slabs=None if is_single else info.num_blocks,
@@ -165,31 +207,6 @@ def _assembled(
         eviction=None if make_policy is None else partial(make_policy, clock),
         clock=clock,
     )
-    scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
-    grammars = _grammar_desk(info, options, tokenizer)
-    engine_info = build_engine_info(
-        info,
-        options,
-        model_line=model_line,
-        tp_size=options.tensor_parallel_size,
-        has_grammars=grammars is not None,
-    )
-    events = options.kv_events_config
-    outlet = None if events is None or not events.is_publishing else KVEventOutlet(cache, events)
-    loop = EngineLoop(
-        executor,
-        scheduler,
-        engine_info,
-        clock,
-        outlet,
-        grammars,
-        trace_dir=options.trace_dir,
-        trace_max_bytes=options.trace_max_bytes,
-        keeps_policy=keeps_policy,
-    )
-    if options.trace_file is not None:
-        loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))
-    return loop
 
 
 def _grammar_desk(
