@@ -16,7 +16,7 @@ from openinfer._http_options import HttpOptions
 from openinfer._resolve import resolve_model
 from openinfer._text_options import TextOptions
 from openinfer_contract import ContractVersionError, EngineDead, Hello, encode_frame
-from openinfer_frontend import CounterPages
+from openinfer_frontend import ONE_SIGNAL_S, CounterPages
 
 _NEWER = 999
 
@@ -252,6 +252,28 @@ def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(processes, s
         os.close(writer)
 
     asyncio.run(main())
+
+
+def test_the_hurry_is_told_again_to_those_whose_drain_began_late(processes, spec, tmp_path):
+    code = (
+        "import signal, sys, time\n"
+        "told = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: told.append(time.monotonic()))\n"
+        f"open('{tmp_path}/ready', 'w').close()\n"
+        "while len(told) < 2: signal.pause()\n"
+        f"with open('{tmp_path}/gap', 'w') as file: file.write(str(told[1] - told[0]))\n"
+    )
+
+    async def main():
+        fronts = processes(spec, code)
+        await fronts.start()
+        await _until((tmp_path / "ready").exists)
+        fronts.hurry()
+        await asyncio.wait_for(asyncio.gather(*fronts._keepers), 20)
+        await fronts.stop()
+
+    asyncio.run(main())
+    assert float((tmp_path / "gap").read_text()) > 0.9 * ONE_SIGNAL_S
 
 
 def test_a_machine_that_can_start_nobody_is_tried_again(processes, spec, monkeypatch, caplog):

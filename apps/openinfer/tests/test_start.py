@@ -1,6 +1,7 @@
 """The first moments of a command: what it imports before what, and Ctrl-C at any of them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,26 @@ def test_an_interrupt_that_is_ignored_stays_ignored():
         "leave_on_interrupt(); raise_interrupts(); signal.raise_signal(signal.SIGINT)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("is_served", "status"), [(True, 0), (False, None)])
+def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, status):
+    code = (
+        "import signal; from openinfer._interrupts import end_quietly, leave_on_interrupt\n"
+        f"leave_on_interrupt(); number = signal.{number}\n"
+        f"if {is_served}: signal.signal(number, lambda *_: None)\n"
+        "end_quietly()\n"
+        "import atexit; atexit.register(lambda: signal.raise_signal(number))\n"
+        # Here the interpreter has given every handler of Python's back.
+        "class Last:\n"
+        "    def __del__(self, kill=__import__('os').kill, me=__import__('os').getpid()):\n"
+        "        kill(me, number)\n"
+        "last = Last()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False)
+    ends = {"SIGINT": 130, "SIGTERM": -signal.SIGTERM}
+    assert ended.returncode == (ends[number] if status is None else status)
 
 
 @pytest.mark.parametrize(
