@@ -1,5 +1,6 @@
 """Requests that the scheduler does not know yet: they wait for a grammar, or for a pause."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class HeldRequests:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held: dict[str, Held] = {}
+        self._nearest = math.inf
+        """No deadline of those that are held is before it."""
         self.num_tokens = 0
         """Of all prompts."""
 
@@ -40,6 +43,7 @@ class HeldRequests:
             return Rejected(kind="overloaded", message="the intake is full", retry_after_s=1.0)
         self._held[request.request_id] = Held(request, now)
         self.num_tokens = num_tokens
+        self._nearest = min(self._nearest, _deadline(request))
         return None
 
     def take(self, request_id: str) -> Held | None:
@@ -50,9 +54,13 @@ class HeldRequests:
         return held
 
     def late(self, now: float) -> list[str]:
-        """Ids of those whose deadline has passed."""
-        return [
-            request_id
-            for request_id, held in self._held.items()
-            if held.request.deadline is not None and held.request.deadline <= now
-        ]
+        """Ids of those whose deadline has passed. Constant time where none has."""
+        if now < self._nearest:
+            return []
+        deadlines = {request_id: _deadline(held.request) for request_id, held in self._held.items()}
+        self._nearest = min((d for d in deadlines.values() if d > now), default=math.inf)
+        return [request_id for request_id, deadline in deadlines.items() if deadline <= now]
+
+
+def _deadline(request: GenerateRequest) -> float:
+    return math.inf if request.deadline is None else request.deadline

@@ -1,0 +1,47 @@
+"""Requests that are held: whose deadline has passed."""
+
+from openinfer_contract import GenerateRequest, Limits, StopRules, pack_ids
+from openinfer_engine._held import HeldRequests
+
+LIMITS = Limits(
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    max_queued_requests=100,
+    max_queued_tokens=1000,
+    max_logprobs=0,
+)
+
+
+def request(name, deadline):
+    return GenerateRequest(
+        request_id=name,
+        prompt_token_ids=pack_ids([1]),
+        stop=StopRules(max_tokens=1),
+        deadline=deadline,
+    )
+
+
+def test_each_is_late_from_its_own_deadline_on_however_they_come():
+    held = HeldRequests(LIMITS)
+    for name, deadline in (("a", 5.0), ("b", 3.0), ("patient", None)):
+        assert held.hold(request(name, deadline), 0.0) is None
+    assert held.late(2.9) == []
+    assert held.late(3.0) == ["b"]
+    assert held.take("b") is not None
+    assert held.late(3.1) == []
+    held.hold(request("c", 4.0), 3.2)
+    assert held.late(3.9) == []
+    assert held.late(4.0) == ["c"]
+    assert held.late(6.0) == ["a", "c"]
+    assert held.take("a") is not None
+    assert held.take("c") is not None
+    assert held.late(1e9) == []
+
+
+def test_who_is_not_late_is_not_looked_at():
+    held = HeldRequests(LIMITS)
+    for number in range(50):
+        held.hold(request(f"r{number}", 10.0 + number), 0.0)
+    held._held = None
+    assert held.late(9.0) == []
