@@ -1,5 +1,6 @@
 """What the README shows works, letter by letter."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -62,6 +63,56 @@ def test_pip_is_given_a_package_with_all_its_siblings():
         requirements = tomllib.loads(text)["project"]["dependencies"]
         siblings = {m[0] for r in requirements if (m := re.match(r"openinfer-[a-z0-9-]+", r))}
         assert siblings <= set(named), package
+
+
+_MEMBERS = {
+    tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]: path.parent
+    for folder in ("packages", "apps")
+    for path in (_ROOT / folder).glob("*/pyproject.toml")
+}
+
+
+def _brought_by(names):
+    """What an environment has with these members installed, whatever they need included."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in _MEMBERS:
+            text = (_MEMBERS[name] / "pyproject.toml").read_text(encoding="utf-8")
+            requirements = tomllib.loads(text)["project"]["dependencies"]
+            left += [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
+    return found
+
+
+def _used_by(code):
+    """What a program imports, or names as `module:function`, as names of distributions."""
+    nodes = list(ast.walk(ast.parse(code)))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    roots = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    return {root.replace("_", "-") for root in {*roots, *re.findall(r"\bopeninfer_\w+", code)}}
+
+
+@pytest.mark.parametrize("name", sorted(_MEMBERS))
+def test_an_example_runs_where_what_its_page_says_is_installed(name):
+    page = (_MEMBERS[name] / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"`uv pip install ((?:\./packages/[\w-]+ ?)+)`", page)
+    named = [word.removeprefix("./packages/") for line in commands for word in line.split()]
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        assert _used_by(code) <= _brought_by({name, *named})
+
+
+@pytest.mark.parametrize("name", sorted(_MEMBERS))
+def test_a_member_is_tested_alone_with_what_its_tests_need(name):
+    """A plain `pytest` is there only where the whole workspace is."""
+    page = (_MEMBERS[name] / "README.md").read_text(encoding="utf-8")
+    folder = _MEMBERS[name].relative_to(_ROOT).as_posix()
+    assert re.findall(r"`([^`]*pytest (?:packages|apps)/[^`]*)`", page) == [
+        f"uv run --isolated --package {name} --group dev pytest {folder}"
+    ]
 
 
 def test_the_llm_snippet_prints_two_texts():
