@@ -1,5 +1,7 @@
 """Every field reaches the engine, or is refused by name before anything is spent."""
 
+import re
+
 import pytest
 
 from openinfer_contract import FEATURES, Finished, Sampling, StopRules, unpack_ids
@@ -123,6 +125,33 @@ def test_too_many_sequences_name_what_is_too_many(client, engine, fields, param)
     response = client.post("/v1/completions", fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"prompt": ["Hi"] * 4}, "prompt", "exceed 3: .*--max-num-queued-reqs"),
+        ({"prompt": "Hi", "n": 4}, "n", "exceed 3: .*--max-num-queued-reqs"),
+        ({"prompt": [[5] * 9, [6] * 12]}, "prompt", "21 tokens: .* 20 .*--max-num-queued-tokens"),
+        ({"prompt": [5] * 7, "n": 3}, "prompt", "21 tokens: .* 20 .*--max-num-queued-tokens"),
+    ],
+)
+def test_what_no_queue_could_take_is_not_worth_a_retry(
+    fakes, make_app, client_of, fields, param, words
+):
+    engine = fakes.FakeEngine(max_queued_requests=3, max_queued_tokens=20)
+    response = client_of(make_app(engine)).post("/v1/completions", fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert re.search(words, error["message"])
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a"] * 3}, {"prompt": [5] * 21}])
+def test_what_an_empty_queue_takes_is_sent(fakes, make_app, client_of, fields):
+    engine = fakes.FakeEngine(max_queued_requests=3, max_queued_tokens=20)
+    engine.script = fakes.hello
+    assert client_of(make_app(engine)).post("/v1/completions", fields).status_code == 200
 
 
 @pytest.mark.parametrize("value", [3, "x" * 513])

@@ -41,6 +41,9 @@ def test_the_intake_is_bounded(loop):
     assert subject.add([1] * 30, max_tokens=2) == "r0", "one request always fits an empty queue"
     rejected = subject.add([2])
     assert (rejected.kind, rejected.retry_after_s) == ("overloaded", 3.0)
+    assert "with 30 tokens are waiting, and this one has 1; at most 2 requests with 20" in (
+        rejected.message
+    )
     subject.plan()
     subject.abort("r0")
     assert subject.add([1] * 15) == "r1"

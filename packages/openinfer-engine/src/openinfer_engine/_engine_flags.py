@@ -138,14 +138,14 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         ("--max-num-queued-reqs", "--max-queued-requests"),
         "count",
         "engine",
-        "requests waiting at most; beyond it 503",
+        "requests waiting at most; beyond it 503, and 400 for one of more choices",
     ),
     Flag(
         "max_queued_tokens",
         ("--max-num-queued-tokens", "--max-queued-tokens"),
         "count",
         "engine",
-        "prompt tokens waiting at most; beyond it 503",
+        "prompt tokens waiting at most; likewise",
     ),
     Flag(
         "tensor_parallel_size",

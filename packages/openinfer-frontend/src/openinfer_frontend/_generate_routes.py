@@ -132,6 +132,14 @@ class GenerateRoutes:
             message = f"prompts times n must not exceed {config.max_sequences}"
             raise ApiError(400, message, param="n" if request.n > 1 else context.prompt_param)
         engine = self._backend.engine()
+        most = engine.info.limits.max_queued_requests
+        if 1 < num_prompts * request.n > most:
+            # They come to the engine together. Its own answer, 503, would be tried again in vain.
+            message = (
+                f"prompts times n must not exceed {most}: no more may wait at this server "
+                "(--max-num-queued-reqs)"
+            )
+            raise ApiError(400, message, param="n" if request.n > 1 else context.prompt_param)
         form = wanted_form(request, self._text.model.tool_parser)
         lowering = Lowering(
             request,
@@ -189,9 +197,11 @@ class GenerateRoutes:
         echoes: Sequence[str] = (),
     ) -> None:
         request, context, config = job.request, job.context, self._backend.config
+        requests = _lowered(job, prompts)
+        _check_tokens(requests, job)
         generation = Generation(
             job.engine,
-            _lowered(job, prompts),
+            requests,
             num_samples=request.n,
             eos_token_ids=job.lowering.eos_token_ids,
             prompt_param=context.prompt_param,
@@ -318,6 +328,19 @@ def _lowered(job: _Job, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
         for number, prompt in enumerate(prompts)
         for sample in range(request.n)
     ]
+
+
+def _check_tokens(requests: Sequence[GenerateRequest], job: _Job) -> None:
+    """Refuses what would not fit an empty queue of the engine, and 503 would be tried again for."""
+    most = job.engine.info.limits.max_queued_tokens
+    num_tokens = sum(request.num_prompt_tokens for request in requests)
+    if len(requests) > 1 and num_tokens > most:
+        message = (
+            f"prompts times n have {num_tokens} tokens: no more than {most} may wait at this "
+            "server (--max-num-queued-tokens)"
+        )
+        param = job.context.prompt_param
+        raise ApiError(400, message, param=param)
 
 
 def _context(

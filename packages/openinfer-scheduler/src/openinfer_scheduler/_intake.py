@@ -79,7 +79,10 @@ class Intake:
             return None
         return Rejected(
             kind="overloaded",
-            message=f"{len(waiting)} requests with {waiting.num_tokens} tokens are waiting",
+            message=f"{len(waiting)} requests with {waiting.num_tokens} tokens are waiting, and "
+            f"this one has {request.num_prompt_tokens}; at most "
+            f"{config.max_queued_requests} requests with {config.max_queued_tokens} tokens "
+            "may wait",
             retry_after_s=config.overload_retry_after_s,
         )
 
