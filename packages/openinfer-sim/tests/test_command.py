@@ -86,6 +86,12 @@ def test_limits_and_switches_reach_the_engines(run, capsys):
     assert re.search(r"fcfs: \d+ requests refused, the first: .*1024.*100", printed.err)
 
 
+def test_a_replica_of_several_devices(run, capsys):
+    assert run(*_SHORT, "--model", "deepseek-v4-flash", "--tp-size", "2") == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert "deepseek-v4-flash on h200, max_num_seqs 256, tensor_parallel_size 2" in head
+
+
 def test_what_a_report_is_of_can_be_typed_again(run, capsys):
     trace = "bursts:rate=10,duration=3,size=5,input=100,output=9,spread=0.5,skew=1.5"
     assert run("--trace", trace, "--replicas", "2", "--router", "random") == 0
@@ -119,6 +125,8 @@ def test_values_are_those_of_the_server(run, capsys, flag, value, reason):
         (("--replicas", "0"), "replicas"),
         (("--kv-cache-bytes", "3000"), "kv_cache_bytes 3000 .* at least 2359296"),
         (("--kv-cache-bytes", "3000", "--model", "qwen3_5-4b"), "kv_cache_bytes 3000"),
+        (("--model", "kimi-k2"), "--tensor-parallel-size 8"),
+        (("-tp", "16"), "tensor_parallel_size"),
         (("--seed", "-1"), "--seed"),
         (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
     ],

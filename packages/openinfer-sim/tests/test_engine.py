@@ -67,6 +67,10 @@ def test_the_plan_follows_checkpoint_model_and_options(checkpoint):
     plan = ENGINE.plan(_spec(checkpoint, small, max_num_seqs=8, max_num_batched_tokens=64))
     assert (plan.max_num_seqs, plan.max_num_batched_tokens) == (8, 64)
     assert plan.max_model_len == 40_960
+    plan = ENGINE.plan(_spec(checkpoint, {"sim_model": "kimi-k2"}, tensor_parallel_size=8))
+    assert (plan.device, plan.max_model_len) == ("modelled 8 h200", 262_144)
+    with pytest.raises(SimError, match="--tensor-parallel-size 8"):
+        ENGINE.plan(_spec(checkpoint, {"sim_model": "kimi-k2"}))
 
 
 def test_a_length_nobody_asked_for_shrinks_to_the_cache(checkpoint):
@@ -81,7 +85,6 @@ def test_a_length_nobody_asked_for_shrinks_to_the_cache(checkpoint):
         ({"device": "cuda"}, {}, "device.*--sim-device"),
         ({"dtype": "float16"}, {}, "dtype"),
         ({"num_threads": 2}, {}, "num_threads"),
-        ({"tensor_parallel_size": 2}, {}, "tensor_parallel_size"),
         ({"load_format": "dummy"}, {}, "load_format"),
         ({}, {"sim_model": "gpt-1"}, "sim_model.*qwen3-4b"),
         ({}, {"sim_device": "abacus"}, "sim_device.*h200"),

@@ -5,37 +5,72 @@
          + keys and values of decode rows / decode attention rate
          + max(attention FLOP, keys and values) of prefill rows
          + recurrent states, read and written
+         + all-reduces, two a layer, where a model is divided over several devices
 
 Products and attention alternate layer by layer, so their times add. What a prefill's attention
-costs is counted in pairs: a query of position p meets p + 1 keys.
+costs is counted in pairs: a query of position p meets p + 1 keys. Devices of one replica work on
+the same step at once, each on its share of weights, heads and FLOP; all-reduces are rings.
 """
 
 import numpy as np
 
 from openinfer_sim._figures import DeviceFigures, ModelFigures, Overheads
 
+_REDUCES_PER_LAYER = 2
+"""After attention and after the feed-forward part."""
+_BYTES_PER_ACTIVATION = 2
+
 
 class CostModel:
-    """The durations of one model on one device."""
+    """The durations of one model on one device, or divided over several.
 
-    def __init__(self, model: ModelFigures, device: DeviceFigures, overheads: Overheads) -> None:
-        self._model = model
+    Args:
+        model: the whole model.
+        device: each of them.
+        overheads: of the serving stack.
+        num_devices: tensor parallel ranks.
+    """
+
+    def __init__(
+        self,
+        model: ModelFigures,
+        device: DeviceFigures,
+        overheads: Overheads,
+        *,
+        num_devices: int = 1,
+    ) -> None:
+        self._set_collectives(model, device, num_devices)
+        self._model = model = model.of_rank(num_devices)
         read_rate = device.read_bytes_per_s
         self._weight_s_per_byte = 1.0 / (overheads.read_share * read_rate)
         kv_rate = overheads.decode_attention_share * read_rate
-        self._kv_s_per_token = model.kv_bytes_per_token / kv_rate
-        self._state_s = 2.0 * model.state_bytes / (overheads.state_share * read_rate)
+        read_bytes = model.kv_read_bytes_per_token
+        self._kv_s_per_token = (
+            model.kv_bytes_per_token if read_bytes is None else read_bytes
+        ) / kv_rate
+        self._row_s = (
+            2.0 * model.state_bytes / (overheads.state_share * read_rate)
+            + model.kv_read_bytes_per_row / kv_rate
+        )
         product_rate = overheads.product_share * device.product_flops
         self._product_s_per_token = 2.0 * model.num_active_params / product_rate
         self._head_s_per_token = 2.0 * model.num_head_params / product_rate
-        self._pair_s = (
-            model.num_attention_layers
-            * model.attention_flops_per_pair
-            / (overheads.attention_share * device.attention_flops)
-        )
+        attention_rate = overheads.attention_share * device.attention_flops
+        self._pair_s = model.num_attention_layers * model.attention_flops_per_pair / attention_rate
+        self._query_s = model.attention_flops_per_query / attention_rate
         self._fixed_s = (
-            overheads.step_s + overheads.launch_s * model.num_layers * model.launches_per_layer
+            overheads.step_s
+            + overheads.launch_s * model.num_layers * model.launches_per_layer
+            + self._reduces_s
         )
+
+    def _set_collectives(
+        self, model: ModelFigures, device: DeviceFigures, num_devices: int
+    ) -> None:
+        num_reduces = _REDUCES_PER_LAYER * model.num_layers if num_devices > 1 else 0
+        sent = 2.0 * (num_devices - 1) / num_devices * model.hidden_size * _BYTES_PER_ACTIVATION
+        self._reduces_s = num_reduces * device.link_latency_s
+        self._reduce_s_per_token = num_reduces * sent / device.link_bytes_per_s
 
     def decode_s(self, num_rows: int, num_kv_tokens: int) -> float:
         """Seconds of a step of decode rows alone.
@@ -48,7 +83,7 @@ class CostModel:
             self._fixed_s
             + self._products_s(num_rows, num_rows)
             + num_kv_tokens * self._kv_s_per_token
-            + num_rows * self._state_s
+            + num_rows * self._row_s
         )
 
     def decode_run_s(self, num_rows: int, num_kv_tokens: int, num_steps: int) -> list[float]:
@@ -64,7 +99,7 @@ class CostModel:
             self._fixed_s
             + self._products_s(num_rows, num_rows)
             + kv_tokens * self._kv_s_per_token
-            + num_rows * self._state_s
+            + num_rows * self._row_s
         ).tolist()
         return durations
 
@@ -78,7 +113,8 @@ class CostModel:
         """
         model = self._model
         overhead = model.prefill_overhead_s if num_tokens >= model.prefill_overhead_from else 0.0
-        return overhead + max(num_pairs * self._pair_s, num_kv_tokens * self._kv_s_per_token)
+        attention_s = num_pairs * self._pair_s + num_tokens * self._query_s
+        return overhead + max(attention_s, num_kv_tokens * self._kv_s_per_token)
 
     def mixed_s(
         self,
@@ -96,12 +132,12 @@ class CostModel:
             self._fixed_s
             + self._products_s(num_decode_rows + num_prefill_tokens, num_sampled)
             + num_decode_kv_tokens * self._kv_s_per_token
-            + (num_decode_rows + num_prefill_rows) * self._state_s
+            + (num_decode_rows + num_prefill_rows) * self._row_s
             + self.prefill_s(num_prefill_tokens, num_prefill_pairs, num_prefill_kv_tokens)
         )
 
     def _products_s(self, num_tokens: int, num_sampled: int) -> float:
-        """Matrix products: bound by reading the weights or by multiplying."""
+        """Matrix products: bound by reading the weights or by multiplying; and their sums."""
         weights_s = self._model.weight_bytes(num_tokens) * self._weight_s_per_byte
         products_s = num_tokens * self._product_s_per_token + num_sampled * self._head_s_per_token
-        return max(weights_s, products_s)
+        return max(weights_s, products_s) + num_tokens * self._reduce_s_per_token

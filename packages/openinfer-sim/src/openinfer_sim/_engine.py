@@ -23,9 +23,7 @@ from openinfer_engine import (
 )
 from openinfer_sim._clock import RealClock
 from openinfer_sim._content import Content
-from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import ModelledExecutor
-from openinfer_sim._figures import load_figures
 from openinfer_sim._setup import Setup
 from openinfer_sim.errors import UnknownFigures
 
@@ -40,6 +38,7 @@ _HONOURED = frozenset(
         "block_size",
         "kv_cache_bytes",
         "gpu_memory_utilization",
+        "tensor_parallel_size",
         "seed",
         # by loop, scheduler and cache, over any executor
         "enable_prefix_caching",
@@ -60,7 +59,6 @@ _REASONS = {
     "dtype": "the tables are those of bfloat16",
     "num_threads": "nothing is computed",
     "enforce_eager": "nothing is recorded",
-    "tensor_parallel_size": "one device is modelled",
     "load_format": "nothing is loaded",
 }
 
@@ -122,9 +120,8 @@ def launch(spec: LaunchSpec) -> Executor:
         mean_output_tokens=options.sim_output_tokens,
         seed=spec.engine.seed or 0,
     )
-    cost = CostModel(setup.model_figures, setup.device_figures, load_figures().overheads)
     info = setup.executor_info(vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    return ModelledExecutor(info, cost, content, RealClock())
+    return ModelledExecutor(info, setup.cost_model(), content, RealClock())
 
 
 def _options(spec: LaunchSpec) -> SimOptions:
@@ -158,6 +155,7 @@ def _setup(spec: LaunchSpec) -> Setup:
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_bytes,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            tensor_parallel_size=engine.tensor_parallel_size,
         )
     except UnknownFigures as error:
         name = "sim_model" if error.name == options.sim_model else "sim_device"

@@ -3,6 +3,7 @@
 import math
 import tomllib
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -31,6 +32,17 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """bf16 matrix product, FLOP/s."""
     attention_flops: float
     """Causal prefill attention, FLOP/s."""
+    link_bytes_per_s: float
+    """Of one device to the others of its host, one way, as collectives reach it."""
+    link_latency_s: float
+    """Of an all-reduce of few bytes."""
+
+
+_DIVIDED = (
+    "num_layer_params", "layer_bytes", "num_head_params", "num_resident_params",
+    "attention_flops_per_pair", "attention_flops_per_query", "state_bytes",
+)  # fmt: skip
+"""What tensor parallel ranks divide evenly."""
 
 
 class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,22 +54,54 @@ class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_per_token: int
     num_params: int
     """Of one expert."""
-    spread: float
+    bytes_per_param: float = _BYTES_PER_PARAM
+    """As published, with the scales of quantized weights."""
+    spread: float | None = None
     """Power with which the experts touched grow with the tokens: 0 if every token takes the same
-    ones, 1 if no two share any."""
+    ones, 1 if no two share any. None: not measured; each token draws its experts evenly."""
 
     def num_touched(self, num_tokens: int) -> float:
         """Experts of one layer that a step of so many tokens reads."""
+        if self.spread is None:
+            share: float = (1.0 - self.num_per_token / self.num_experts) ** num_tokens
+            return self.num_experts * (1.0 - share)
         return min(float(self.num_experts), self.num_per_token * float(num_tokens**self.spread))
 
 
+class GroupFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers that cache alike, where a model has several kinds of them."""
+
+    name: str
+    planes: dict[str, int]
+    """Bytes of one entry by plane, all layers together."""
+    tokens_per_entry: int = 1
+    """Tokens that leave one entry together."""
+    window: int | None = None
+    """Newest tokens whose entries are kept; None: all."""
+
+    def cache_group(self, tokens_per_block: int) -> CacheGroup:
+        """The group in blocks of so many tokens, rounded up to whole entries."""
+        planes = (Plane(name=name, bytes_per_token=num) for name, num in self.planes.items())
+        return CacheGroup(
+            name=self.name,
+            kind="full" if self.window is None else "window",
+            tokens_per_block=-(-tokens_per_block // self.tokens_per_entry) * self.tokens_per_entry,
+            planes=tuple(planes),
+            entries_per_token=Fraction(1, self.tokens_per_entry),
+            window=self.window,
+        )
+
+
 class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of one model in bf16."""
+    """Sizes of one model, or of one rank's share of it; bf16 where nothing else is said."""
 
     name: str = ""
     num_layers: int
+    hidden_size: int
     num_layer_params: int
     """Of all layers, without routed experts."""
+    layer_bytes: int | None = None
+    """Of these parameters as published; None: bf16."""
     num_head_params: int
     num_resident_params: int
     """Everything that lies in memory."""
@@ -67,8 +111,16 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Layers that keep keys and values of every position."""
     attention_flops_per_pair: int
     """FLOP of one layer for one query and one key: scores and weighted values, all heads."""
+    attention_flops_per_query: int = 0
+    """FLOP of all layers for one query and the keys it meets in any context: window, selection."""
+    num_kv_heads: int
+    """Over which ranks divide keys and values; 1: a latent, which each rank holds whole."""
     kv_bytes_per_token: int
-    """All layers together."""
+    """Held, all layers together, windows apart."""
+    kv_read_bytes_per_token: int | None = None
+    """Read of each position by decode attention; None: all that is held."""
+    kv_read_bytes_per_row: int = 0
+    """Read by decode attention in any context: window, selection."""
     launches_per_layer: int
     """Kernels of one layer in a decode step."""
     state_bytes: int = 0
@@ -77,19 +129,51 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Added to every step that prefills at least `prefill_overhead_from` tokens."""
     prefill_overhead_from: int = 1
     experts: ExpertFigures | None = None
+    groups: tuple[GroupFigures, ...] = ()
+    """Of the cache; none: one of `kv_bytes_per_token`, and one of states if there are any."""
+
+    def of_rank(self, num_ranks: int) -> "ModelFigures":
+        """The share of one of so many tensor parallel ranks.
+
+        Every product is divided; keys and values as far as there are heads.
+        """
+        if num_ranks == 1:
+            return self
+        divided = {name: -(-(getattr(self, name) or 0) // num_ranks) for name in _DIVIDED}
+        if self.layer_bytes is None:
+            divided["layer_bytes"] = None
+        divided["kv_bytes_per_token"] = self.kv_bytes_per_token // min(num_ranks, self.num_kv_heads)
+        experts = self.experts
+        if experts is not None:
+            num_params = -(-experts.num_params // num_ranks)
+            experts = msgspec.structs.replace(experts, num_params=num_params)
+        return msgspec.structs.replace(self, experts=experts, **divided)
 
     def weight_bytes(self, num_tokens: int) -> float:
         """Bytes of weights that a step of so many tokens reads."""
-        params: float = self.num_layer_params + self.num_head_params
+        num_bytes: float = self._layer_bytes + self.num_head_params * _BYTES_PER_PARAM
         if self.experts is not None:
-            touched = self.experts.num_touched(num_tokens)
-            params += self.experts.num_layers * touched * self.experts.num_params
-        return params * _BYTES_PER_PARAM
+            touched = self.experts.num_layers * self.experts.num_touched(num_tokens)
+            num_bytes += touched * self.experts.num_params * self.experts.bytes_per_param
+        return num_bytes
 
     @property
     def resident_bytes(self) -> int:
         """Memory of the weights."""
-        return self.num_resident_params * _BYTES_PER_PARAM
+        num_routed, routed_bytes = 0, 0.0
+        if self.experts is not None:
+            num_routed = (
+                self.experts.num_layers * self.experts.num_experts * self.experts.num_params
+            )
+            routed_bytes = num_routed * self.experts.bytes_per_param
+        num_others = self.num_resident_params - self.num_layer_params - num_routed
+        return self._layer_bytes + num_others * _BYTES_PER_PARAM + math.ceil(routed_bytes)
+
+    @property
+    def _layer_bytes(self) -> int:
+        if self.layer_bytes is not None:
+            return self.layer_bytes
+        return self.num_layer_params * _BYTES_PER_PARAM
 
     @property
     def num_active_params(self) -> int:
@@ -114,8 +198,10 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         Args:
             tokens_per_block: of keys and values; rounded up to a multiple of a hybrid model's
-                `state_block`.
+                `state_block`, or of the tokens that share an entry.
         """
+        if self.groups:
+            return tuple(group.cache_group(tokens_per_block) for group in self.groups)
         plane = Plane(name="kv", bytes_per_token=self.kv_bytes_per_token)
         if not self.state_bytes:
             return (CacheGroup(name="full", tokens_per_block=tokens_per_block, planes=(plane,)),)

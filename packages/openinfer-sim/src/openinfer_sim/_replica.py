@@ -4,7 +4,6 @@ from openinfer_contract import EventSink, GenerateRequest
 from openinfer_engine import EngineOptions, assemble
 from openinfer_sim._clock import VirtualClock
 from openinfer_sim._content import Content
-from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import HostCosts, ModelledExecutor
 from openinfer_sim._figures import load_figures
 from openinfer_sim._setup import Setup
@@ -40,7 +39,7 @@ class Replica:
         self._front_free_at = 0.0
         self._executor = ModelledExecutor(
             info,
-            CostModel(setup.model_figures, setup.device_figures, overheads),
+            setup.cost_model(),
             content,
             self.clock,
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),

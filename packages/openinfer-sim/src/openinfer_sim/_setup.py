@@ -1,19 +1,31 @@
 """What is simulated: a model on a device behind one engine's limits."""
 
+import math
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from openinfer_engine import EngineOptions, ExecutorInfo
-from openinfer_kv_cache import SlabLayout, plan_slabs
+from openinfer_kv_cache import CacheGroup, SlabLayout, plan_slabs
+from openinfer_scheduler import SchedulerConfig, max_unsettled_tokens
+from openinfer_sim._cost import CostModel
 from openinfer_sim._executor import HONOURED
-from openinfer_sim._figures import DeviceFigures, ModelFigures, find_device, find_model
+from openinfer_sim._figures import (
+    DeviceFigures,
+    ModelFigures,
+    find_device,
+    find_model,
+    load_figures,
+)
 from openinfer_sim.errors import SimError
 
 _WORKSPACE_BYTES = 3 << 30
 """Activations, graphs and libraries beside weights and cache."""
+_NUM_DEVICES = (1, 2, 4, 8)
+"""Devices of a replica: those of one host, behind one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
 _COUNTS = (
@@ -21,7 +33,7 @@ _COUNTS = (
 )  # fmt: skip
 _SWITCHES = (
     "eviction_policy", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
-    "target_itl_ms",
+    "target_itl_ms", "tensor_parallel_size",
 )  # fmt: skip
 """Options of every engine that a setup has too."""
 _SHOWN = ("max_num_seqs",)
@@ -29,13 +41,15 @@ _SHOWN = ("max_num_seqs",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One engine's model, device, limits and switches; None: from the model and the device.
+    """One engine's model, devices, limits and switches; None: from the model and the device.
 
-    A length that is not given is the model's, or what the cache can hold if that is less.
+    `tensor_parallel_size` devices of one host hold the model together; what is said of memory is
+    said of each. A length that is not given is the model's, or what the cache can hold if that is
+    less.
 
     Raises:
         UnknownFigures: a name the tables do not have.
-        SimError: the model does not fit the device, or a limit makes no sense.
+        SimError: the model does not fit the devices, or a limit makes no sense.
     """
 
     model: str = "qwen3-4b"
@@ -46,6 +60,7 @@ class Setup:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
     eviction_policy: str = "lru"
     admission: str = "optimistic"
     long_prefill_token_threshold: int | None = None
@@ -65,23 +80,37 @@ class Setup:
         share = self.gpu_memory_utilization
         if not 0.0 < share <= 1.0:
             raise SimError(f"gpu_memory_utilization must be in (0, 1], not {share}")
+        if self.tensor_parallel_size not in _NUM_DEVICES:
+            raise SimError(
+                f"tensor_parallel_size must be one of {', '.join(map(str, _NUM_DEVICES))}, not "
+                f"{self.tensor_parallel_size}"
+            )
         room = self.num_cache_tokens
-        if not room and self.kv_cache_bytes is not None:
-            num_bytes = self._layout.slab_bytes * len(
-                self.model_figures.cache_groups(self.block_size)
-            )
-            raise SimError(
-                f"kv_cache_bytes {self.kv_cache_bytes} holds no block of {self.model}'s cache: "
-                f"it must be at least {num_bytes}"
-            )
-        if not room:
-            raise SimError(
-                f"{self.model} leaves no memory for a KV cache on {self.device}: its weights take "
-                f"{self.model_figures.resident_bytes / 1e9:.1f} GB"
-            )
+        if not room or self._free_bytes(self.tensor_parallel_size) <= 0:
+            raise SimError(self._no_room())
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
         self.engine_options()  # refuses what no engine understands
+
+    def _no_room(self) -> str:
+        num = self.tensor_parallel_size
+        if self.kv_cache_bytes is not None and self._free_bytes(num) > 0:
+            slabs_per_token, num_beside = self._slab_needs
+            num_slabs = num_beside + math.ceil(slabs_per_token * self._tokens_per_slab)
+            return (
+                f"kv_cache_bytes {self.kv_cache_bytes} holds no block of {self.model}'s cache: "
+                f"it must be at least {num_slabs * self._layout.slab_bytes}"
+            )
+        where = self.device if num == 1 else f"{num} {self.device}"
+        weights = f"its weights take {self.model_figures.resident_bytes / 1e9:.1f} GB"
+        text = f"{self.model} leaves no memory for a KV cache on {where}: {weights}"
+        enough = next((n for n in _NUM_DEVICES if n > num and self._free_bytes(n) > 0), None)
+        if enough is not None:
+            return f"{text}; --tensor-parallel-size {enough} leaves some"
+        return (
+            f"{text}; not even --tensor-parallel-size {_NUM_DEVICES[-1]} leaves some at "
+            f"--gpu-memory-utilization {self.gpu_memory_utilization:g}"
+        )
 
     def named_options(self) -> dict[str, Any]:
         """How many sequences run at once, and what is not the default; model and device apart."""
@@ -102,27 +131,78 @@ class Setup:
         """Rates of the device."""
         return find_device(self.device)
 
+    def cost_model(self) -> CostModel:
+        """How long steps take."""
+        return CostModel(
+            self.model_figures,
+            self.device_figures,
+            load_figures().overheads,
+            num_devices=self.tensor_parallel_size,
+        )
+
+    def _free_bytes(self, num_devices: int) -> float:
+        """What the weights leave of each of so many devices; a workspace too, unless told."""
+        weights = self.model_figures.of_rank(num_devices).resident_bytes
+        memory_bytes = self.device_figures.memory_bytes
+        if self.kv_cache_bytes is not None:
+            return memory_bytes - weights
+        return memory_bytes * self.gpu_memory_utilization - weights - _WORKSPACE_BYTES
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the cache, or slabs of several groups: what weights and a workspace leave."""
-        model, device = self.model_figures, self.device_figures
-        if self.kv_cache_bytes is None:
-            free = device.memory_bytes * self.gpu_memory_utilization - model.resident_bytes
-            free -= _WORKSPACE_BYTES
-        else:
-            free = self.kv_cache_bytes
+        free: float | None = self.kv_cache_bytes
+        if free is None:
+            free = self._free_bytes(self.tensor_parallel_size)
         return max(0, int(free // self._layout.slab_bytes))
 
     @property
     def num_cache_tokens(self) -> int:
-        """Positions that the cache holds of one sequence; a hybrid model's state lies beside."""
-        groups = self.model_figures.cache_groups(self.block_size)
-        num_slabs = self.num_blocks - (len(groups) - 1)
-        return max(0, num_slabs) * self._layout.blocks_per_slab[0] * groups[0].tokens_per_block
+        """Positions that the cache holds of one sequence; its state or window lies beside."""
+        slabs_per_token, num_beside = self._slab_needs
+        unit = self._tokens_per_slab
+        return max(0, int((self.num_blocks - num_beside) / slabs_per_token) // unit) * unit
+
+    @property
+    def _tokens_per_slab(self) -> int:
+        """Of the first group."""
+        return self._layout.blocks_per_slab[0] * self._groups[0].tokens_per_block
+
+    @property
+    def _slab_needs(self) -> tuple[Fraction, int]:
+        """Of one sequence: slabs of each token, and slabs at most beside these, however long."""
+        slabs_per_token, num_beside = Fraction(0), 0
+        for index, group in enumerate(self._groups):
+            per_slab = self._layout.blocks_per_slab[index]
+            if group.kind == "full":
+                slabs_per_token += Fraction(1, per_slab * group.tokens_per_block)
+            if group.window is not None:
+                held = (group.window + self._max_unsettled) // group.tokens_per_block + 2
+                num_beside += -(-held // per_slab)
+            elif index:
+                num_beside += 1  # a state, or a last slab that is only begun
+        return slabs_per_token, num_beside
+
+    @property
+    def _max_unsettled(self) -> int:
+        """Positions beyond its window for which a sequence may hold blocks."""
+        config = SchedulerConfig(
+            max_model_len=self.model_figures.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            depth=_DEPTH,
+        )
+        return max_unsettled_tokens(config, self._groups)
+
+    @property
+    def _groups(self) -> tuple[CacheGroup, ...]:
+        """Of one device."""
+        model = self.model_figures.of_rank(self.tensor_parallel_size)
+        return model.cache_groups(self.block_size)
 
     @property
     def _layout(self) -> SlabLayout:
-        return _plan_slabs(self.model_figures.cache_groups(self.block_size))
+        return _plan_slabs(self._groups)
 
     def engine_options(
         self, *, policy: str = "fcfs", has_prefix_cache: bool = True, seed: int | None = None
@@ -163,9 +243,9 @@ class Setup:
             vocab_size: of the tokens, where that is not the model's own.
             eos_token_ids: ids that end a sequence.
         """
-        model = self.model_figures
+        model, num = self.model_figures, self.tensor_parallel_size
         return ExecutorInfo(
-            device=f"modelled {self.device}",
+            device=f"modelled {self.device}" if num == 1 else f"modelled {num} {self.device}",
             dtype="bfloat16",
             vocab_size=vocab_size or model.vocab_size,
             eos_token_ids=eos_token_ids,
@@ -173,7 +253,7 @@ class Setup:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             depth=_DEPTH,
-            cache_groups=model.cache_groups(self.block_size),
+            cache_groups=self._groups,
             num_blocks=self.num_blocks,
             model_fingerprint=f"sim:{self.model}",
             max_logprobs=0,
