@@ -243,6 +243,15 @@ def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, m
     assert error["message"] == f"{field} is not supported by this engine (fake)"
 
 
+def test_more_tokens_than_there_is_room_for_name_the_room(client):
+    for prompt, room in (([5] * 100, 412), ([5] * 511, 1)):
+        fields = {"prompt": prompt, "max_tokens": 700, "min_tokens": room + 1}
+        response = client.post("/v1/completions", fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "min_tokens")
+        assert f"at most {room}, " in error["message"]
+
+
 BIAS = "logit_bias: must be an object of numbers by token id"
 
 

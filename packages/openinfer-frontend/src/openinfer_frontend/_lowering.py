@@ -136,8 +136,15 @@ class Lowering:
         return request
 
     def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
-        room = max(1, self._info.limits.max_model_len - num_ids(prompt.token_ids))
+        most = self._info.limits.max_model_len
+        room = max(1, most - num_ids(prompt.token_ids))
         wanted = self._request.wanted_max_tokens
+        if room < self._request.min_tokens <= (wanted or 0) and num_ids(prompt.token_ids) < most:
+            message = (
+                f"min_tokens must be at most {room}, which is the room that the context of {most} "
+                "tokens leaves behind the prompt"
+            )
+            raise ApiError(400, message, param="min_tokens")
         if wanted is None:
             wanted = self._context.default_max_tokens or room
         return GenerateRequest(
