@@ -29,11 +29,12 @@ def test_they_cross_the_process_boundary():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"api_keys": [""]}, "api_keys"),
-        ({"stall_timeout_s": 0.0}, "stall_timeout_s"),
-        ({"resume_timeout_s": -1.0}, "resume_timeout_s"),
-        ({"drain_timeout_s": -1.0}, "drain_timeout_s"),
-        ({"metrics_prefix": "a-b"}, "metrics_prefix"),
+        ({"api_keys": [""]}, "--api-key "),
+        ({"stall_timeout_s": 0.0}, "--stall-timeout-s"),
+        ({"resume_timeout_s": -1.0}, "--resume-timeout-s"),
+        ({"drain_timeout_s": -1.0}, "--drain-timeout-s must"),
+        ({"request_timeout_s": 0.0}, "^--request-timeout-s must be"),
+        ({"metrics_prefix": "a-b"}, "--metrics-prefix"),
         ({"ssl_keyfile": "k.pem"}, "--ssl-certfile"),
     ],
 )

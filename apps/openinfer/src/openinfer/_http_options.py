@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from openinfer._server_flags import SERVER_FLAGS
 from openinfer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,13 +61,15 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
             given.setdefault("admin_api_key", environment[ADMIN_API_KEY])
         options = cls(**given)
         if options.drain_timeout_s < 0:
-            raise UsageError("drain_timeout_s must not be negative")
+            raise UsageError("--drain-timeout-s must not be negative")
         if options.ssl_certfile is None and (options.ssl_keyfile or options.ssl_ca_certs):
             raise UsageError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         try:
             FrontendConfig(served_model_names=("any",), version="", **options.for_config())
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            name, _, rest = str(error).partition(" ")
+            flag = next((f.spellings[0] for f in SERVER_FLAGS if f.dest == name), name)
+            raise UsageError(f"{flag} {rest}") from error
         options.tls()
         return options
 
