@@ -157,3 +157,11 @@ def test_kv_events_are_consumed_key_by_key(monkeypatch):
     monkeypatch.setattr("openinfer_kv_cache._event_config.find_spec", lambda name: None)
     with pytest.raises(PublisherError, match="pip install"):
         engine_options({"kv_events_config": config})
+
+
+def test_a_flag_of_an_engine_that_is_not_given_names_the_engine():
+    class Options(msgspec.Struct, frozen=True):
+        pass
+
+    with pytest.raises(UsageError, match=r"^--sim-model is an option of --engine sim, "):
+        parse_line_options(["--sim-model=qwen3-8b"], Options, "qwen3")

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from openinfer._engines import ENGINES
 from openinfer._flags import FLAGS, TERMINAL_FLAGS
 from openinfer._named_options import same_option
 from openinfer._other_servers import ELSEWHERE
@@ -126,6 +127,10 @@ def _unknown_option(name: str, line_name: str, known: Collection[str], where: st
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
     """The error for a flag that nobody consumes."""
     own = [_flag(field.name) for field in msgspec.structs.fields(options)]
+    name = flag.split("=", 1)[0]
+    for engine, loaded in ENGINES.load_all().items():
+        if name in [_flag(field.name) for field in msgspec.structs.fields(loaded.options)]:
+            return UsageError(f"{name} is an option of --engine {engine}, which is not given")
     nobody = f"is used by neither OpenInfer nor the model line {line_name}"
     return _unknown(flag, own, "on this command", nobody, "; --help lists what there is")
 
