@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from openinfer_contract import Finished, unpack_ids
+from openinfer_contract import Failed, Finished, unpack_ids
 from openinfer_frontend import _responses_format
 
 TOOL = {
@@ -354,3 +354,16 @@ def test_what_is_given_back_can_be(client, name):
     body = '{"input": "Hi", "%s": {"a": 1e999}}' % name  # noqa: UP031 - braces
     response = client.request("POST", ROUTE, content=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+def test_what_a_failure_cuts_off_is_incomplete(make_app, fakes, client_of):
+    engine = fakes.FakeEngine()
+    engine.is_paced = True
+    late = Failed(message="the deadline passed", is_retryable=False, field="deadline")
+    engine.script = lambda request: [fakes.scheduled(request.num_prompt_tokens), "Hel", late]
+    body = {"input": "Hi", "stream": True, "deadline_ms": 1000}
+    text = client_of(make_app(engine)).post("/v1/responses", body).text
+    (last,) = (line[6:] for line in text.splitlines() if '"response.failed"' in line)
+    response = json.loads(last)["response"]
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
+    assert "deadline" in response["error"]["message"]

@@ -67,7 +67,11 @@ class ResponsesFormat(BlockFormat):
         """`response.failed`."""
         error = error.renamed(self._request.field_names())
         response = self._response("failed", None)
+        # OpenAI's list of codes has none that says more, such as of a deadline.
         response["error"] = {"code": "server_error", "message": error.message}
+        for item in response["output"]:
+            if item["status"] == "in_progress":
+                item["status"] = "incomplete"
         return self._event("response.failed", response=response)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
