@@ -96,15 +96,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def text(checkpoint: Path) -> TextModel:
+def text(checkpoint: Path) -> Iterator[TextModel]:
     """A model that knows neither tools nor reasoning."""
-    return TextModel.from_folder(checkpoint)
+    model = TextModel.from_folder(checkpoint)
+    yield model
+    model.close()
 
 
 @pytest.fixture(scope="session")
-def tool_text(checkpoint: Path) -> TextModel:
+def tool_text(checkpoint: Path) -> Iterator[TextModel]:
     """A model that writes Hermes calls and thinks; its markers are special tokens."""
-    return TextModel.from_folder(checkpoint, chat_template=TOOL_TEMPLATE)
+    model = TextModel.from_folder(checkpoint, chat_template=TOOL_TEMPLATE)
+    yield model
+    model.close()
 
 
 def logprobs_of(ids: list[int], num_top: int, num_by_id: int = 0) -> TokenLogprobs:
