@@ -160,6 +160,8 @@ def test_kv_events_are_consumed_key_by_key(monkeypatch):
 
 
 def test_a_flag_of_an_engine_that_is_not_given_names_the_engine():
+    pytest.importorskip("openinfer_sim", reason="the engine whose flag it is")
+
     class Options(msgspec.Struct, frozen=True):
         pass
 

@@ -242,6 +242,9 @@ def test_forced_tokens_save_steps(make_bench, make_request):
 def test_preempted_requests_go_on_in_their_grammar(make_bench, make_request):
     bench = make_bench(num_blocks=6, tokens_per_block=4, max_model_len=24)
     grammar = Grammar(kind="regex", text="(ab?x|cd){18}")
+    # Compiled before, so that the four start together and none is through when the others come.
+    bench.submit(make_request(num_prompt_tokens=4, max_tokens=1, grammar=grammar))
+    bench.run()
     recorders = [
         bench.submit(make_request(num_prompt_tokens=4, max_tokens=19, grammar=grammar))
         for _ in range(4)
