@@ -84,11 +84,10 @@ class World(CacheWorld):
         self.schedule(len(self.rows) - 1, b)
 
     def schedule(self, a, b):
-        if not self.rows or not self.is_planning:
+        row = self.unplanned_row(a)
+        if row is None:
             return
-        row, step = self.rows[a % len(self.rows)], self.steps[-1]
-        if any(work.row is row for work in step.works):
-            return
+        step = self.steps[-1]
         num_left = len(row.tokens) - row.end
         if num_left > 0:
             kind, num = "chunk", 1 + b % num_left

@@ -198,18 +198,24 @@ def test_a_failed_row_fails_alone(loop):
     assert ends["r1"] is None
 
 
+def _failed(plan, failed, exhausted=()):
+    """No row of a plan has a token; why, by row."""
+    return StepResult(
+        step_id=plan.step_id,
+        counts=np.zeros(len(plan.rows), np.int32),
+        token_ids=np.zeros(0, np.uint32),
+        failed=failed,
+        exhausted=frozenset(exhausted),
+    )
+
+
 def test_what_a_failed_row_has_cached_is_found_by_nobody(loop):
     subject = loop(tokens_per_block=2)
     prompt = [1, 2, 3, 4, 5]
     subject.add(prompt)
     plan = subject.scheduler.plan(0.0)
     subject.add(prompt)
-    failed = StepResult(
-        step_id=plan.step_id,
-        counts=np.zeros(1, np.int32),
-        token_ids=np.zeros(0, np.uint32),
-        failed={0: "NaN logits"},
-    )
+    failed = _failed(plan, {0: "NaN logits"})
     subject.scheduler.apply(failed, 0.0)
     (start,) = subject.scheduler.plan(0.0).starts
     assert start.num_cached_tokens == 0
@@ -222,13 +228,7 @@ def test_a_request_that_rules_every_token_out_has_itself_to_blame(loop):
     subject.add(prompt, sampling=bans)
     plan = subject.scheduler.plan(0.0)
     subject.add(prompt)
-    exhausted = StepResult(
-        step_id=plan.step_id,
-        counts=np.zeros(1, np.int32),
-        token_ids=np.zeros(0, np.uint32),
-        failed={0: "every token is ruled out"},
-        exhausted=frozenset({0}),
-    )
+    exhausted = _failed(plan, {0: "every token is ruled out"}, exhausted={0})
     ((_, event),) = subject.scheduler.apply(exhausted, 0.0)
     assert event.end.field == "sampling.allowed_token_ids"
     assert event.end.message.endswith("ruled out by allowed_token_ids and bad_words")
@@ -243,13 +243,7 @@ def test_a_model_without_a_token_for_a_free_request_is_to_blame_itself(loop):
     subject.add(prompt)
     plan = subject.scheduler.plan(0.0)
     subject.add(prompt)
-    exhausted = StepResult(
-        step_id=plan.step_id,
-        counts=np.zeros(1, np.int32),
-        token_ids=np.zeros(0, np.uint32),
-        failed={0: "every token is ruled out"},
-        exhausted=frozenset({0}),
-    )
+    exhausted = _failed(plan, {0: "every token is ruled out"}, exhausted={0})
     ((_, event),) = subject.scheduler.apply(exhausted, 0.0)
     assert (event.end.field, event.end.message) == ("", "every token is ruled out")
     (start,) = subject.scheduler.plan(0.0).starts
@@ -263,13 +257,7 @@ def test_one_that_is_to_blame_itself_excuses_nobody_else(loop):
     subject.add([6, 7, 8])
     plan = subject.scheduler.plan(0.0)
     subject.add(prompt)
-    outcome = StepResult(
-        step_id=plan.step_id,
-        counts=np.zeros(2, np.int32),
-        token_ids=np.zeros(0, np.uint32),
-        failed={0: "every token is ruled out", 1: "NaN"},
-        exhausted=frozenset({0}),
-    )
+    outcome = _failed(plan, {0: "every token is ruled out", 1: "NaN"}, exhausted={0})
     ends = [event.end for _, event in subject.scheduler.apply(outcome, 0.0)]
     assert [end.field for end in ends] == ["stop.min_tokens", ""]
     (start,) = subject.scheduler.plan(0.0).starts

@@ -166,11 +166,10 @@ class GroupedWorld(CacheWorld):
         return 0
 
     def schedule(self, a, b):
-        if not self.rows or not self.is_planning:
+        row = self.unplanned_row(a)
+        if row is None:
             return
-        row, step = self.rows[a % len(self.rows)], self.steps[-1]
-        if any(work.row is row for work in step.works):
-            return
+        step = self.steps[-1]
         num_left, reach = len(row.tokens) - row.end, None
         if num_left > 0:
             end = row.end + 1 + b % num_left

@@ -9,7 +9,8 @@ from openinfer_scheduler._sequence import SequenceState
 class FCFS:
     """Serves in order of arrival; preempts the least urgent, of equals the youngest.
 
-    Starvation-free: the oldest request is never preempted and nothing is admitted before it.
+    Starvation-free: nothing is admitted before the oldest request, and it is preempted for more
+    urgent ones only.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:

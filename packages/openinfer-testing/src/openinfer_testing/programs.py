@@ -134,6 +134,13 @@ class CacheWorld:
             self.next_step += 1
             self.is_planning = True
 
+    def unplanned_row(self, a: int) -> ProgramRow | None:
+        """The row that `a` says, if the step that begins last may have it and has not."""
+        if not self.rows or not self.is_planning:
+            return None
+        row = self.rows[a % len(self.rows)]
+        return None if any(work.row is row for work in self.steps[-1].works) else row
+
     def pop_step(self) -> ProgramStep:
         """The oldest step, which is about to complete."""
         step = self.steps.pop(0)

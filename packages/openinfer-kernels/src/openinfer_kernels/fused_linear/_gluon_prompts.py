@@ -28,15 +28,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from openinfer_kernels.fused_linear._gluon_kernels import BOX, LAYOUT
+
 TILE_ROWS = 128
 TILE_OUT = 128
 """Outputs of a tile."""
-BOX = 64
-"""Columns of a box: a swizzled row of shared memory in 16-bit numbers."""
 HALF_ROWS = TILE_ROWS // 2
 """Rows of a warpgroup."""
 NUM_WARPS = 4
-LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 _ROWS = gl.constexpr(TILE_ROWS)
 _HALF = gl.constexpr(HALF_ROWS)

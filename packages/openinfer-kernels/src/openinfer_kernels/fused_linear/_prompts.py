@@ -7,10 +7,9 @@ import triton
 
 from openinfer_kernels._triton_support import TRITON_DTYPES, CompileCase, why_not_hopper
 from openinfer_kernels.fused_linear import FusedLinearSpec
+from openinfer_kernels.fused_linear._gluon_kernels import BOX, LAYOUT
 from openinfer_kernels.fused_linear._gluon_prompts import (
-    BOX,
     HALF_ROWS,
-    LAYOUT,
     NUM_WARPS,
     TILE_OUT,
     TILE_ROWS,
