@@ -42,13 +42,13 @@ DEEPSEEK_V4 = (
     CacheGroup(
         name="c4",
         entries_per_token=Fraction(1, 4),
-        planes=(Plane(name="latent", bytes_per_token=25_600),),
+        planes=(Plane(name="latent", bytes_per_token=26_880),),
     ),
     CacheGroup(
         name="c128",
         tokens_per_block=128,
         entries_per_token=Fraction(1, 128),
-        planes=(Plane(name="latent", bytes_per_token=23_552),),
+        planes=(Plane(name="latent", bytes_per_token=20_480),),
     ),
     CacheGroup(
         name="near",

@@ -245,22 +245,22 @@ def qwen35():
 
 @pytest.fixture
 def deepseek_v4():
-    """DeepSeek-V4-Flash in bf16: 20 layers keep an entry every 4 tokens, with keys for the
-    indexer; 23 layers one every 128; all 43 see the newest 128 tokens."""
+    """DeepSeek-V4-Flash in bf16: 21 layers keep an entry every 4 tokens, with keys for the
+    indexer; 20 layers one every 128; all 43 see the newest 128 tokens, two of them nothing else."""
     return (
         CacheGroup(
             name="c4",
             entries_per_token=Fraction(1, 4),
             planes=(
-                Plane(name="latent", bytes_per_token=20 * 512 * 2),
-                Plane(name="indexer", bytes_per_token=20 * 128 * 2),
+                Plane(name="latent", bytes_per_token=21 * 512 * 2),
+                Plane(name="indexer", bytes_per_token=21 * 128 * 2),
             ),
         ),
         CacheGroup(
             name="c128",
             tokens_per_block=128,
             entries_per_token=Fraction(1, 128),
-            planes=(Plane(name="latent", bytes_per_token=23 * 512 * 2),),
+            planes=(Plane(name="latent", bytes_per_token=20 * 512 * 2),),
         ),
         CacheGroup(
             name="near",

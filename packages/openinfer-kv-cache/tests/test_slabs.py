@@ -39,7 +39,7 @@ def test_a_state_of_qwen35_is_one_slab(qwen35):
 
 def test_the_planes_of_deepseek_v4_share_slabs(deepseek_v4):
     layout = plan_slabs(deepseek_v4)
-    assert [one.bytes_per_block for one in deepseek_v4] == [102_400, 23_552, 704_512]
+    assert [one.bytes_per_block for one in deepseek_v4] == [107_520, 20_480, 704_512]
     check(deepseek_v4, layout)
     assert layout.slab_bytes < 10 * 704_512
 
