@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from openinfer_kv_cache import CacheUse
+from openinfer_kv_cache import CacheUse, PrefixHit
 from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._order import ranked_waiting
@@ -118,13 +118,22 @@ class Admission:
             # The hit lies in so many slabs that the rest finds none: by itself it fits.
             sequence.is_by_itself = True
             return self._start(draft, sequence, 0)
-        block_ids = hit.block_ids
-        request = sequence.request
+        self._begin(draft, sequence, hit, num_tokens)
+        draft.num_partial += is_partial
+        return "started"
+
+    def _begin(
+        self, draft: Draft, sequence: SequenceState, hit: PrefixHit, num_tokens: int
+    ) -> None:
+        """Gives a sequence that fits a slot, its blocks and its first chunk."""
+        state, request, keys = self._state, sequence.request, sequence.keys
+        assert keys is not None, "its prefix was looked up"
+        num_hit, block_ids = hit.num_tokens, hit.block_ids
         use = CacheUse(
             priority=request.priority, session_id=request.session_id, hint=request.cache.hint
         )
-        opened = cache.open(keys, hit, is_cacheable=sequence.is_shareable, use=use)
-        reservation = opened.try_schedule(end)
+        opened = state.cache.open(keys, hit, is_cacheable=sequence.is_shareable, use=use)
+        reservation = opened.try_schedule(num_hit + num_tokens)
         assert reservation is not None, "there was room a moment ago"
         row = self._decode_rows.of(state.slots.take(), sequence)
         stay = Stay(sequence, row, opened, draft.step_id)
@@ -135,18 +144,16 @@ class Admission:
         draft.starts.append(
             RowStart(
                 slot=stay.slot,
-                request=sequence.request,
+                request=request,
                 token_ids=stay.given,
                 num_output_tokens=sequence.num_output_tokens,
-                num_cached_tokens=stay.num_planned,
+                num_cached_tokens=num_hit,
                 block_ids=block_ids,
                 seed=sequence.seed,
                 adapter_slot=None if uid is None else state.adapters.take(uid),
             )
         )
         draft.add_chunk(stay, num_tokens, reservation)
-        draft.num_partial += is_partial
-        return "started"
 
     def _is_alone(self, draft: Draft) -> bool:
         """Whether nobody holds a block that could return."""

@@ -1,7 +1,6 @@
 """The state machine: add, plan, apply."""
 
 import math
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from openinfer_contract import GenerateRequest, Load, Rejected
@@ -21,13 +20,12 @@ from openinfer_scheduler._policy import Policy
 from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._repeat import num_repeats, repeat
 from openinfer_scheduler._room import Room
+from openinfer_scheduler._seeds import Seeds
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler._settle import Effects, own_faults, settle
 from openinfer_scheduler._slots import Slots
 from openinfer_scheduler._state import SchedulerState, StepInFlight
 from openinfer_scheduler.errors import StepOrderError
-
-_SEED_MASK = 2**64 - 1
 
 
 class Scheduler:
@@ -81,8 +79,7 @@ class Scheduler:
         self._planner = Planner(self._state, guarded, self._pace, self._room)
         self._last_completed_at = -math.inf
         self._num_added = 0
-        self._num_seeds = 0
-        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+        self._seeds = Seeds(config.seed)
         self._eos_ids = frozenset(config.eos_token_ids)
 
     def add(
@@ -114,7 +111,7 @@ class Scheduler:
             request,
             arrival=now if request.arrival is None else min(now, request.arrival),
             arrival_index=self._num_added,
-            seed=self._next_seed() if request.sampling.seed is None else request.sampling.seed,
+            seed=self._seeds.draw() if request.sampling.seed is None else request.sampling.seed,
             max_total=self._intake.max_total(request),
             stop_ids=stop_ids,
             probe=state.probe,
@@ -394,11 +391,3 @@ class Scheduler:
         self._cache.complete_step(step_id)
         state.last_completed = step_id
         return step
-
-    def _next_seed(self) -> int:
-        """Consecutive seeds, scattered (the finalizer of splitmix64)."""
-        self._num_seeds += 1
-        bits = (self._seed + self._num_seeds * 0x9E3779B97F4A7C15) & _SEED_MASK
-        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _SEED_MASK
-        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _SEED_MASK
-        return bits ^ (bits >> 31)

@@ -1,6 +1,7 @@
 """What a run comes to: percentiles, rates, hits, fairness; as a struct, JSON or a table."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -105,9 +106,7 @@ def make_report(
     """Sums a run up."""
     records = recorder.records
     served = [record for record in records if record.is_served]
-    begin = min((record.arrival for record in records), default=0.0)
-    duration = max((record.ended_at for record in records), default=0.0) - begin
-    num_prompt = sum(record.num_prompt_tokens for record in served)
+    duration_s = _duration_s(records)
     tenants = _tenants(served)
     return Report(
         policy=policy,
@@ -122,21 +121,30 @@ def make_report(
         num_served=len(served),
         num_rejected=sum(record.outcome == "rejected" for record in records),
         num_failed=sum(record.outcome == "failed" for record in records),
-        duration_s=duration,
-        requests_per_s=len(served) / duration if duration else 0.0,
-        output_tokens_per_s=(
-            sum(record.num_output_tokens for record in served) / duration if duration else 0.0
-        ),
-        hit_rate=(
-            sum(record.num_cached_tokens for record in served) / num_prompt if num_prompt else 0.0
-        ),
-        num_preemptions=sum(record.num_preemptions for record in records),
+        duration_s=duration_s,
+        requests_per_s=_per(len(served), duration_s),
+        output_tokens_per_s=_per(_sum("num_output_tokens", served), duration_s),
+        hit_rate=_per(_sum("num_cached_tokens", served), _sum("num_prompt_tokens", served)),
+        num_preemptions=_sum("num_preemptions", records),
         fairness=jain_index(tenant.output_tokens_per_s for tenant in tenants),
         ttft_ms=spread_ms([record.ttft_s for record in served]),
         tpot_ms=spread_ms([r.tpot_s for r in served if r.tpot_s is not None]),
         itl_ms=spread_ms(np.frombuffer(recorder.inter_token_s, np.float32)),
         tenants=tenants if len(tenants) > 1 else (),
     )
+
+
+def _duration_s(records: Sequence[RequestRecord]) -> float:
+    begin = min((record.arrival for record in records), default=0.0)
+    return max((record.ended_at for record in records), default=0.0) - begin
+
+
+def _sum(name: str, records: Iterable[RequestRecord]) -> int:
+    return sum(map(attrgetter(name), records))
+
+
+def _per(amount: int, whole: float) -> float:
+    return amount / whole if whole else 0.0
 
 
 def _tenants(served: Sequence[RequestRecord]) -> tuple[TenantReport, ...]:

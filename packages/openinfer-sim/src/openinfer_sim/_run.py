@@ -1,5 +1,6 @@
 """One trace, one policy, one answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from openinfer_sim._content import Content
@@ -73,9 +74,7 @@ def simulate(
     ]
     routing = make_router(router, num_replicas, seed=seed)
     recorder = Simulation(trace, replicas, routing, vocab_size=vocab_size).run()
-    for index, replica in enumerate(replicas):
-        if not replica.is_idle:
-            raise SimError(f"replica {index} still holds something when all requests have ended")
+    _check_idle(replicas)
     report = make_report(
         recorder,
         policy=policy,
@@ -88,6 +87,12 @@ def simulate(
         options=options,
     )
     return Run(report, recorder)
+
+
+def _check_idle(replicas: Sequence[Replica]) -> None:
+    for index, replica in enumerate(replicas):
+        if not replica.is_idle:
+            raise SimError(f"replica {index} still holds something when all requests have ended")
 
 
 def _with_length(setup: Setup, trace: Trace) -> Setup:
