@@ -251,10 +251,25 @@ def test_a_charge_that_raises_leaves_no_plan_behind(loop):
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
 
 
+class NoText(Exception):
+    """An error that cannot even be printed."""
+
+    def __str__(self):
+        raise self
+
+
+class Unreadable(list):
+    """A list that fails who reads it."""
+
+    def __iter__(self):
+        raise NoText
+
+
 STRANGE = {
     "endless": itertools.cycle,
     "unhashable": lambda sequences: [[sequence] for sequence in sequences],
     "incomparable": lambda sequences: [np.zeros(2) for _ in sequences],
+    "unreadable": Unreadable,
 }
 """Answers for running sequences that cannot even be looked at without care."""
 
@@ -268,6 +283,8 @@ class Faulty(FCFS):
     def order(self, sequences, now, /):
         if self.fault == "order":
             raise ZeroDivisionError
+        if self.fault == "reading":
+            return Unreadable(sequences)
         if self.fault == "ranking":
             return (sequence for sequence in sequences if 1 / 0)
         if self.fault in STRANGE and sequences and sequences[0].is_running:
@@ -287,7 +304,10 @@ class Faulty(FCFS):
 
 @pytest.mark.parametrize(
     "fault",
-    ["order", "ranking", "dropping", "nothing", *STRANGE, "chunk", "victim", "charge", "decoding"],
+    [
+        *("order", "ranking", "reading", "dropping", "nothing", *STRANGE),
+        *("chunk", "victim", "charge", "decoding"),
+    ],
 )
 def test_a_policy_at_fault_can_be_let_go(loop, fault):
     subject = loop(policy=Faulty(fault), num_blocks=9, max_num_batched_tokens=40)

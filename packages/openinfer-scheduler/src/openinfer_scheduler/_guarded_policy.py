@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 from openinfer_scheduler._fcfs import FCFS
-from openinfer_scheduler._policy import Charge, Policy, charge_of
+from openinfer_scheduler._policy import Charge, Policy, brief, charge_of
 from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler.errors import PolicyError
 
@@ -36,8 +36,9 @@ class GuardedPolicy:
             ranked = self._policy.order(sequences, now)
         except Exception as error:
             raise self._raised("order", error) from error
-        # Most policies answer a list, and then there is nothing left to go wrong.
-        return ranked if isinstance(ranked, list) else self._read(ranked)
+        # Most policies answer a list, and then there is nothing left to go wrong. A subclass may
+        # do anything while it is read.
+        return ranked if type(ranked) is list else self._read(ranked)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """The policy's chunk.
@@ -86,4 +87,4 @@ class GuardedPolicy:
     def _raised(self, method: str, error: Exception) -> PolicyError:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{PurePath(where.filename).name}, line {where.lineno}"
-        return self.fault(f"{method}() raised {type(error).__name__}: {error} ({place})")
+        return self.fault(f"{method}() raised {brief(error)} ({place})")

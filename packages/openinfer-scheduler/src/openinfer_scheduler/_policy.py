@@ -137,11 +137,11 @@ def load_policy(name: str) -> Policy:
         except (ImportError, AttributeError) as error:
             raise UnknownPolicy(name, installed_policies(), str(error)) from error
         except Exception as error:  # a stranger's module may raise anything
-            raise UnusablePolicy(name, f"its module raised {_brief(error)}") from error
+            raise UnusablePolicy(name, f"its module raised {brief(error)}") from error
         try:
             return _made(found)
         except Exception as error:
-            raise UnusablePolicy(name, f"it cannot be used, {_brief(error)}") from error
+            raise UnusablePolicy(name, f"it cannot be used, {brief(error)}") from error
 
 
 @contextmanager
@@ -156,5 +156,10 @@ def _current_folder_on_path() -> Iterator[None]:
         del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]
 
 
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def brief(error: Exception) -> str:
+    """What a stranger's code raised; its name alone where it cannot be printed."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:
+        return kind
