@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,15 @@ def test_a_member_is_tested_alone_with_what_its_tests_need(name):
     assert re.findall(r"`([^`]*pytest (?:packages|apps)/[^`]*)`", page) == [
         f"uv run --isolated --package {name} --group dev pytest {folder}"
     ]
+
+
+@pytest.mark.parametrize("name", ["kv-cache", "scheduler", "sim"])
+def test_a_package_for_research_names_all_that_is_public(name):
+    module = import_module(f"openinfer_{name.replace('-', '_')}")
+    page = (_MEMBERS[f"openinfer-{name}"] / "README.md").read_text(encoding="utf-8")
+    main = {"kv-cache": ("KVCache", "SequenceCache"), "scheduler": ("Scheduler",)}.get(name, ())
+    members = {m for kind in main for m in vars(getattr(module, kind)) if not m.startswith("_")}
+    assert members | set(module.__all__) <= set(re.findall(r"\w+", page))
 
 
 def test_the_llm_snippet_prints_two_texts():

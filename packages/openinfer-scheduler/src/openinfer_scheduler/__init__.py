@@ -29,7 +29,6 @@ from openinfer_scheduler.errors import (
 )
 
 __all__ = [
-    "LOOKAHEAD",
     # the state machine
     "Scheduler",
     "SchedulerConfig",
@@ -42,6 +41,7 @@ __all__ = [
     "StepResult",
     "TokenIds",
     "BlockIds",
+    "LOOKAHEAD",
     # policies
     "Policy",
     "ChargedPolicy",
