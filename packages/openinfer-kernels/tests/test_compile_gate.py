@@ -36,7 +36,12 @@ from openinfer_kernels import compile_gate
     case for case in compile_gate.compile_cases(["rms_norm"]) if case.name == "rms_norm-bf16-5120"
 ]
 narrow = {**case.constexprs, "HIDDEN": 128, "BLOCK": 128}
-cases = [replace(case, name="wide"), replace(case, name="narrow", constexprs=narrow, num_warps=1)]
+half = {name: type_.replace("bf16", "fp16") for name, type_ in case.signature.items()}
+cases = [
+    replace(case, name="wide"),
+    replace(case, name="narrow", constexprs=narrow, num_warps=1),
+    replace(case, name="narrow-half", constexprs=narrow, num_warps=1, signature=half),
+]
 compile_gate.compile_cases = lambda ops: cases
 sys.exit(compile_gate.main([]))
 """
@@ -185,7 +190,7 @@ def test_what_does_not_compile_or_fit_fails_the_gate():
 
 @pytest.mark.long
 def test_the_widest_shape_is_compiled_everywhere():
-    """Wherever it stands among the cases; the others on one architecture."""
+    """Wherever it stands among the cases of one width; the others on one architecture."""
     done = _run("-c", _WIDEST_FIRST)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = [line.split()[:2] for line in done.stdout.splitlines()]
@@ -193,6 +198,7 @@ def test_the_widest_shape_is_compiled_everywhere():
     assert compiled == [
         ["wide", f"sm_{EVERY_SHAPE}"],
         ["narrow", f"sm_{EVERY_SHAPE}"],
+        ["narrow-half", f"sm_{EVERY_SHAPE}"],
         *(["wide", arch] for arch in others),
     ]
 

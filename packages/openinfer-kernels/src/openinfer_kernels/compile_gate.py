@@ -6,7 +6,7 @@ The interpreter of the unit tests hides just these errors.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -26,8 +26,9 @@ from openinfer_kernels._triton_support import CompileCase
 # "Technical Specifications per Compute Capability").
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 EVERY_SHAPE = 90
-"""Where every shape is compiled. On the others the shape of a kernel and its types that takes the
-most shared memory there stands for all: if one does not fit, it is that one."""
+"""Where every shape and type is compiled. On the others the shape of a kernel and its types that
+takes the most shared memory there stands for all: if one does not fit, it is that one. Of the two
+types of 16 bits either stands for the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
         yield result
     widest: dict[object, tuple[int, CompileCase]] = {}
     for case, shared in zip(cases, shared_bytes, strict=True):
-        kind = (case.kernel, *sorted(case.signature.items()))
+        kind = (case.kernel, *sorted(_by_width(case.signature).items()))
         # Of equals the last: cases grow.
         if kind not in widest or shared >= widest[kind][0]:
             widest[kind] = (shared, case)
@@ -85,6 +86,10 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
             if case.archs is None or arch in case.archs
         ]
     )
+
+
+def _by_width(signature: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: type_ and type_.replace("bf16", "fp16") for name, type_ in signature.items()}
 
 
 def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult]:
