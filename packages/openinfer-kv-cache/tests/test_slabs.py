@@ -70,6 +70,12 @@ def test_one_group_wastes_nothing_but_alignment():
     assert (layout.slab_bytes, layout.blocks_per_slab) == (51_200, (1,))
 
 
+def test_a_huge_block_is_planned_at_once():
+    """All lengths up to twice this one, in units of 256 bytes, would be 250 GB of integers."""
+    num_bytes = 1 << 43
+    assert plan_slabs([group("g", num_bytes)]).slab_bytes == num_bytes
+
+
 @pytest.mark.parametrize("sizes", [[100, 4096], [4096, 100]])
 def test_a_block_too_small_to_align_is_named(sizes):
     with pytest.raises(UnsupportedGroup, match=r"100 bytes.*10\.7%.*tokens_per_block"):

@@ -128,9 +128,23 @@ def test_values_are_those_of_the_server(run, capsys, flag, value, reason):
         (("--model", "kimi-k2"), "--tensor-parallel-size 8"),
         (("-tp", "16"), "tensor_parallel_size"),
         (("--seed", "-1"), "--seed"),
-        (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
     ],
 )
 def test_what_is_wrong_is_named(run, arguments, named):
     with pytest.raises(OpenInferError, match=named):
         run(*_SHORT, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
+        (("--plot", "/no/such/folder/x.png"), "/no/such/folder"),
+        (("--plot", "runs.pgn"), r"--plot runs.pgn: the format is none of .*png"),
+        (("--plot", "-"), "suffix says the format"),
+    ],
+)
+def test_a_file_that_cannot_be_written_costs_no_run(run, capsys, arguments, named):
+    with pytest.raises(OpenInferError, match=named):
+        run(*_SHORT, *arguments)
+    assert not capsys.readouterr().err, "nothing was simulated"

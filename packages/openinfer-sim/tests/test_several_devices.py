@@ -115,6 +115,22 @@ def test_a_cache_that_holds_nothing_is_told_what_it_needs():
         Setup(**limits, kv_cache_bytes=least - 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"block_size": 1_000_000}, "block_size must be at most 262144, the positions of qwen3-4b"),
+        (
+            {"block_size": 200_000, "gpu_memory_utilization": 0.2},
+            r"block_size 200000 is too large.* 29\.5 GB of cache.* 18\.7 GB",
+        ),
+        ({"kv_cache_bytes": 10**16}, "31 bits: lower kv_cache_bytes or raise block_size 16"),
+    ],
+)
+def test_blocks_too_large_or_too_many_are_named(options, named):
+    with pytest.raises(SimError, match=named):
+        Setup(**options)
+
+
 def test_what_no_host_holds_is_refused():
     with pytest.raises(SimError, match="not even --tensor-parallel-size 8"):
         Setup(model=_K2, device="rtx-5090", tensor_parallel_size=8)

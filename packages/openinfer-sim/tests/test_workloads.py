@@ -64,6 +64,24 @@ def test_a_shared_prefix_is_the_tenant_s():
     assert len(first) == 2
 
 
+def test_a_client_of_a_closed_loop_is_one_tenant_s():
+    mix = RequestMix(shared=100, tenants=3, priorities=3)
+    trace = closed_trace(concurrency=9, requests=20, mix=mix, seed=0)
+    prefixes = [{turn.segments[0] for turn in s.turns} for s in trace.sessions]
+    assert {len(first) for first in prefixes} == {1}
+    by_tenant = {(s.tenant, *first) for s, first in zip(trace.sessions, prefixes, strict=True)}
+    assert len(by_tenant) == len(set().union(*prefixes)) == 3
+
+
+def test_lengths_that_spread_beyond_all_measure_end_somewhere():
+    trace = parse_trace("poisson:duration=2,spread=1000")
+    lengths = [session.turns[0].num_new_tokens for session in trace.sessions]
+    assert min(lengths) == 1
+    assert max(lengths) == 1 << 22
+    waits = [t.wait_s for s in parse_trace("agents:think_spread=1000").sessions for t in s.turns]
+    assert max(waits) == 1e8
+
+
 @pytest.mark.long
 def test_agents_have_the_published_shape():
     """Median 43 turns, prompts of 142k tokens, 444 tokens out, over 96 % seen before."""
@@ -119,7 +137,19 @@ def test_options_reach_the_trace():
     [
         ("poison", "'poison'.*poisson"),
         ("poisson:rte=3", "'rte'.*rate"),
-        ("poisson:rate", "'rate'"),
+        ("poisson:rate", "rate has no value"),
+        ("poisson:rate=3,rate=4", "rate is given twice"),
+        ("poisson:duration=1e9", "duration must be at most 100000000 seconds"),
+        ("agents:think=1e9", "think must be at most"),
+        ("agents:ramp=1e9", "ramp must be at most"),
+        ("poisson:rate=80,duration=1e8", "8e\\+09 requests.*lower rate or duration"),
+        ("bursts:size=100000000", "lower rate, duration or size"),
+        ("closed:concurrency=100000,requests=1000", "lower concurrency or requests"),
+        ("agents:sessions=10000000", "lower sessions or turns"),
+        ("poisson:input=10000000000", "input must be at most 4194304"),
+        ("agents:system=5000000", "system must be at most 4194304"),
+        ("poisson:tenants=100000000", "tenants must be at most"),
+        ("agents:window=100", "window must hold a session's first request, of [0-9]+ tokens"),
         ("poisson:rate=fast", "rate must be a number"),
         ("poisson:input=1.5", "input must be a whole number"),
         ("poisson:rate=0", "rate must be positive"),

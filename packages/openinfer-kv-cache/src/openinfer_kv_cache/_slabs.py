@@ -28,6 +28,9 @@ so small that this would waste memory, the least that vector loads need."""
 _MAX_BLOCKS = 64
 """The slab is no larger than so many of the largest block."""
 
+_LENGTHS_AT_ONCE = 1 << 16
+"""Slab lengths compared at a time: blocks of many GB have more of them than memory holds."""
+
 _Lengths = npt.NDArray[np.int64]
 
 
@@ -86,8 +89,9 @@ def _try_plan(
             return None, _misfit(group, unit * alignment, max_padding)
     largest = max(units)
     best, best_fit = largest, np.zeros(len(groups), np.bool_)
-    for start in range(largest, largest * _MAX_BLOCKS, largest):
-        lengths = np.arange(start, start + largest, dtype=np.int64)
+    stop, at_once = largest * _MAX_BLOCKS, min(largest, _LENGTHS_AT_ONCE)
+    for start in range(largest, stop, at_once):
+        lengths = np.arange(start, min(start + at_once, stop), dtype=np.int64)
         counts = np.stack(
             [_counts(lengths, alignment, group.bytes_per_block, max_padding) for group in groups]
         )

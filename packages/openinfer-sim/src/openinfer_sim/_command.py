@@ -1,6 +1,7 @@
 """`openinfer sim`: policies side by side on one trace."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -57,7 +58,9 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="write the reports there; - for standard output, and the table goes to standard error",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw distributions there")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw distributions there; .png, .svg, ..."
+    )
     parser.set_defaults(run=run, takes_extra=False)
 
 
@@ -87,8 +90,7 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
         raise SimError("--seed must be in [0, 2**63)")
     for policy in policies:
         load_policy(policy)  # an unknown name is refused before minutes are spent
-    if namespace.plot:
-        import_figure()  # what is missing is said before minutes are spent
+    _check_outputs(namespace)
     given = {name: value for name, value in vars(namespace).items() if name in _OPTIONS}
     has_prefix_cache = given.pop(_PREFIX_CACHE, True)
     setup = Setup(model=namespace.model, device=namespace.device, **given)
@@ -117,6 +119,20 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
     except OSError as error:
         raise SimError(f"{error.filename}: {error.strerror}") from error
     return 0
+
+
+def _check_outputs(namespace: argparse.Namespace) -> None:
+    """What is missing, or cannot be written, is said before minutes are spent."""
+    if namespace.plot:
+        if not namespace.plot.suffix:
+            raise SimError(f"--plot {namespace.plot}: its suffix says the format, such as .png")
+        formats = import_figure()().canvas.get_supported_filetypes()
+        if namespace.plot.suffix[1:].lower() not in formats:
+            known = ", ".join(sorted(formats))
+            raise SimError(f"--plot {namespace.plot}: the format is none of {known}")
+    for file in (namespace.json, namespace.plot):
+        if file and file != _STDOUT and not os.access(file.parent, os.W_OK):
+            raise SimError(f"{file}: {file.parent} is no folder that can be written to")
 
 
 def _write(runs: Mapping[str, Run], namespace: argparse.Namespace, *, title: str) -> None:

@@ -28,6 +28,7 @@ _NUM_DEVICES = (1, 2, 4, 8)
 """Devices of a replica: those of one host, behind one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
+_MOST_BLOCKS = 1 << 31
 _COUNTS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
 )  # fmt: skip
@@ -85,21 +86,39 @@ class Setup:
                 f"tensor_parallel_size must be one of {', '.join(map(str, _NUM_DEVICES))}, not "
                 f"{self.tensor_parallel_size}"
             )
+        if self.block_size > self.model_figures.max_model_len:
+            raise SimError(
+                f"block_size must be at most {self.model_figures.max_model_len}, the positions of "
+                f"{self.model}, not {self.block_size}"
+            )
         room = self.num_cache_tokens
         if not room or self._free_bytes(self.tensor_parallel_size) <= 0:
             raise SimError(self._no_room())
+        if self.num_blocks >= _MOST_BLOCKS:
+            raise SimError(
+                f"{self._layout.slab_bytes * self.num_blocks / 1e9:.1f} GB of cache are "
+                f"{self.num_blocks} blocks, and their ids have 31 bits: lower kv_cache_bytes "
+                f"or raise block_size {self.block_size}"
+            )
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
         self.engine_options()  # refuses what no engine understands
 
     def _no_room(self) -> str:
         num = self.tensor_parallel_size
-        if self.kv_cache_bytes is not None and self._free_bytes(num) > 0:
+        if self._free_bytes(num) > 0:
             slabs_per_token, num_beside = self._slab_needs
             num_slabs = num_beside + math.ceil(slabs_per_token * self._tokens_per_slab)
+            least = num_slabs * self._layout.slab_bytes
+            if self.kv_cache_bytes is not None:
+                return (
+                    f"kv_cache_bytes {self.kv_cache_bytes} holds no block of {self.model}'s cache: "
+                    f"it must be at least {least}"
+                )
             return (
-                f"kv_cache_bytes {self.kv_cache_bytes} holds no block of {self.model}'s cache: "
-                f"it must be at least {num_slabs * self._layout.slab_bytes}"
+                f"block_size {self.block_size} is too large: one sequence of {self.model} would "
+                f"take {least / 1e9:.1f} GB of cache, and weights and a workspace leave "
+                f"{self._free_bytes(num) / 1e9:.1f} GB"
             )
         where = self.device if num == 1 else f"{num} {self.device}"
         weights = f"its weights take {self.model_figures.resident_bytes / 1e9:.1f} GB"

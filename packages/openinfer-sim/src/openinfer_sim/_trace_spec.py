@@ -78,8 +78,12 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         name, has_value, value = item.partition("=")
-        if not has_value or name not in known:
+        if name not in known:
             raise TraceError(f"trace {kind}: no option {name!r}; known are: {', '.join(known)}")
+        if not has_value:
+            raise TraceError(f"trace {kind}: {name} has no value, write {name}=...")
+        if name in values:
+            raise TraceError(f"trace {kind}: {name} is given twice")
         values[name] = _convert(kind, name, value, known[name])
     return _KINDS[kind][0](seed=seed, **values)
 

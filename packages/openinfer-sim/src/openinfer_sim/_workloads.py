@@ -10,6 +10,12 @@ from openinfer_sim._trace import Segment, Session, Trace, Turn
 from openinfer_sim.errors import TraceError
 
 _ALWAYS_NAMED = ("input", "output", "turns")
+_MOST_REQUESTS = 1 << 24
+_MOST_TOKENS = 1 << 22
+"""Of one piece of prompt, or one answer: no model takes so many, and all of them are made before
+an engine can refuse them."""
+_MOST_SECONDS = 1e8
+"""Three years: later than this a float no longer tells steps apart."""
 _SHARED_KEY = 1 << 62
 """Keys from here on are system prompts, shared by many sessions."""
 
@@ -19,7 +25,7 @@ class RequestMix:
     """What single requests look like.
 
     Lengths are log-normal around a median; `spread` is the standard deviation of the logarithm,
-    0 for one length.
+    0 for one length. In a closed loop tenant and priority are the client's.
     """
 
     input: int = 1024
@@ -38,12 +44,17 @@ class RequestMix:
             self,
             at_least_one=("input", "output", "tenants", "priorities"),
             not_negative=("spread", "shared", "skew"),
+            tokens=("input", "output", "shared"),
         )
+        if self.tenants > _MOST_REQUESTS:
+            raise TraceError(f"tenants must be at most {_MOST_REQUESTS}, not {self.tenants}")
 
 
 def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -> Trace:
     """Requests at `rate` a second for `duration` seconds, each independent of the others."""
     _check_positive(rate=rate, duration=duration)
+    _check_seconds(duration=duration)
+    _check_requests(rate * duration, "rate or duration")
     rng = np.random.default_rng(seed)
     num = int(rng.poisson(rate * duration))
     starts = np.sort(rng.random(num) * duration)
@@ -54,6 +65,8 @@ def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -
 def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, seed: int) -> Trace:
     """The same mean rate, in bursts of `size` requests that arrive at once."""
     _check_positive(rate=rate, duration=duration, size=size)
+    _check_seconds(duration=duration)
+    _check_requests(max(rate * duration, size), "rate, duration or size")
     rng = np.random.default_rng(seed)
     num = int(rng.poisson(rate * duration / size))
     starts = np.repeat(np.sort(rng.random(num) * duration), size)
@@ -64,8 +77,10 @@ def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, see
 def closed_trace(*, concurrency: int, requests: int, mix: RequestMix, seed: int) -> Trace:
     """So many clients at once, each with its next request when the one before has ended."""
     _check_positive(concurrency=concurrency, requests=requests)
+    _check_requests(concurrency * requests, "concurrency or requests")
     rng = np.random.default_rng(seed)
-    singles = _single_requests(np.zeros(concurrency * requests), mix, rng)
+    starts = np.zeros(concurrency * requests)
+    singles = _single_requests(starts, mix, rng, num_clients=concurrency)
     sessions = tuple(
         Session(
             session_id=f"client-{i}",
@@ -117,14 +132,18 @@ class AgentMix:
             self,
             at_least_one=("turns", "output", "system", "systems", "context", "result", "window"),
             not_negative=(*spreads, "think", "think_spread"),
+            tokens=("output", "system", "context", "result"),
         )
+        _check_seconds(think=self.think)
 
 
 def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trace:
     """Sessions that start within `ramp` seconds and then take turns until they end."""
     _check_positive(sessions=sessions)
+    _check_requests(sessions * mix.turns, "sessions or turns")
     if not 0 <= ramp < math.inf:
         raise TraceError(f"ramp must not be negative, not {ramp}")
+    _check_seconds(ramp=ramp)
     rng = np.random.default_rng(seed)
     starts = np.sort(rng.random(sessions) * ramp)
     agents = tuple(_agent(i, float(start), mix, rng) for i, start in enumerate(starts))
@@ -136,7 +155,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     num_turns = _length(mix.turns, mix.turns_spread, rng)
     outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
     results = _lengths(mix.result, mix.result_spread, num_turns, rng)
-    waits = mix.think * np.exp(mix.think_spread * rng.standard_normal(num_turns))
+    waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MOST_SECONDS)
     opening = _length(mix.context, mix.context_spread, rng)
     system = index % mix.systems
     turns: list[Turn] = []
@@ -148,9 +167,13 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
             segments = (Segment(_SHARED_KEY + system, mix.system), Segment(key, opening))
         turn = Turn(float(waits[number]) if turns else 0.0, segments, int(outputs[number]))
         used += turn.num_new_tokens + turn.num_output_tokens
-        if turns and used > mix.window:
+        if used > mix.window:
             break
         turns.append(turn)
+    if not turns:
+        raise TraceError(
+            f"window must hold a session's first request, of {used} tokens: it is {mix.window}"
+        )
     return Session(
         session_id=f"agent-{index}", start_s=start_s, tenant=f"system-{system}", turns=tuple(turns)
     )
@@ -170,7 +193,10 @@ def _single_requests(
     starts: npt.NDArray[np.float64],
     mix: RequestMix,
     rng: np.random.Generator,
+    *,
+    num_clients: int | None = None,
 ) -> tuple[Session, ...]:
+    """One a start; where they are a few clients', in turn, each client has one tenant."""
     num = len(starts)
     if not num:
         raise TraceError("the trace has no request: raise rate or duration")
@@ -179,6 +205,9 @@ def _single_requests(
     shares = np.arange(1, mix.tenants + 1, dtype=float) ** -mix.skew
     tenants = rng.choice(mix.tenants, num, p=shares / shares.sum())
     priorities = rng.integers(0, mix.priorities, num)
+    if num_clients is not None:
+        clients = np.arange(num) % num_clients
+        tenants, priorities = tenants[clients], priorities[clients]
     sessions = []
     for i in range(num):
         own = Segment(i, int(inputs[i]))
@@ -198,9 +227,18 @@ def _single_requests(
 def _lengths(
     median: int, spread: float, num: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    drawn = median * np.exp(spread * rng.standard_normal(num))
-    lengths: npt.NDArray[np.int64] = np.maximum(1, np.rint(drawn)).astype(np.int64)
+    drawn = _drawn(median, spread, num, rng)
+    lengths: npt.NDArray[np.int64] = np.clip(np.rint(drawn), 1, _MOST_TOKENS).astype(np.int64)
     return lengths
+
+
+def _drawn(
+    median: float, spread: float, num: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Log-normal; infinite where that is too much for a float."""
+    with np.errstate(over="ignore"):
+        factors: npt.NDArray[np.float64] = np.exp(spread * rng.standard_normal(num))
+    return median * factors if median else np.zeros(num)
 
 
 def _length(median: int, spread: float, rng: np.random.Generator) -> int:
@@ -208,7 +246,11 @@ def _length(median: int, spread: float, rng: np.random.Generator) -> int:
 
 
 def _check_mix(
-    mix: object, *, at_least_one: tuple[str, ...], not_negative: tuple[str, ...]
+    mix: object,
+    *,
+    at_least_one: tuple[str, ...],
+    not_negative: tuple[str, ...],
+    tokens: tuple[str, ...],
 ) -> None:
     for name in at_least_one:
         if getattr(mix, name) < 1:
@@ -216,9 +258,25 @@ def _check_mix(
     for name in not_negative:
         if not 0 <= getattr(mix, name) < math.inf:
             raise TraceError(f"{name} must not be negative, not {getattr(mix, name)}")
+    for name in tokens:
+        if getattr(mix, name) > _MOST_TOKENS:
+            raise TraceError(f"{name} must be at most {_MOST_TOKENS}, not {getattr(mix, name)}")
 
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise TraceError(f"{name} must be positive, not {value}")
+
+
+def _check_requests(num: float, names: str) -> None:
+    if num > _MOST_REQUESTS:
+        raise TraceError(
+            f"the trace has {num:.3g} requests, of at most {_MOST_REQUESTS}: lower {names}"
+        )
+
+
+def _check_seconds(**values: float) -> None:
+    for name, value in values.items():
+        if value > _MOST_SECONDS:
+            raise TraceError(f"{name} must be at most {_MOST_SECONDS:.0f} seconds, not {value:g}")
