@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from openinfer_kv_cache import LeaseUsed, NotIdle, StepOrderError
+from openinfer_kv_cache import BlockKeys, LeaseUsed, NotIdle, StepOrderError
 
 
 def ids(*tokens):
@@ -137,6 +137,38 @@ def test_no_room_changes_nothing(new_cache):
     assert sequence.try_schedule(5) is None
     assert cache.num_available_blocks == 2
     assert sequence.try_schedule(4) is not None
+
+
+def test_a_refused_call_changes_nothing(new_cache):
+    cache = new_cache()
+    keys = cache.keys(ids(1, 2, 3))
+    sequence = cache.open(keys)
+    cache.begin_step(1)
+    for end in (2.0, float("nan")):
+        with pytest.raises(TypeError):
+            sequence.try_schedule(end)
+    before = cache.stats()
+    assert (before.num_free, before.num_used) == (cache.num_blocks, 0)
+    assert sequence.try_schedule(3) is not None
+    cache.complete_step(1)
+    with pytest.raises(ValueError, match=r"99 positions computed .* 5 tokens known"):
+        sequence.apply(99, ids(7, 8))
+    with pytest.raises(ValueError, match="room for"):
+        sequence.apply(99, ids(7, 8).tobytes())
+    assert keys.num_tokens == 3
+    sequence.apply(3, ids(7))
+    assert keys.num_tokens == 4
+    sequence.close(in_flight_until=None)
+    cache.assert_idle()
+
+
+def test_keys_of_blocks_of_another_size_are_refused(new_cache):
+    cache = new_cache()
+    keys = BlockKeys(cache.groups[0].tokens_per_block + 1)
+    for take in (cache.match, cache.open):
+        with pytest.raises(ValueError, match="tokens a block"):
+            take(keys)
+    cache.assert_idle()
 
 
 def test_apply_checks_its_bounds(new_cache):

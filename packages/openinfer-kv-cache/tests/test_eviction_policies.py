@@ -179,6 +179,10 @@ def test_names():
 def test_settings_are_checked(clock):
     with pytest.raises(ValueError, match="half_life_s"):
         FrequencyEviction(clock, half_life_s=0.0)
+    for name in ("session_ttl_s", "pin_ttl_s"):
+        for seconds in (-1.0, float("nan")):
+            with pytest.raises(ValueError, match=name):
+                PriorityEviction(clock, **{name: seconds})
 
 
 class Hostile:

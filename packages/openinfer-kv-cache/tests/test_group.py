@@ -19,13 +19,25 @@ def test_bytes_of_a_block():
 
 
 @pytest.mark.parametrize(
-    "options", [{"tokens_per_block": 0}, {"planes": ()}, {"planes": (K, K)}], ids=str
+    "options",
+    [
+        {"tokens_per_block": 0},
+        {"tokens_per_block": 1.5},
+        {"planes": ()},
+        {"planes": (K, K)},
+        {"shard": "head"},
+        {"entries_per_token": 0},
+        {"entries_per_token": 2},
+        {"kind": "window", "window": 2.5},
+    ],
+    ids=str,
 )
 def test_nonsense_is_refused(options):
-    with pytest.raises(ValueError, match="g"):
+    with pytest.raises(ValueError, match="'g'"):
         CacheGroup(**{"name": "g", "planes": (K,), **options})
-    with pytest.raises(ValueError, match="bytes"):
-        Plane(name="k", bytes_per_token=0)
+    for num_bytes in (0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="'k': bytes_per_token"):
+            Plane(name="k", bytes_per_token=num_bytes)
 
 
 def test_entries_that_several_tokens_leave_together():

@@ -72,6 +72,10 @@ def test_nonsense_is_refused():
     keys = BlockKeys(4)
     with pytest.raises(ValueError, match="uint32"):
         keys.extend(np.array([1, 2], np.int64))
+    with pytest.raises(ValueError, match=r"got \[1, 2\] uint32"):
+        keys.extend(np.array([[1, 2]], np.uint32))
+    with pytest.raises(ValueError, match="got list"):
+        keys.extend([1, 2])
     with pytest.raises(ValueError, match="column"):
         keys.extend(b"abc")
     with pytest.raises(ValueError, match="blocks"):

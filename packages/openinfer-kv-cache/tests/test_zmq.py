@@ -278,6 +278,7 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
         ({"hwm": -1}, "hwm"),
         ({"endpoint": "5557"}, "endpoint '5557'"),
         ({"replay_endpoint": "here"}, "replay_endpoint 'here'"),
+        ({"endpoint": "tcp://*:70000"}, "endpoint 'tcp://\\*:70000': a port is at most 65535"),
         ({"endpoint": "inproc://x"}, "endpoint 'inproc://x'"),
         ({"max_queue_size": 5}, "max_queue_size: .* use hwm"),
         ({"publisher": "nats"}, "publisher"),

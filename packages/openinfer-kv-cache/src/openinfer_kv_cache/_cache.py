@@ -362,6 +362,11 @@ class KVCache:
         return limit if max_tokens is None else min(limit, max_tokens)
 
     def _hit(self, keys: BlockKeys, limit: int) -> PrefixHit:
+        if keys.tokens_per_block != self._space.tokens_per_key:
+            raise ValueError(
+                f"keys of {keys.tokens_per_block} tokens a block, and this cache's have "
+                f"{self._space.tokens_per_key}: make them by its `keys`"
+            )
         num_tokens, leases = self._space.match(keys, limit)
         has_rows = tuple(group.kind == "state" for group in self.groups)
         return PrefixHit(leases, num_tokens=num_tokens, has_rows=has_rows, epoch=self._epoch())

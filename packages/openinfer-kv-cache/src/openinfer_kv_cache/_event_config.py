@@ -37,11 +37,8 @@ class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if not 1 <= getattr(self, name) < 2**31:
                 raise ValueError(f"{name} must be between 1 and {2**31 - 1}")
         for name in ("endpoint", "replay_endpoint"):
-            address = getattr(self, name)
-            if address is not None and "://" not in address:
-                raise ValueError(f"{name} {address!r} is no address such as tcp://*:5557")
-            if address is not None and address.startswith("inproc://"):
-                raise ValueError(f"{name} {address!r} reaches nobody: use ipc:// or tcp://")
+            if (address := getattr(self, name)) is not None:
+                _check_address(name, address)
         if self.max_queue_size is not None:
             raise ValueError(
                 "max_queue_size: batches go straight to the socket, there is no queue before it; "
@@ -63,3 +60,13 @@ class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise PublisherError(
                 'KV events over zmq need pyzmq: pip install "openinfer-kv-cache[events]"'
             )
+
+
+def _check_address(name: str, address: str) -> None:
+    if "://" not in address:
+        raise ValueError(f"{name} {address!r} is no address such as tcp://*:5557")
+    if address.startswith("inproc://"):
+        raise ValueError(f"{name} {address!r} reaches nobody: use ipc:// or tcp://")
+    port = address.rpartition(":")[2]
+    if address.startswith("tcp://") and port.isdecimal() and int(port) > 0xFFFF:
+        raise ValueError(f"{name} {address!r}: a port is at most 65535")

@@ -63,6 +63,9 @@ class PriorityEviction:
     def __init__(
         self, clock: Callable[[], float], *, session_ttl_s: float = 300.0, pin_ttl_s: float = 3600.0
     ) -> None:
+        for name, ttl_s in (("session_ttl_s", session_ttl_s), ("pin_ttl_s", pin_ttl_s)):
+            if not ttl_s >= 0:
+                raise ValueError(f"{name} must not be negative, got {ttl_s}")
         self.clock = clock
         self._session_ttl_s = session_ttl_s
         self._pin_ttl_s = pin_ttl_s

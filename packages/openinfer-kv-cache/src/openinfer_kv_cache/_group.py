@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from operator import index
 from typing import Literal
 
 GroupKind = Literal["full", "window", "state"]
@@ -9,6 +10,15 @@ GroupKind = Literal["full", "window", "state"]
 state: one row a sequence that every step overwrites, with copies of it as checkpoints."""
 
 ShardKind = Literal["heads", "replicated", "rank"]
+
+
+def _check_count(what: str, value: int) -> None:
+    try:
+        is_count = index(value) >= 1
+    except TypeError:
+        is_count = False
+    if not is_count:
+        raise ValueError(f"{what} must be a whole number of at least 1, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +36,7 @@ class Plane:
     bytes_per_token: int
 
     def __post_init__(self) -> None:
-        if self.bytes_per_token < 1:
-            raise ValueError(f"plane {self.name!r} has {self.bytes_per_token} bytes a token")
+        _check_count(f"plane {self.name!r}: bytes_per_token", self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +60,8 @@ class Resume:
     def __post_init__(self) -> None:
         for name in ("every_tokens", "output_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {value}")
+            if value is not None:
+                _check_count(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +94,21 @@ class CacheGroup:
     def __post_init__(self) -> None:
         if self.kind not in ("full", "window", "state"):
             raise ValueError(f"group {self.name!r} is of no known kind: {self.kind!r}")
-        if self.tokens_per_block < 1:
-            raise ValueError(f"group {self.name!r} has {self.tokens_per_block} tokens a block")
+        if self.shard not in ("heads", "replicated", "rank"):
+            raise ValueError(f"group {self.name!r} has no known shard: {self.shard!r}")
+        _check_count(f"group {self.name!r}: tokens_per_block", self.tokens_per_block)
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"group {self.name!r} needs planes of distinct names, got {names}")
-        if (self.kind == "window") != (self.window is not None and self.window >= 1):
+        if (self.kind == "window") != (self.window is not None):
             raise ValueError(f"group {self.name!r} of kind {self.kind!r} has window {self.window}")
+        if self.window is not None:
+            _check_count(f"group {self.name!r}: window", self.window)
+        if not 0 < self.entries_per_token <= 1:
+            raise ValueError(
+                f"group {self.name!r}: entries_per_token must be in (0, 1], not "
+                f"{self.entries_per_token}"
+            )
         entries = self.tokens_per_block * self.entries_per_token
         if self.kind != "state" and (entries < 1 or entries.denominator != 1):
             raise ValueError(

@@ -100,8 +100,10 @@ class BlockKeys:
                 raise ValueError(f"{len(token_ids)} bytes are no column of u32")
             column = token_ids
         else:
-            if token_ids.dtype != _U32 or token_ids.ndim != 1:
-                raise ValueError(f"token ids are [n] uint32, got {token_ids.dtype}")
+            if getattr(token_ids, "dtype", None) != _U32 or token_ids.ndim != 1:
+                raise ValueError(
+                    f"token ids are an [n] uint32 array or a column, got {_what(token_ids)}"
+                )
             column = (token_ids if _IS_LITTLE else token_ids.byteswap()).tobytes()
         self._tail += column
         if self._column is not None:
@@ -143,6 +145,18 @@ class BlockKeys:
             append(parent)
         self._parent = parent
         self._tail = tail[end:]
+
+
+def num_ids(token_ids: TokenIds | bytes) -> int:
+    """Tokens of an array or a column."""
+    num = len(token_ids)
+    return num // _BYTES_PER_ID if isinstance(token_ids, bytes) else num
+
+
+def _what(given: object) -> str:
+    if isinstance(given, np.ndarray):
+        return f"{list(given.shape)} {given.dtype}"
+    return type(given).__name__
 
 
 def _chain_seed(adapter_uid: bytes, salt: bytes) -> bytes:

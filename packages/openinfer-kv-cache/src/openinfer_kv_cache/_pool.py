@@ -135,8 +135,9 @@ class BlockPool:
             if num > self.num_available:
                 return None
             self._evict(num - self._num_free)
-        self._num_free -= num
-        ids = self._free[self._num_free : self._num_free + num].copy()
+        rest = self._num_free - num
+        ids = self._free[rest : self._num_free].copy()  # raises where that is no integer
+        self._num_free = rest
         self._refcounts[ids] = 1
         return ids
 

@@ -9,7 +9,7 @@ from typing import final
 from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._grouped import GroupedBlocks
-from openinfer_kv_cache._keys import BlockKeys, TokenIds
+from openinfer_kv_cache._keys import BlockKeys, TokenIds, num_ids
 from openinfer_kv_cache._lease import CachedLease
 from openinfer_kv_cache._origins import TierTokens
 from openinfer_kv_cache._space import BlockSpace
@@ -238,19 +238,20 @@ class SequenceCache:
             token_ids: ids sampled since the last call; they extend `keys`.
 
         Raises:
-            ValueError: `num_computed` is out of these bounds.
+            ValueError: `num_computed` is out of these bounds; nothing has changed then.
             LeaseUsed: the sequence is closed.
         """
         blocks, keys = self._blocks, self.keys
         if blocks.is_closed:
             raise LeaseUsed("the sequence is closed")
-        if len(token_ids):
-            keys.extend(token_ids)
-        if not self.num_computed <= num_computed <= min(keys.num_tokens, blocks.capacity):
+        num_known = keys.num_tokens + num_ids(token_ids)
+        if not self.num_computed <= num_computed <= min(num_known, blocks.capacity):
             raise ValueError(
                 f"{num_computed} positions computed after {self.num_computed}, with "
-                f"{keys.num_tokens} tokens known and room for {blocks.capacity}"
+                f"{num_known} tokens known and room for {blocks.capacity}"
             )
+        if len(token_ids):
+            keys.extend(token_ids)
         self.num_computed = num_computed
         blocks.settle(keys, num_computed, is_cacheable=self._is_cacheable)
 
