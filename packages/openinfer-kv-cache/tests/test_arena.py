@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import KVCache, Resume, plan_slabs
+from openinfer_kv_cache import CacheUse, KVCache, Resume, Standing, plan_slabs
 from openinfer_kv_cache._arena import Arena
 
 TOKEN = np.array([7], np.uint32)
@@ -134,6 +134,44 @@ def test_what_was_let_go_of_longest_ago_goes_first():
     assert (wide.num_blocks, narrow.num_blocks, arena.num_moves) == (4, 1, 1)
     assert wide.try_take(2) is not None, "its own blocks are older than the state"
     assert narrow.has(b"new")
+
+
+class MostUsed:
+    """A policy of eviction that keeps what had the lowest priority value."""
+
+    clock = staticmethod(lambda: 0.0)
+
+    def attach(self, num_blocks, /):
+        self.scores = [0.0] * num_blocks
+
+    def stored(self, block_ids, /):
+        pass
+
+    def used(self, block_ids, use, /):
+        for block in block_ids.tolist():
+            self.scores[block] = -float(use.priority)
+
+    def standing(self, block_id, /):
+        return Standing((self.scores[block_id],))
+
+
+@pytest.mark.parametrize("num_free", [0, 3])
+def test_many_slabs_move_in_the_order_of_a_policy(num_free):
+    arena = Arena(12 + num_free, (1, 2, 2), (False, False, False))
+    taker, *others = arena.pools
+    for pool in others:
+        pool.order_by(MostUsed(), is_chained=False)
+    order = np.random.default_rng(0).permutation(12).tolist()
+    for slab in range(12):
+        pool = others[slab % 2]
+        ids = pool.try_take(2)
+        pool.register(ids, [b"%d" % slab, b"%d'" % slab], 0)
+        pool.note_use(ids, CacheUse(priority=12 - order.index(slab)))
+        pool.release(ids)
+    assert taker.try_take(7 + num_free) is not None
+    left = [slab for slab in order if others[slab % 2].has(b"%d" % slab)]
+    assert left == order[7:]
+    assert arena.num_moves == 7
 
 
 def test_many_slabs_move_in_the_order_in_which_they_were_let_go_of():

@@ -133,6 +133,39 @@ def test_a_victim_in_flight_gives_its_blocks_when_that_step_has_completed(loop):
     assert sum(event.scheduled is not None for event in subject.events["r1"]) == 1
 
 
+def test_one_victim_in_flight_is_enough(loop):
+    subject = loop(
+        num_blocks=9, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=2
+    )
+    subject.add([1] * 11, max_tokens=13, ignore_eos=True)
+    subject.add([2] * 9, max_tokens=12, ignore_eos=True)
+    subject.add([3] * 9, max_tokens=12, ignore_eos=True)
+    for _ in range(2):
+        assert len(subject.plan().rows) == 3
+    subject.complete()
+    assert sizes(subject.plan()) == [(1, 1, True)], "row 0 waits for the blocks of row 2"
+    assert subject.scheduler.load().num_preemptions == 1
+    subject.run()
+
+
+def test_nothing_overtakes_a_victim_on_its_way_back(loop):
+    subject = loop(
+        num_blocks=6, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=3
+    )
+    subject.add([1] * 11, max_tokens=13, ignore_eos=True)
+    subject.add([2] * 8, max_tokens=1)
+    subject.add([3] * 2, max_tokens=12, ignore_eos=True)
+    assert len(subject.plan().rows) == 3
+    assert len(subject.plan().rows) == 2
+    assert subject.plan() is None, "row 0 waits for the block of row 2"
+    subject.add([4], max_tokens=1)
+    subject.complete()
+    plan = subject.plan()
+    assert subject.scheduler.load().num_preemptions == 1
+    assert sizes(plan) == [(0, 1, True)], "r1 has left two blocks, and r3 needs one"
+    subject.run()
+
+
 def test_the_oldest_is_never_preempted(loop):
     subject = loop(num_blocks=8, max_model_len=28, max_num_batched_tokens=30, max_num_seqs=5)
     for number in range(5):

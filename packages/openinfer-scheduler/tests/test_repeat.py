@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from openinfer_contract import pack_ids
+from openinfer_kv_cache import CacheGroup, Plane
 from openinfer_scheduler import (
     FCFS,
     Fair,
@@ -133,17 +134,29 @@ def test_nothing_repeats_where_something_may_happen(loop):
     waited_for = quiet(loop)
     waited_for.add([3], max_tokens=1)
     assert waited_for.scheduler.num_repeats == 0
-    limited = quiet(loop)
-    limited.add([3], max_tokens=30, deadline=1e6)
-    limited.step()
-    limited.step()
-    limited.step()
+    limited, unlimited = quiet(loop), quiet(loop)
+    limited.add([3], max_tokens=30, ignore_eos=True, deadline=1e6)
+    unlimited.add([3], max_tokens=30, ignore_eos=True)
+    for _ in range(6):
+        limited.step()
+        unlimited.step()
     assert limited.scheduler.num_repeats == 0
+    assert unlimited.scheduler.num_repeats > 10
     left = quiet(loop)
     left.abort("r0")
     assert left.scheduler.num_repeats == 0
-    for subject in (waited_for, limited, left):
+    for subject in (waited_for, limited, unlimited, left):
         subject.run()
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
+def test_nothing_repeats_where_promises_are_counted(loop, admission):
+    """Copies of states are kept away from what admission has promised, counted every 32 plans."""
+    state = CacheGroup(name="s", kind="state", planes=(Plane(name="s", bytes_per_token=256),))
+    full = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=16),))
+    subject = quiet(loop, groups=(full, state), num_slabs=200, admission=admission)
+    assert (subject.scheduler.num_repeats > 0) == (admission == "optimistic")
+    subject.run()
 
 
 def test_more_than_may_repeat_is_refused(loop):

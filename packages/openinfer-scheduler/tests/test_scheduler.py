@@ -169,6 +169,24 @@ def test_a_reverted_plan_is_planned_again_the_same(loop):
     subject.run()
 
 
+def test_a_restart_that_is_reverted_leaves_what_was_said_of_the_start(loop):
+    subject = loop(
+        num_blocks=6, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=2
+    )
+    subject.add([1] * 11, max_tokens=13, ignore_eos=True)
+    subject.add([2] * 10, max_tokens=12, ignore_eos=True)
+    num_reverted = 0
+    while subject.scheduler.has_work:
+        plan = subject.plan(launch=False)
+        num_reverted += plan is not None and bool(plan.starts)
+        subject.step()
+    assert num_reverted == 2
+    assert subject.ends["r1"].num_preemptions == 1
+    (scheduled,) = (event.scheduled for event in subject.events["r1"] if event.scheduled)
+    end = subject.ends["r1"]
+    assert (end.timings.queue_s, end.cached) == (scheduled.queue_s, scheduled.cached)
+
+
 def test_revert_after_abort_of_what_it_started(loop):
     subject = loop()
     subject.add([1, 2, 3])

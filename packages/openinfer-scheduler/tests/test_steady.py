@@ -245,3 +245,32 @@ def test_steps_that_are_settled_row_by_row_leave_nobody_without_an_end(loop, dep
     )
     subject.run()
     assert all(end.reason == "length" for end in subject.ends.values())
+
+
+def test_who_comes_back_is_not_taken_for_who_left(loop):
+    """A request that a failed step sends back decodes among steady rows for a second time."""
+    subject = running(loop, 2, depth=4, num_blocks=600)
+    for _ in range(4):
+        subject.step()
+    assert subject.plan().rows
+    subject.complete()
+    subject.add([7] * 16, max_tokens=9, ignore_eos=True)
+    assert len(subject.plan().starts) == 1, "in the step that is going to fail"
+    subject.complete()
+    subject.add([7] * 18, max_tokens=12, ignore_eos=True)
+    subject.add([8] * 5, max_tokens=40, ignore_eos=True)
+    assert [start.num_cached_tokens for start in subject.plan().starts] == [16, 0]
+    subject.complete()
+    assert len(subject.plan().rows) == 5
+    while len(subject.in_flight) > 3:
+        subject.complete()
+    subject.executor.fail_step = 1.0
+    subject.complete()
+    subject.executor.fail_step = 0.0
+    assert set(subject.ends) == {"r0", "r1", "r2"}
+    while "r3" not in subject.ends:
+        subject.step()
+    assert "r4" not in subject.ends, "nobody has stood still for it"
+    subject.run()
+    assert subject.ends["r3"].num_preemptions == 1
+    assert subject.ends["r4"].num_preemptions == 0

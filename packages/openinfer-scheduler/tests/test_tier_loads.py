@@ -176,6 +176,15 @@ def test_a_load_leaves_the_next_tokens_of_those_admitted_alone(loop):
     tiered.finish()
 
 
+def test_a_load_leaves_the_watermark_alone(loop):
+    subject = loop(num_blocks=10, watermark=0.4)
+    assert subject.scheduler.num_entitled_blocks == 4
+    subject.add([1] * 19, max_tokens=1)
+    subject.plan()
+    assert subject.scheduler.num_entitled_blocks == 4 + 1, "and the block of its last tokens"
+    subject.run()
+
+
 def test_whoever_is_short_while_copies_hold_blocks_waits_for_them(loop):
     """Alone, and the tier has the rest of the pool: nobody is preempted for that."""
     tiered = long_running(loop, "optimistic")

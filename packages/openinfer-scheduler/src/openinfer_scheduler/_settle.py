@@ -131,7 +131,7 @@ class _Settling:
         dropped = []
         for row in sorted(steady.take_tokens(columns, self._result.token_ids, step.closed)):
             stay = steady.stays[row]
-            if not stay.is_settling or step.plan.step_id <= stay.surplus_until:
+            if not stay.is_settling:  # none is surplus: what forces tokens ends steadiness
                 dropped.append(row)
                 continue
             event = self._settled(stay, columns[row], None, None)
