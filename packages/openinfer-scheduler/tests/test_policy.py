@@ -70,6 +70,15 @@ def test_a_class_that_is_no_policy_is_refused_by_name(monkeypatch, tmp_path, cod
         load_policy(f"{name}:Mine")
 
 
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [(FCFS, "FCFS is a class"), ("fcfs", "no method order"), (object(), "no method order")],
+)
+def test_what_is_no_policy_makes_no_scheduler(loop, policy, words):
+    with pytest.raises(TypeError, match=words):
+        loop(policy=policy)
+
+
 @pytest.mark.parametrize("path", [["/no/such/folder"], ["/no/such/folder", ""]])
 def test_the_current_folder_is_searched_last(monkeypatch, tmp_path, path):
     (tmp_path / "policy_of_mine.py").write_text("from openinfer_scheduler import Priority as Mine")

@@ -23,6 +23,14 @@ def test_impossible_requests_are_refused_with_the_numbers(loop):
 def test_nothing_to_read_or_generate(loop, prompt, prefix):
     rejected = loop().add(prompt, max_tokens=8, num_output_prefix=prefix)
     assert rejected.kind == "invalid"
+    assert rejected.field == ("num_output_prefix" if prompt else "prompt_token_ids")
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, float("nan")])
+def test_a_request_for_no_token_is_refused_by_that_field(loop, max_tokens):
+    rejected = loop().add([1, 2], max_tokens=max_tokens)
+    assert (rejected.kind, rejected.field) == ("invalid", "stop.max_tokens")
+    assert str(max_tokens) in rejected.message
 
 
 def test_a_live_id_is_a_duplicate_and_an_ended_one_is_not(loop):

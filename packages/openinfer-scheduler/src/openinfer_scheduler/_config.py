@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Literal
 
 _COUNTS = (
@@ -65,15 +66,21 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS + _OPTIONAL_COUNTS:
             value = getattr(self, name)
-            if (value is not None or name in _COUNTS) and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            if (value is not None or name in _COUNTS) and not _is_count(value, 1):
+                raise ValueError(f"{name} must be at least 1 and whole, not {value}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
-        if self.num_draft_tokens < 0:
-            raise ValueError(f"num_draft_tokens must not be negative: {self.num_draft_tokens}")
+        if not _is_count(self.num_draft_tokens, 0):
+            raise ValueError(
+                f"num_draft_tokens must be whole and >= 0, not {self.num_draft_tokens}"
+            )
+        if self.seed is not None and not _is_count(self.seed, 0):
+            raise ValueError(f"seed must be whole and >= 0, not {self.seed}")
+        if not all(_is_count(token_id, 0) for token_id in self.eos_token_ids):
+            raise ValueError(f"eos_token_ids must be whole and >= 0, not {self.eos_token_ids}")
         num_decoded = self.max_num_seqs * (1 + self.num_draft_tokens)
         if self.max_num_batched_tokens < num_decoded:
             what = "max_num_seqs" if not self.num_draft_tokens else "decode rows with their drafts"
@@ -86,3 +93,15 @@ class SchedulerConfig:
         target = self.target_itl_s
         if target is not None and not (0 < target < math.inf):
             raise ValueError(f"target_itl_s must be a positive number of seconds, not {target}")
+        if not 0 <= self.overload_retry_after_s < math.inf:
+            raise ValueError(
+                "overload_retry_after_s must be a number of seconds >= 0, not "
+                f"{self.overload_retry_after_s}"
+            )
+
+
+def _is_count(value: int, least: int) -> bool:
+    try:
+        return index(value) >= least
+    except TypeError:
+        return False

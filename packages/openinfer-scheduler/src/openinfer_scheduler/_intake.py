@@ -47,11 +47,14 @@ class Intake:
                 f"the prompt is too long: {num_prompt} tokens, of at most {most - 1}; "
                 f"this engine's maximum context length is {most} tokens"
             )
+        if not num_prompt:
+            return _invalid("prompt_token_ids", "the prompt has no token")
+        if not max_tokens >= 1:
+            return _invalid("stop.max_tokens", f"max_tokens must be at least 1, not {max_tokens}")
         if not 0 <= prefix < min(num_prompt, max_tokens):
-            return Rejected(
-                kind="invalid",
-                field="num_output_prefix",
-                message=f"{num_prompt} prompt tokens, {prefix} of them output, and max_tokens "
+            return _invalid(
+                "num_output_prefix",
+                f"{num_prompt} prompt tokens, {prefix} of them output, and max_tokens "
                 f"{max_tokens} leave nothing to read or to generate",
             )
         if self._config.role == "prefill" and max_tokens - prefix > 1:
@@ -85,6 +88,10 @@ class Intake:
             "may wait",
             retry_after_s=config.overload_retry_after_s,
         )
+
+
+def _invalid(field: str, message: str) -> Rejected:
+    return Rejected(kind="invalid", field=field, message=message)
 
 
 def _too_long(message: str) -> Rejected:

@@ -73,13 +73,14 @@ class ChargedPolicy(Policy, Protocol):
         """
 
 
-def _made(kind: Any) -> Policy:
-    """A policy of this class, which may be anything at all.
+def check_policy(policy: object) -> None:
+    """Looks for the methods of `Policy`, and at what they take.
 
     Raises:
-        TypeError: it is no policy. Whatever else its class raises.
+        TypeError: it is no policy.
     """
-    policy: Policy = kind()
+    if isinstance(policy, type):
+        raise TypeError(f"{policy.__qualname__} is a class: a policy is an instance of one")
     for name, num_arguments in (("order", 2), ("chunk", 2), ("victim", 1)):
         method = getattr(policy, name, None)
         if not callable(method):
@@ -90,6 +91,16 @@ def _made(kind: Any) -> Policy:
             raise TypeError(f"{name} does not take what Policy.{name} takes") from None
         except ValueError:
             pass  # compiled code need not say what it takes
+
+
+def _made(kind: Any) -> Policy:
+    """A policy of this class, which may be anything at all.
+
+    Raises:
+        TypeError: it is no policy. Whatever else its class raises.
+    """
+    policy: Policy = kind()
+    check_policy(policy)
     return policy
 
 

@@ -16,7 +16,7 @@ from openinfer_scheduler._load import load_of
 from openinfer_scheduler._pace import PrefillPace
 from openinfer_scheduler._plan import StepPlan, StepResult
 from openinfer_scheduler._planner import Planner
-from openinfer_scheduler._policy import Policy
+from openinfer_scheduler._policy import Policy, check_policy
 from openinfer_scheduler._prefix_probe import PrefixProbe
 from openinfer_scheduler._repeat import num_repeats, repeat
 from openinfer_scheduler._room import Room
@@ -50,6 +50,9 @@ class Scheduler:
         policy: order, chunk sizes and victims; `FCFS()` if None.
         closing: called with the blocks of a sequence that ends or is preempted before they are let
             go of; a tier saves them then.
+
+    Raises:
+        TypeError: the policy is none: a class, or without a method that `Policy` has.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class Scheduler:
         *,
         closing: Callable[[SequenceCache], None] | None = None,
     ) -> None:
+        policy = FCFS() if policy is None else policy
+        check_policy(policy)
         self._config = config
         self._cache = cache
-        self._policy = guarded = GuardedPolicy(FCFS() if policy is None else policy)
+        self._policy = guarded = GuardedPolicy(policy)
         self._state = SchedulerState(
             config=config,
             cache=cache,
