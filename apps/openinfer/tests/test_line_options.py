@@ -140,6 +140,22 @@ def test_an_engine_option_of_the_wrong_type_is_named():
         engine_options({"block_size": "many"})
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"target_itl_ms": -3.0}, r"target_itl_ms \(--target-itl-ms\) must be a positive .* -3"),
+        ({"trace_max_bytes": 5}, r"trace_max_bytes \(--trace-max-bytes\) must be at least"),
+        (
+            {"kv_events_config": {"enable_kv_cache_events": True}, "enable_prefix_caching": False},
+            r"kv_events_config \(--kv-events-config\): without prefix caching",
+        ),
+    ],
+)
+def test_an_engine_option_that_makes_no_sense_is_named(values, words):
+    with pytest.raises(UsageError, match=f"^{words}"):
+        engine_options(values)
+
+
 def test_kv_events_are_consumed_key_by_key(monkeypatch):
     config = {"enable_kv_cache_events": True, "topic": "kv"}
     assert engine_options({"kv_events_config": config}).kv_events_config.topic == "kv"

@@ -188,6 +188,10 @@ def _unknown(
 def _describe(error: msgspec.ValidationError) -> str:
     """Which option does not convert, by both of its names, and why."""
     reason, _, place = str(error).partition(" - at `$.")
+    if not place:  # said of the options together: it begins with the name of one
+        name, _, rest = reason.partition(" ")
+        dest = name.removesuffix(":")
+        return f"{dest} ({_flag(dest)}){':' if name != dest else ''} {rest}"
     dest, _, key = place.rstrip("`").partition(".")
     inside = f" at {key}" if key else ""
     return f"{dest} ({_flag(dest)}): {reason}{inside}"
