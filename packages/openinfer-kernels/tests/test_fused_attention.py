@@ -206,7 +206,6 @@ SHARING = {
         [((0, 3, 5), 112), ((4, 1), 32)],
     ),
     "chunks": ([700, 641, 800, 20], [((2, 0, 1), 640)]),
-    "members-of-two-units": ([20] * 40 + [5], [(tuple(range(1, 38)), 16)]),
     "nobody": ([20, 40], []),
 }
 
@@ -222,24 +221,26 @@ def _share(problem, groups):
     ]
 
 
-# Many members are many programs to interpret, whatever their heads are: with one shape of them.
-@pytest.mark.parametrize(
-    ("heads", "sharing"),
-    [
-        pytest.param(heads, sharing, id=f"{shape}-{name}")
-        for shape, heads in HEADS.items()
-        for name, sharing in SHARING.items()
-        if name != "members-of-two-units" or shape == next(iter(HEADS))
-    ],
-)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("sharing", SHARING.values(), ids=SHARING)
 def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtype, monkeypatch):
     if triton_device != "cpu" and heads != HEADS["H7-K1-D64"]:
         pytest.skip("compiles for long, and shapes of models are tested below")
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
+    _check_sharing(*sharing, heads, dtype, random, triton_device, monkeypatch)
+
+
+# Many members are many programs to interpret, whatever their heads and type are.
+def test_triton_over_a_prefix_of_members_of_two_units(random, triton_device, monkeypatch):
+    lengths, groups = [20] * 40 + [5], [(tuple(range(1, 38)), 16)]
+    heads = next(iter(HEADS.values()))
+    _check_sharing(lengths, groups, heads, torch.float32, random, triton_device, monkeypatch)
+
+
+def _check_sharing(lengths, groups, heads, dtype, random, triton_device, monkeypatch):
     _use_load(monkeypatch, _triton_sizes.load_of(64), extra_programs=4, whole_keys=64)
     monkeypatch.setattr(_shared, "_TARGET_PROGRAMS", 8)
-    lengths, groups = sharing
     spec, problem = _problem(heads, [(int(n > 0), n) for n in lengths], dtype, random)
     _share(problem, groups)
     _check(spec, problem, triton_device, "triton")
