@@ -65,3 +65,18 @@ def test_what_is_there_is_not_run_again(tmp_path, capsys):
 def test_a_page_without_marks_is_named():
     with pytest.raises(SimError, match="<!-- table -->"):
         update_page("Nothing here.", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--replicas", "2", "0"), "--replicas must be at least 1"),
+        (("--json", "/no/such/folder/x.json"), "/no/such/folder is no folder"),
+        (("--page", "/no/such/page.md"), "no such page"),
+    ],
+)
+def test_what_cannot_be_written_costs_no_study(capsys, monkeypatch, arguments, reason):
+    monkeypatch.setattr("openinfer_sim.scale_study.run_study", lambda *_, **__: pytest.fail("ran"))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert reason in capsys.readouterr().err

@@ -123,10 +123,13 @@ def test_a_cache_that_holds_nothing_is_told_what_it_needs():
             {"block_size": 200_000, "gpu_memory_utilization": 0.2},
             r"block_size 200000 is too large.* 29\.5 GB of cache.* 18\.7 GB",
         ),
+        ({"max_num_seqs": 1.5}, "max_num_seqs must be a whole number of at least 1, not 1.5"),
+        ({"block_size": "16"}, "block_size must be a whole number"),
+        ({"tensor_parallel_size": 2.0}, "tensor_parallel_size must be one of .* not 2.0"),
         ({"kv_cache_bytes": 10**16}, "31 bits: lower kv_cache_bytes or raise block_size 16"),
     ],
 )
-def test_blocks_too_large_or_too_many_are_named(options, named):
+def test_sizes_that_make_no_sense_are_named(options, named):
     with pytest.raises(SimError, match=named):
         Setup(**options)
 

@@ -232,7 +232,8 @@ def test_a_replica_alone_does_not_depend_on_the_others():
 
     def half(length, seed):
         mix = RequestMix(input=length, output=50)
-        return poisson_trace(rate=10, duration=5, mix=mix, seed=seed).sessions
+        drawn = poisson_trace(rate=10, duration=5, mix=mix, seed=seed).sessions
+        return tuple(replace(s, session_id=f"{seed}-{s.session_id}") for s in drawn)
 
     def records(*halves):
         starts = sorted((s.start_s, i) for i, half in enumerate(halves) for s in half)
@@ -259,6 +260,8 @@ def test_five_minutes_at_8_requests_a_second_keep_the_pace_of_an_hour_in_90_s():
         ({"router": "nearest"}, "nearest.*prefix-aware"),
         ({"policy": "no_such_module:Policy"}, "no_such_module"),
         ({"policy": "nosuch"}, "nosuch"),
+        ({"policy": object()}, "policy must be a name such as"),
+        ({"seed": -1}, "seed must be in"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(options, named):

@@ -8,7 +8,10 @@ from openinfer_sim import (
     AgentMix,
     RequestMix,
     Segment,
+    Session,
+    Trace,
     TraceError,
+    Turn,
     agent_trace,
     burst_trace,
     closed_trace,
@@ -123,6 +126,40 @@ def test_tokens_of_a_key_are_a_function_of_seed_and_key():
 @pytest.mark.parametrize("kind", ["poisson", "bursts", "closed", "agents"])
 def test_every_drawn_kind_has_a_default_and_a_seed(kind):
     assert parse_trace(kind, seed=1) == parse_trace(kind, seed=1) != parse_trace(kind, seed=2)
+
+
+_TURN = Turn(0.0, (Segment(1, 10),), 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"start_s": float("nan")}, "'a': start_s"),
+        ({"start_s": -1.0}, "'a': start_s"),
+        ({"turns": ()}, "'a': turns"),
+        ({"turns": (_TURN, Turn(float("inf"), (), 1))}, "'a': turn 1: wait_s"),
+        ({"turns": (Turn(0.0, (Segment(-1, 10),), 1),)}, r"'a': turn 0: Segment\(key=-1"),
+        ({"turns": (Turn(0.0, (Segment(1, 1.5),), 1),)}, r"num_tokens=1.5\) must .*whole"),
+        ({"turns": (Turn(0.0, (Segment(1, 1),), 1.5),)}, "num_output_tokens .* not 1.5"),
+    ],
+)
+def test_a_session_that_makes_no_sense_is_named(options, named):
+    session = Session(**({"session_id": "a", "start_s": 0.0, "turns": (_TURN,)} | options))
+    with pytest.raises(TraceError, match=named):
+        Trace(name="", sessions=(session,))
+
+
+def test_sessions_are_distinct_and_seeds_can_be_drawn_by():
+    session = Session(session_id="a", start_s=0.0, turns=(_TURN,))
+    with pytest.raises(TraceError, match=r"two sessions .* 'a'"):
+        Trace(name="", sessions=(session, session))
+    with pytest.raises(TraceError, match="needs a session"):
+        Trace(name="", sessions=())
+    for seed in (-1, 1 << 63):
+        with pytest.raises(TraceError, match="seed"):
+            Trace(name="", sessions=(session,), seed=seed)
+        with pytest.raises(TraceError, match="seed"):
+            parse_trace("poisson", seed=seed)
 
 
 def test_options_reach_the_trace():

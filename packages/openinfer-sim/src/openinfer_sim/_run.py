@@ -10,7 +10,7 @@ from openinfer_sim._report import Report, make_report
 from openinfer_sim._routing import make_router
 from openinfer_sim._setup import Setup
 from openinfer_sim._simulation import Simulation
-from openinfer_sim._trace import Trace
+from openinfer_sim._trace import Trace, check_seed
 from openinfer_sim.errors import SimError
 
 
@@ -57,6 +57,9 @@ def simulate(
         UnknownPolicy: no such policy is installed or can be imported.
         UnusablePolicy: its class cannot be made without arguments, or lacks methods.
     """
+    check_seed(seed)
+    if not isinstance(policy, str):
+        raise SimError(f"policy must be a name such as 'my_package:MyPolicy', not {policy!r}")
     if num_replicas < 1:
         raise SimError(f"replicas must be at least 1, not {num_replicas}")
     setup = setup or Setup()

@@ -71,8 +71,8 @@ class Setup:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SimError(f"{name} must be at least 1, not {value}")
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise SimError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SimError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
@@ -81,10 +81,11 @@ class Setup:
         share = self.gpu_memory_utilization
         if not 0.0 < share <= 1.0:
             raise SimError(f"gpu_memory_utilization must be in (0, 1], not {share}")
-        if self.tensor_parallel_size not in _NUM_DEVICES:
+        num_devices = self.tensor_parallel_size
+        if not isinstance(num_devices, int) or num_devices not in _NUM_DEVICES:
             raise SimError(
                 f"tensor_parallel_size must be one of {', '.join(map(str, _NUM_DEVICES))}, not "
-                f"{self.tensor_parallel_size}"
+                f"{num_devices}"
             )
         if self.block_size > self.model_figures.max_model_len:
             raise SimError(

@@ -1,10 +1,16 @@
 """What clients do, as data: sessions of turns whose prompts are made of keyed segments."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
 import numpy as np
+
+from openinfer_sim.errors import TraceError
+
+_KEYS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +81,28 @@ class Trace:
 
     Attributes:
         name: what the report calls it.
-        sessions: in any order.
-        seed: of the content.
+        sessions: at least one, in any order.
+        seed: of the content, in [0, 2**63).
+
+    Raises:
+        TraceError: naming the session and its field that makes no sense.
     """
 
     name: str
     sessions: tuple[Session, ...]
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not self.sessions:
+            raise TraceError("a trace needs a session")
+        names: set[str] = set()
+        for session in self.sessions:
+            if session.session_id in names:
+                raise TraceError(f"two sessions have the session_id {session.session_id!r}")
+            names.add(session.session_id)
+            if (fault := _fault(session)) is not None:
+                raise TraceError(f"session {session.session_id!r}: {fault}")
 
     @property
     def num_requests(self) -> int:
@@ -96,6 +117,40 @@ class Trace:
             for session in self.sessions
             for length, turn in zip(session.prompt_lengths(), session.turns, strict=True)
         )
+
+
+def check_seed(seed: int) -> None:
+    """Looks whether everything that is drawn can be drawn by it.
+
+    Raises:
+        TraceError: it is not in [0, 2**63).
+    """
+    if not _is_whole(seed, _KEYS):
+        raise TraceError(f"seed must be in [0, 2**63), not {seed}")
+
+
+def _fault(session: Session) -> str | None:
+    """What makes no sense; a request that an engine refuses does."""
+    if not 0 <= session.start_s < math.inf:
+        return f"start_s must be a number of seconds >= 0, not {session.start_s}"
+    if not session.turns:
+        return "turns has none"
+    for number, turn in enumerate(session.turns):
+        if not 0 <= turn.wait_s < math.inf:
+            return f"turn {number}: wait_s must be a number of seconds >= 0, not {turn.wait_s}"
+        if not _is_whole(turn.num_output_tokens, _KEYS):
+            return f"turn {number}: num_output_tokens must be whole, not {turn.num_output_tokens}"
+        for segment in turn.segments:
+            if not (_is_whole(segment.key, _KEYS) and _is_whole(segment.num_tokens, _KEYS)):
+                return f"turn {number}: {segment} must have whole numbers in [0, 2**63)"
+    return None
+
+
+def _is_whole(value: int, end: int) -> bool:
+    try:
+        return 0 <= index(value) < end
+    except TypeError:
+        return False
 
 
 class SegmentTokens:

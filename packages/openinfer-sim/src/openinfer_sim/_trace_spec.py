@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from openinfer_sim._mooncake import read_mooncake
-from openinfer_sim._trace import Trace
+from openinfer_sim._trace import Trace, check_seed
 from openinfer_sim._workloads import (
     AgentMix,
     RequestMix,
@@ -71,6 +71,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     Raises:
         TraceError: an unknown kind or option, or a value that does not fit.
     """
+    check_seed(seed)
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
         raise TraceError(f"no trace {kind!r}; known are: {', '.join(_KINDS)}")

@@ -170,6 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="keep the cells that are there")
     parser.add_argument("--page", type=Path, help="replace the table of this page")
     options = parser.parse_args(arguments)
+    if min(options.replicas) < 1:
+        parser.error("--replicas must be at least 1")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: {options.json.parent} is no folder")
+    if options.page and not options.page.is_file():
+        parser.error(f"--page {options.page}: no such page")
 
     def note(cell: Cell, cells: list[Cell]) -> None:
         print(format_cells([cell]).splitlines()[-1], file=sys.stderr, flush=True)
