@@ -1,5 +1,6 @@
 """Slabs between groups; and caches with the sizes of real models under load."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -251,6 +252,24 @@ def test_every_so_many_tokens_is_a_resume_point(qwen35):
     assert server.run(tokens(1, 2), num_output=100) == 0
     assert [copy.position for copy in server.copies] == [64, 128, 192, 256]
     assert server.run(tokens(1, 3)) == 64
+
+
+def test_after_a_reset_no_state_is_copied_that_nobody_could_find(qwen35):
+    attention, state = qwen35
+    state = replace(state, resume=Resume(every_tokens=64))
+    cache = KVCache((attention, state), num_slabs=40)
+    keys = cache.keys(tokens(1, size=300))
+    sequence = cache.open(keys, cache.match(keys))
+    num_copies = []
+    for step_id, end in enumerate((64, 128, 192), 1):
+        if step_id == 3:
+            cache.reset()
+        cache.begin_step(step_id)
+        num_copies.append(len(sequence.try_schedule(end, reach=end).copies.after))
+        cache.complete_step(step_id)
+    assert num_copies == [1, 1, 0]
+    sequence.close(in_flight_until=None)
+    cache.assert_idle()
 
 
 def test_a_window_keeps_little_of_a_long_prompt(deepseek_v4):

@@ -11,6 +11,7 @@ steps and Qwen3.5-4B with 32 and 128 clients (2026-11-22: benchmarks/results/pee
     cold, hit      one client, one output token; hit: all but 16 tokens have been seen before
     closed_rate    output tokens/s of `tokens` clients in a closed loop, 1024 in, 128 out
     closed_tpot    TPOT of the same
+    closed_ttft    TTFT of the same (2026-11-22)
     step           a step of `tokens` decode rows of 1,088 keys, inside its engine
 """
 
@@ -80,6 +81,9 @@ HELD_OUT = [
     ("qwen3_5-4b", "closed_tpot", 8, 3.92),
     ("qwen3_5-4b", "closed_rate", 128, 5060),
     ("qwen3_5-4b", "closed_tpot", 128, 20.6),
+    ("qwen3_5-4b", "closed_ttft", 32, 374),
+    ("qwen3_5-4b", "closed_ttft", 128, 525),
+    ("qwen3-4b", "closed_ttft", 128, 452),
     *(("qwen3_5-4b", "step", rows, ms) for rows, ms in ((8, 3.91), (32, 4.89), (128, 8.97))),
     *(("qwen3-4b", "step", rows, ms) for rows, ms in ((8, 3.75), (32, 4.82), (128, 8.97))),
     ("deepseek-v2-lite", "ttft", 32, 11.2),
@@ -89,6 +93,12 @@ HELD_OUT = [
     ("deepseek-v2-lite", "closed_tpot", 8, 3.80),
     ("qwen3-4b on rtx-5090", "tpot", 1024, 6.71),
     ("qwen3-4b on rtx-5090", "tpot", 4096, 6.36),
+]
+# Neither fitted nor within 15 %; the README says so.
+OUTSIDE = [
+    ("qwen3-4b", "closed_ttft", 8, 112),
+    ("qwen3-4b", "closed_ttft", 32, 300),
+    ("qwen3_5-4b", "closed_ttft", 8, 175),
 ]
 
 
@@ -134,8 +144,8 @@ def _modelled(target, what, tokens):
         costs = CostModel(find_model(target), find_device("h200"), load_figures().overheads)
         return 1e3 * costs.decode_s(tokens, 1088 * tokens)
     records = _records(target, _closed(tokens, 2, 1024, 128))
-    if what == "closed_tpot":
-        return 1e3 * np.median([record.tpot_s for record in records])
+    if what in ("closed_ttft", "closed_tpot"):
+        return 1e3 * np.median([getattr(record, f"{what[-4:]}_s") for record in records])
     return sum(r.num_output_tokens for r in records) / max(r.ended_at for r in records)
 
 
@@ -151,5 +161,10 @@ def test_the_model_is_within_15_percent(target, what, tokens, measured):
 
 
 def test_no_row_is_in_two_lists():
-    rows = [row[:3] for row in FITTED + HELD_OUT]
+    rows = [row[:3] for row in FITTED + HELD_OUT + OUTSIDE]
     assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize(("target", "what", "tokens", "measured"), OUTSIDE)
+def test_what_is_called_outside_is_outside_but_not_far(target, what, tokens, measured):
+    assert 0.15 < abs(_modelled(target, what, tokens) / measured - 1) < 0.18

@@ -2,8 +2,10 @@
 follow from published configurations, times are held to what bytes and FLOP alone ask for."""
 
 import pytest
+from msgspec.structs import replace
 
 from openinfer_sim import (
+    CostModel,
     RequestMix,
     Segment,
     Session,
@@ -12,7 +14,9 @@ from openinfer_sim import (
     Trace,
     Turn,
     closed_trace,
+    find_device,
     find_model,
+    load_figures,
     simulate,
 )
 
@@ -79,6 +83,21 @@ def test_what_a_token_leaves_in_each_group():
 
 # Milliseconds to read the weights of 1, 8, 32, 64 and 128 rows on each of so many devices, experts
 # drawn evenly: calculated beforehand and apart from this package, at 4.3 TB/s.
+def test_a_query_pays_for_the_entries_that_it_reads_whatever_its_prompt_has():
+    """The window in each of 43 layers, and in 21 of them 512 chosen entries, of 1,024 bytes."""
+    num_entries = 128 * 43 + 512 * 21
+    h200, overheads = find_device("h200"), load_figures().overheads
+    model = find_model(_V4)
+    free = replace(model, kv_read_bytes_per_row=0, attention_flops_per_query=0)
+    costs, without = (CostModel(each, h200, overheads) for each in (model, free))
+    read_s = num_entries * 1024 / (overheads.decode_attention_share * h200.read_bytes_per_s)
+    for keys in (0, 100_000):
+        assert costs.decode_s(8, keys) - without.decode_s(8, keys) == pytest.approx(8 * read_s)
+    query_s = num_entries * 2 * 64 * 1024 / (overheads.attention_share * h200.attention_flops)
+    more_s = costs.prefill_s(1000, 10**9, 0) - without.prefill_s(1000, 10**9, 0)
+    assert more_s == pytest.approx(1000 * query_s)
+
+
 @pytest.mark.parametrize(
     ("name", "num_devices", "floors"),
     [(_V4, 4, (0.63, 1.91, 4.98, 7.11, 8.57)), (_K2, 8, (0.96, 3.19, 8.75, 12.9, 16.1))],
