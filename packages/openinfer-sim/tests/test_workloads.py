@@ -109,6 +109,14 @@ def test_sessions_share_their_system_prompt_and_nothing_else():
     assert len(own) == len(set(own))
 
 
+def test_no_request_of_an_agent_is_longer_than_its_window():
+    for window in (5, 1000, 60_000):
+        mix = AgentMix(system=3, window=window, context_spread=2.0, output_spread=3.0)
+        trace = agent_trace(sessions=50, ramp=1, mix=mix, seed=0)
+        assert trace.max_model_len <= window
+        assert min(t.num_new_tokens for s in trace.sessions for t in s.turns) >= 1
+
+
 def test_tokens_of_a_key_are_a_function_of_seed_and_key():
     tokens = SegmentTokens(1, 1000)
     (a, b), c = (tokens.column((Segment(k, 50),)) for k in (7, 8)), tokens.column((Segment(7, 20),))
@@ -186,7 +194,7 @@ def test_options_reach_the_trace():
         ("poisson:input=10000000000", "input must be at most 4194304"),
         ("agents:system=5000000", "system must be at most 4194304"),
         ("poisson:tenants=100000000", "tenants must be at most"),
-        ("agents:window=100", "window must hold a session's first request, of [0-9]+ tokens"),
+        ("agents:window=100", "window must hold the 24000 tokens of a system prompt.* not 100"),
         ("poisson:rate=fast", "rate must be a number"),
         ("poisson:input=1.5", "input must be a whole number"),
         ("poisson:rate=0", "rate must be positive"),

@@ -135,6 +135,11 @@ class AgentMix:
             tokens=("output", "system", "context", "result"),
         )
         _check_seconds(think=self.think)
+        if self.window < self.system + 2:
+            raise TraceError(
+                f"window must hold the {self.system} tokens of a system prompt, one of a context "
+                f"and one of an answer, not {self.window}"
+            )
 
 
 def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trace:
@@ -156,7 +161,10 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
     results = _lengths(mix.result, mix.result_spread, num_turns, rng)
     waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MOST_SECONDS)
-    opening = _length(mix.context, mix.context_spread, rng)
+    # However much is drawn, the first request fits the window.
+    outputs[0] = min(outputs[0], mix.window - mix.system - 1)
+    room = mix.window - mix.system - int(outputs[0])
+    opening = min(_length(mix.context, mix.context_spread, rng), room)
     system = index % mix.systems
     turns: list[Turn] = []
     used = 0
@@ -167,13 +175,9 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
             segments = (Segment(_SHARED_KEY + system, mix.system), Segment(key, opening))
         turn = Turn(float(waits[number]) if turns else 0.0, segments, int(outputs[number]))
         used += turn.num_new_tokens + turn.num_output_tokens
-        if used > mix.window:
+        if turns and used > mix.window:
             break
         turns.append(turn)
-    if not turns:
-        raise TraceError(
-            f"window must hold a session's first request, of {used} tokens: it is {mix.window}"
-        )
     return Session(
         session_id=f"agent-{index}", start_s=start_s, tenant=f"system-{system}", turns=tuple(turns)
     )
