@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from openinfer_engine import EngineOptions, assemble
+from openinfer_engine._assembly import _scheduler_config
 from openinfer_kv_cache import CacheGroup, Plane, plan_slabs
 from openinfer_testing import ZeroCostExecutor
 
@@ -26,3 +27,25 @@ def test_several_groups_share_slabs():
     assert [group.num_blocks for group in loop.info.cache_groups] == [32, 8]
     assert loop.load().num_total_blocks == 32
     loop.close()
+
+
+def test_every_switch_of_scheduling_reaches_the_scheduler():
+    switches = {
+        "max_queued_requests": 3,
+        "max_queued_tokens": 5000,
+        "admission": "lifetime",
+        "long_prefill_token_threshold": 7,
+        "max_num_partial_prefills": 2,
+        "target_itl_ms": 20.0,
+        "seed": 5,
+    }
+    config = _scheduler_config(ZeroCostExecutor().info, EngineOptions(**switches))
+    assert [
+        config.max_queued_requests,
+        config.max_queued_tokens,
+        config.admission,
+        config.max_chunk_tokens,
+        config.max_partial_prefills,
+        1000 * config.target_itl_s,
+        config.seed,
+    ] == list(switches.values())

@@ -306,3 +306,9 @@ def test_the_front_process_reads_one_prompt_after_the_other():
     assert first == pytest.approx(1.0 + overheads.latency_s / 2 + cost)
     assert second == pytest.approx(first + cost)
     assert replica.receive(9.0, 1000) == pytest.approx(9.0 + overheads.latency_s / 2 + cost)
+
+
+def test_a_replica_that_keeps_something_has_no_report(monkeypatch):
+    monkeypatch.setattr(Replica, "is_idle", False)
+    with pytest.raises(SimError, match="replica 0 still holds"):
+        simulate(parse_trace("closed:concurrency=1,requests=1,input=20,output=2"))
