@@ -242,6 +242,18 @@ def test_a_policy_that_raises_leaves_nothing_behind(loop):
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
 
 
+@pytest.mark.parametrize("chunk", [1.5, float("nan"), None, "1"])
+def test_a_chunk_that_is_no_integer_is_shown(loop, chunk):
+    class Odd(FCFS):
+        def chunk(self, sequence, max_tokens, /):
+            return chunk
+
+    subject = loop(policy=Odd())
+    subject.add([1, 2, 3])
+    with pytest.raises(PolicyError, match=rf"Odd: chunk\(\) returned {chunk!r}, .* no integer"):
+        subject.scheduler.plan(0.0)
+
+
 def test_a_charge_that_raises_leaves_no_plan_behind(loop):
     class Raising(FCFS):
         is_broken = True

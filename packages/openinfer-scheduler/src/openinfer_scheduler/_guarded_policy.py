@@ -47,9 +47,13 @@ class GuardedPolicy:
             PolicyError: the policy raised, or answered no integer.
         """
         try:
-            return operator.index(self._policy.chunk(sequence, max_tokens))
+            num_tokens = self._policy.chunk(sequence, max_tokens)
         except Exception as error:
             raise self._raised("chunk", error) from error
+        try:
+            return operator.index(num_tokens)
+        except TypeError as error:
+            raise self.fault(f"chunk() returned {num_tokens!r}, which is no integer") from error
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
         """The policy's victim.
