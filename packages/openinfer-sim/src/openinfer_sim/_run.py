@@ -66,15 +66,9 @@ def simulate(
     options = setup.named_options() | ({} if has_prefix_cache else {"enable_prefix_caching": False})
     setup = _with_length(setup, trace)
     vocab_size = setup.model_figures.vocab_size
-    content = Content(vocab_size, seed=seed)
-    replicas = [
-        Replica(
-            setup,
-            content,
-            setup.engine_options(policy=policy, has_prefix_cache=has_prefix_cache, seed=seed + i),
-        )
-        for i in range(num_replicas)
-    ]
+    replicas = _replicas(
+        setup, num_replicas, policy=policy, has_prefix_cache=has_prefix_cache, seed=seed
+    )
     routing = make_router(router, num_replicas, seed=seed)
     recorder = Simulation(trace, replicas, routing, vocab_size=vocab_size).run()
     _check_idle(replicas)
@@ -90,6 +84,20 @@ def simulate(
         options=options,
     )
     return Run(report, recorder)
+
+
+def _replicas(
+    setup: Setup, num: int, *, policy: str, has_prefix_cache: bool, seed: int
+) -> list[Replica]:
+    content = Content(setup.model_figures.vocab_size, seed=seed)
+    return [
+        Replica(
+            setup,
+            content,
+            setup.engine_options(policy=policy, has_prefix_cache=has_prefix_cache, seed=seed + i),
+        )
+        for i in range(num)
+    ]
 
 
 def _check_idle(replicas: Sequence[Replica]) -> None:
