@@ -110,6 +110,7 @@ def test_what_depends_on_the_prompt_is_the_same_rejection_alone(
         ("prompt_token_ids", {"prompt_token_ids": b""}),
         ("prompt_token_ids", {"prompt_token_ids": b"12345"}),
         ("cache.boundaries", {"cache": CacheOptions(boundaries=b"12345")}),
+        ("cache.hint", {"cache": CacheOptions(hint="pinn")}),  # type: ignore[arg-type]
         ("deadline", {"deadline": NAN}),
         ("sampling.top_p", {"sampling": Sampling(top_p=0.0)}),
         ("stop.max_tokens", {"stop": StopRules(max_tokens=0)}),

@@ -101,6 +101,8 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
     yield from _logprob_problems(request, info)
     if len(request.cache.boundaries) % 4:
         yield _invalid("cache.boundaries", "must be a u32 column")
+    if request.cache.hint not in ("", "pin", "demote"):
+        yield _invalid("cache.hint", "must be empty, pin or demote")
     if request.deadline is not None and math.isnan(request.deadline):
         yield _invalid("deadline", "must be a number of seconds")
     for feature, uses in _not_among(info.honoured):
