@@ -254,6 +254,23 @@ def test_a_chunk_that_is_no_integer_is_shown(loop, chunk):
         subject.scheduler.plan(0.0)
 
 
+def test_a_chunk_that_cannot_even_be_shown_is_a_fault(loop):
+    class Number:
+        def __index__(self):
+            return 1 // 0
+
+        __repr__ = __index__
+
+    class Odd(FCFS):
+        def chunk(self, sequence, max_tokens, /):
+            return Number()
+
+    subject = loop(policy=Odd())
+    subject.add([1, 2, 3])
+    with pytest.raises(PolicyError, match=r"Odd: chunk\(\) returned <Number .* no integer"):
+        subject.scheduler.plan(0.0)
+
+
 def test_a_charge_that_raises_leaves_no_plan_behind(loop):
     class Raising(FCFS):
         is_broken = True

@@ -1,6 +1,7 @@
 """A policy whose every fault is a `PolicyError` that names it."""
 
 import operator
+import reprlib
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
@@ -52,8 +53,9 @@ class GuardedPolicy:
             raise self._raised("chunk", error) from error
         try:
             return operator.index(num_tokens)
-        except TypeError as error:
-            raise self.fault(f"chunk() returned {num_tokens!r}, which is no integer") from error
+        except Exception as error:  # an object of the policy's own may raise any, printed or not
+            shown = reprlib.repr(num_tokens)
+            raise self.fault(f"chunk() returned {shown}, which is no integer") from error
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
         """The policy's victim.
