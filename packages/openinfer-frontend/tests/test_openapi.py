@@ -31,6 +31,7 @@ def served(start, make_app, fakes, tool_text):
     return start(make_app(engine, text=tool_text)).url
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", BODIES)
 def test_no_described_body_makes_a_5xx(served, path):
     schema = schemathesis.openapi.from_url(f"{served}/openapi.json")

@@ -232,6 +232,7 @@ def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtyp
 
 
 # Many members are many programs to interpret, whatever their heads and type are.
+@pytest.mark.long
 def test_triton_over_a_prefix_of_members_of_two_units(random, triton_device, monkeypatch):
     lengths, groups = [20] * 40 + [5], [(tuple(range(1, 38)), 16)]
     heads = next(iter(HEADS.values()))

@@ -89,6 +89,7 @@ compare((Sampling(), Sampling(temperature=0.3)) * 2, (processed, None, raw, None
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_same_bits_as_the_draw_for_the_rows_at_hand(device):
     if device == "cuda" and not torch.cuda.is_available():

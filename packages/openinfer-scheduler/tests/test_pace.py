@@ -133,6 +133,7 @@ def test_the_target_is_kept_and_the_prompts_go_on(luck):
     assert capped.num_prompt_tokens > min(0.3 * room * 500, 0.5 * free.num_prompt_tokens)
 
 
+@pytest.mark.long
 def test_the_same_times_give_the_same_plans():
     runs = [Served(3, target_itl_s=0.05, device=Device(random.Random(3))) for _ in range(2)]
     assert runs[0].gaps == runs[1].gaps

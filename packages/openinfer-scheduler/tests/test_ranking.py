@@ -130,6 +130,7 @@ def kept(prefix):
     return {each.request_id for each in found if each.request_id.startswith(prefix)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fcfs", *POLICIES])
 def test_nothing_is_left_of_ten_thousand_requests(name):
     group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))

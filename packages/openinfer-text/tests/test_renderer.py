@@ -179,6 +179,7 @@ def pairs(templates):
     }
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_random_chats_are_rendered_as_the_sandbox_does(pairs, data):

@@ -22,6 +22,7 @@ def test_pattern_of_thousands_of_words_is_fast():
     assert pattern.search("<" * 20_000) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [1, 7])
 def test_words_within_words_overflow_nothing(step):
     """A special token of more characters than calls nest, and all that it begins with."""

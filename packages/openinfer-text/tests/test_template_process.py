@@ -78,6 +78,7 @@ def test_a_template_that_fails_says_where(process, source, words):
     assert process.render("{{ 1 }}", CHAT) == "1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -39,6 +39,7 @@ def test_the_same_seed_makes_the_same_text(curriculum):
     assert curriculum.talk("train", Random(3)) == curriculum.talk("train", Random(3))
 
 
+@pytest.mark.long
 def test_no_fill_is_in_both_splits(curriculum, lessons):
     rng = Random(4)
     for lesson, _ in curriculum.CURRICULUM:
