@@ -86,6 +86,22 @@ def test_an_interrupt_that_is_ignored_stays_ignored():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_an_interrupt_in_the_middle_of_a_dataclass_ends_with_our_status(tmp_path):
+    program = tmp_path / "interrupted.py"
+    program.write_text(
+        "import sys, openinfer._cli\n"
+        "from openinfer.__main__ import main\n"
+        "def run():\n"
+        "    openinfer._cli.raise_interrupts()\n"
+        "    try: exec('import signal; signal.raise_signal(signal.SIGINT)')\n"
+        "    except KeyboardInterrupt: return 130\n"
+        "openinfer._cli.main = run\n"
+        "sys.exit(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-m", program.stem], cwd=tmp_path, check=False)
+    assert ended.returncode == 130
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize(("is_served", "status"), [(True, 0), (False, None)])
 def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, status):

@@ -2,7 +2,7 @@
 
 import sys
 
-from openinfer._interrupts import end_quietly, leave_on_interrupt
+from openinfer._interrupts import end_quietly, forget_interrupts, leave_on_interrupt
 
 
 def main() -> int:
@@ -16,6 +16,7 @@ def main() -> int:
         end_quietly()
         # What is left is the interpreter's own end, which does not like to be interrupted either.
         leave_on_interrupt()
+        forget_interrupts()
 
 
 if __name__ == "__main__":

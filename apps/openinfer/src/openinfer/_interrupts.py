@@ -36,5 +36,15 @@ def end_quietly() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+def forget_interrupts() -> None:
+    """A Ctrl-C that was acted on leaves the process the status that it ends with.
+
+    Raised inside of text that is executed, as dataclasses do while they are imported, it marks the
+    interpreter, which then ends by SIGINT whatever its status should be; the next text takes the
+    mark away.
+    """
+    exec("")
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(STATUS)
