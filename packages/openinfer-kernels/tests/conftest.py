@@ -17,7 +17,7 @@ def triton_device() -> str:
 def native_cases_need_the_kernels(request):
     """Skips cases of the native backends, with the reason, where they do not run."""
     # Imported late: it is when a Triton kernel's module is imported that the above counts.
-    from openinfer_kernels._native import why_not
+    from openinfer_kernels.native import why_not
 
     params = getattr(request.node, "callspec", None) and request.node.callspec.params
     if params and params.get("backend") == "native":

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from openinfer_kernels._kernel_builds import is_cached
-from openinfer_kernels._kernel_list import KernelList
+from openinfer_kernels.compile._builds import is_cached
+from openinfer_kernels.compile._kernel_list import KernelList
 
 _SCRIPT = """
 import json, logging, os, sys
@@ -21,7 +21,7 @@ from openinfer_kernels import (
     CompileAhead, RMSNormSpec, SiluAndMulSpec, num_compiled_kernels, plan_rms_norm,
     plan_silu_and_mul,
 )
-from openinfer_kernels._kernel_builds import KernelBuild
+from openinfer_kernels.compile._builds import KernelBuild
 
 logging.basicConfig(level=logging.INFO)
 count = num_compiled_kernels()

@@ -49,8 +49,8 @@ sys.exit(compile_gate.main([]))
 _ONE_STEP = """
 import torch
 from openinfer_kernels.compile_gate import compiled_for
-from openinfer_kernels.fused_linear import FusedLinearSpec, _triton
-from openinfer_kernels.linear import LinearSpec
+from openinfer_kernels.ops.fused_linear import FusedLinearSpec, _triton
+from openinfer_kernels.ops.linear import LinearSpec
 
 linear = LinearSpec(in_features=256, out_features=1024, dtype=torch.bfloat16)
 case = _triton._few_rows_case(FusedLinearSpec(linear=linear, adds_residual=True), 16)

@@ -10,8 +10,8 @@ from openinfer_kernels import (
     plan_linear,
     plan_silu_and_mul,
 )
-from openinfer_kernels import _triton_support as triton_support
-from openinfer_kernels._dispatch import choose
+from openinfer_kernels.dispatch._choice import choose
+from openinfer_kernels.gpu import _support as triton_support
 
 SPEC = SiluAndMulSpec(intermediate_size=8, dtype=torch.float32)
 

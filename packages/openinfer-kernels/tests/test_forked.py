@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from openinfer_kernels import _forked
-from openinfer_kernels._forked import Forked, ForkedJobs
+from openinfer_kernels.compile import _forked
+from openinfer_kernels.compile._forked import Forked, ForkedJobs
 
 
 def _after(seconds, answer):

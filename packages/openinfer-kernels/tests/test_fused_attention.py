@@ -11,7 +11,7 @@ from openinfer_kernels import (
     PrefixTable,
     plan_fused_attention,
 )
-from openinfer_kernels.fused_attention import _shared, _triton_sizes
+from openinfer_kernels.ops.fused_attention import _shared, _triton_sizes
 
 BLOCK_SIZE = 16
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.

@@ -11,7 +11,7 @@ from openinfer_kernels import (
     plan_fused_linear,
     quantize_weight,
 )
-from openinfer_kernels.fused_linear import _triton
+from openinfer_kernels.ops.fused_linear import _triton
 
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

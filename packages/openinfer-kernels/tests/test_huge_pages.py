@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from openinfer_kernels import _huge_pages, empty_weight, zeros_in_huge_pages
+from openinfer_kernels import empty_weight, zeros_in_huge_pages
+from openinfer_kernels.memory import _huge_pages
 
 MIB = 1 << 20
 
@@ -69,7 +70,7 @@ def test_the_pages_are_huge():
     program = """
 import torch
 from openinfer_kernels import empty_weight, zeros_in_huge_pages
-from openinfer_kernels._huge_pages import empty_in_huge_pages
+from openinfer_kernels.memory._huge_pages import empty_in_huge_pages
 kept = [empty_weight((16 << 19,), device="cpu", dtype=torch.float32), zeros_in_huge_pages(32 << 20)]
 kept += [empty_in_huge_pages((1 << 20,), torch.uint8) for _ in range(32)]
 for tensor in kept:

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from openinfer_kernels import LinearSpec, RMSNormSpec, _dispatch, plan_linear, plan_rms_norm
-from openinfer_kernels import _native as native
+from openinfer_kernels import LinearSpec, RMSNormSpec, native, plan_linear, plan_rms_norm
+from openinfer_kernels.dispatch import _choice
 
 CPU = torch.device("cpu")
 
@@ -80,7 +80,7 @@ def test_one_openmp_library_serves_torch_and_the_kernels():
         pytest.skip("no native kernels here")
     program = """
 import torch
-from openinfer_kernels._native import library
+from openinfer_kernels.native import library
 library()
 maps = open("/proc/self/maps").read().splitlines()
 print(len({line.split()[-1] for line in maps if "omp" in line.rsplit("/")[-1]}))
@@ -222,8 +222,8 @@ def test_a_full_disk_is_named(monkeypatch):
 
 
 def test_a_choice_is_logged_once_and_slow_kernels_are_a_warning(machine, monkeypatch, caplog):
-    _dispatch._announce.cache_clear()
-    _dispatch._warn_of_slow_kernels.cache_clear()
+    _choice._announce.cache_clear()
+    _choice._warn_of_slow_kernels.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     caplog.set_level("INFO")
     spec = RMSNormSpec(hidden_size=8, eps=0.0, dtype=torch.bfloat16)
@@ -237,8 +237,8 @@ def test_a_choice_is_logged_once_and_slow_kernels_are_a_warning(machine, monkeyp
 
 
 def test_another_dtype_is_no_warning(machine, monkeypatch, caplog):
-    _dispatch._announce.cache_clear()
-    _dispatch._warn_of_slow_kernels.cache_clear()
+    _choice._announce.cache_clear()
+    _choice._warn_of_slow_kernels.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     caplog.set_level("INFO")
     plan_rms_norm(RMSNormSpec(hidden_size=8, eps=0.0, dtype=torch.float32), "cpu")

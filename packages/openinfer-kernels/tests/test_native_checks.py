@@ -23,7 +23,7 @@ from openinfer_kernels import (
     plan_silu_and_mul,
     plan_store_kv,
 )
-from openinfer_kernels._native import why_not
+from openinfer_kernels.native import why_not
 
 REASON = why_not(torch.bfloat16, torch.device("cpu"))
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")

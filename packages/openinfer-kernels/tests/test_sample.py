@@ -18,7 +18,7 @@ from openinfer_kernels import (
     SampleSpec,
     plan_sample,
 )
-from openinfer_kernels.sample import SampleState
+from openinfer_kernels.ops.sample import SampleState
 
 PROMPT = (3, 5, 5, 2)
 """Of every row here; its length is the position of the first output token."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from openinfer_kernels.sample._filter import filter_
+from openinfer_kernels.ops.sample._filter import filter_
 
 
 def reference(scores, top_k, top_p, min_p):

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from openinfer_kernels.sample._random import (
+from openinfer_kernels.ops.sample._random import (
     LARGEST_NOISE,
     as_signed,
     counters,

@@ -40,7 +40,7 @@ triton.__version__ = "3.9.0"
 import torch
 
 import openinfer_kernels as kernels
-from openinfer_kernels._kernel_builds import noted_launches
+from openinfer_kernels.compile._builds import noted_launches
 
 linear = kernels.LinearSpec(in_features=4096, out_features=2560, dtype=torch.bfloat16)
 fused = kernels.FusedLinearSpec(linear=linear, adds_residual=True)

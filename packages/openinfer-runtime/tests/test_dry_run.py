@@ -12,8 +12,8 @@ import json, sys
 import torch
 import openinfer_runtime
 from openinfer_engine import EngineOptions, LaunchSpec
-from openinfer_kernels._kernel_builds import noted_launches
-from openinfer_kernels._untraced import leave_out_compiler
+from openinfer_kernels.compile._builds import noted_launches
+from openinfer_kernels.compile._untraced import leave_out_compiler
 from openinfer_qwen3 import LINE
 from openinfer_runtime._kernels_ahead import launch_dry
 
@@ -43,7 +43,7 @@ import triton.language as tl
 from triton._utils import type_canonicalisation_dict
 from triton.runtime.interpreter import InterpretedFunction
 
-import openinfer_kernels._dispatch as dispatch
+import openinfer_kernels.dispatch._choice as dispatch
 from openinfer_contract import (
     Finished, GenerateRequest, LogprobOptions, PromptLogprobOptions, Sampling, StopRules, pack_ids,
 )

@@ -5,14 +5,15 @@ model is built and returns a callable that does no checking and no choosing. `_r
 what is right; the others are held to it by one parametrised test.
 """
 
-from openinfer_kernels._compile_ahead import CompileAhead
-from openinfer_kernels._compile_count import num_compiled_kernels
-from openinfer_kernels._dispatch import BACKEND_ORDER
-from openinfer_kernels._huge_pages import empty_weight, zeros_in_huge_pages
-from openinfer_kernels._kernel_report import KernelReport
-from openinfer_kernels._report import OpReport, describe, kernel_folder
-from openinfer_kernels._upload import upload
-from openinfer_kernels.advance_rows import (
+from openinfer_kernels.compile._ahead import CompileAhead
+from openinfer_kernels.compile._count import num_compiled_kernels
+from openinfer_kernels.compile._kernel_report import KernelReport
+from openinfer_kernels.dispatch._choice import BACKEND_ORDER
+from openinfer_kernels.dispatch._report import OpReport, describe, kernel_folder
+from openinfer_kernels.errors import BackendUnavailable, KernelError
+from openinfer_kernels.memory._huge_pages import empty_weight, zeros_in_huge_pages
+from openinfer_kernels.memory._upload import upload
+from openinfer_kernels.ops.advance_rows import (
     AdvanceRows,
     AdvanceRowsSpec,
     RowTables,
@@ -20,8 +21,7 @@ from openinfer_kernels.advance_rows import (
     StepTensors,
     plan_advance_rows,
 )
-from openinfer_kernels.errors import BackendUnavailable, KernelError
-from openinfer_kernels.fused_attention import (
+from openinfer_kernels.ops.fused_attention import (
     MAX_PREFIX_GROUPS,
     AttentionStep,
     FusedAttention,
@@ -31,8 +31,8 @@ from openinfer_kernels.fused_attention import (
     SharedPrefixes,
     plan_fused_attention,
 )
-from openinfer_kernels.fused_linear import FusedLinear, FusedLinearSpec, plan_fused_linear
-from openinfer_kernels.linear import (
+from openinfer_kernels.ops.fused_linear import FusedLinear, FusedLinearSpec, plan_fused_linear
+from openinfer_kernels.ops.linear import (
     Linear,
     LinearSpec,
     PackedWeight,
@@ -41,18 +41,18 @@ from openinfer_kernels.linear import (
     plan_linear,
     quantize_weight,
 )
-from openinfer_kernels.paged_attention import (
+from openinfer_kernels.ops.paged_attention import (
     PagedAttention,
     PagedAttentionSpec,
     plan_paged_attention,
 )
-from openinfer_kernels.rms_norm import (
+from openinfer_kernels.ops.rms_norm import (
     RMSNorm,
     RMSNormSpec,
     plan_rms_norm,
 )
-from openinfer_kernels.rope import Rope, RopeSpec, plan_rope
-from openinfer_kernels.sample import (
+from openinfer_kernels.ops.rope import Rope, RopeSpec, plan_rope
+from openinfer_kernels.ops.sample import (
     IN_PROMPT,
     PADDING,
     Column,
@@ -66,13 +66,13 @@ from openinfer_kernels.sample import (
     SampleState,
     plan_sample,
 )
-from openinfer_kernels.score_tokens import (
+from openinfer_kernels.ops.score_tokens import (
     ScoreTokens,
     ScoreTokensSpec,
     plan_score_tokens,
 )
-from openinfer_kernels.silu_and_mul import SiluAndMul, SiluAndMulSpec, plan_silu_and_mul
-from openinfer_kernels.store_kv import StoreKV, StoreKVSpec, plan_store_kv
+from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec, plan_silu_and_mul
+from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec, plan_store_kv
 
 __all__ = [
     # Normalisation

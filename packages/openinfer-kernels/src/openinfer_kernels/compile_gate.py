@@ -17,10 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from openinfer_kernels._dispatch import BACKEND_ORDER
-from openinfer_kernels._forked import ForkedJobs, num_processes
-from openinfer_kernels._kernel_builds import COMPILER_BYTES
-from openinfer_kernels._triton_support import CompileCase
+from openinfer_kernels.compile._builds import COMPILER_BYTES
+from openinfer_kernels.compile._forked import ForkedJobs, num_processes
+from openinfer_kernels.dispatch._choice import BACKEND_ORDER
+from openinfer_kernels.gpu._support import CompileCase
 
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").
@@ -61,7 +61,7 @@ def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
     return [
         case
         for op in ops or with_triton
-        for case in import_module(f"openinfer_kernels.{op}._triton").compile_cases()
+        for case in import_module(f"openinfer_kernels.ops.{op}._triton").compile_cases()
     ]
 
 

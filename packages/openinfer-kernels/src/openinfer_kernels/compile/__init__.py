@@ -1,0 +1,1 @@
+"""Compiling Triton kernels before a step needs them."""

@@ -1,0 +1,1 @@
+"""Choosing the back end of an op, and reporting the choice."""

@@ -1,0 +1,1 @@
+"""What a GPU and the installed Triton can run."""

@@ -1,0 +1,1 @@
+"""Host memory: huge pages, and pinned copies to a device."""

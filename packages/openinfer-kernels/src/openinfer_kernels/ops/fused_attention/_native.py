@@ -1,0 +1,166 @@
+"""fused_attention in one native call; its parts are those of the native ops, rounded alike."""
+
+import torch
+
+from openinfer_kernels.native import library
+from openinfer_kernels.native._checks import refused
+from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
+from openinfer_kernels.ops.paged_attention._native import supports as supports_attention
+
+# What the kernel returns.
+_NO_MEMORY, _POSITION_BEYOND, _SLOT_BEYOND = 1, 2, 3
+
+
+def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
+    """What `paged_attention` supports natively."""
+    return supports_attention(spec.attention, device)
+
+
+def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:
+    """Binds fused_attention."""
+    return _Native(spec)
+
+
+class _Native:
+    def __init__(self, spec: FusedAttentionSpec) -> None:
+        of = spec.attention
+        self._native = library().fused_attention
+        self._spec = spec
+        self._sizes = (of.num_heads, of.num_kv_heads, of.head_dim, of.block_size)
+        self._qkv = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
+        self._block = (of.block_size, of.num_kv_heads, of.head_dim)
+        self._slot_strides = (of.num_kv_heads * of.head_dim, of.head_dim, 1)
+        self._width = of.num_heads * of.head_dim
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+        cos_sin: torch.Tensor,
+        step: AttentionStep,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        self._check_rows(qkv, norm_weights, cos_sin, step)
+        self._check_sequences(step, k_cache, v_cache)
+        num_tokens, table = qkv.size(0), step.block_table
+        out = torch.empty(num_tokens, self._width, dtype=qkv.dtype)
+        q_norm, k_norm = (None, None) if norm_weights is None else norm_weights
+        failure = self._native(
+            out.data_ptr(),
+            qkv.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.stride(0),
+            step.cu_seqlens_q.data_ptr(),
+            step.seq_lens.data_ptr(),
+            table.data_ptr(),
+            table.stride(0),
+            table.size(0),
+            *self._sizes,
+            self._spec.attention.scale,
+            None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(),
+            self._spec.norm_eps or 0.0,
+            cos_sin.data_ptr(),
+            step.positions.data_ptr(),
+            step.slot_mapping.data_ptr(),
+            cos_sin.size(0),
+            k_cache.size(0),
+            num_tokens,
+            torch.get_num_threads(),
+        )
+        if failure:
+            raise self._failed(failure, cos_sin, step, k_cache)
+        return out
+
+    def _check_rows(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: tuple[torch.Tensor, torch.Tensor] | None,
+        cos_sin: torch.Tensor,
+        step: AttentionStep,
+    ) -> None:
+        num_tokens, head_dim = qkv.size(0), self._sizes[2]
+        positions, slots = step.positions, step.slot_mapping
+        if (
+            qkv.dtype is not torch.bfloat16
+            or cos_sin.dtype is not torch.float32
+            or positions.dtype is not torch.int64
+            or slots.dtype is not torch.int64
+            or qkv.shape[1:] != self._qkv
+            or cos_sin.size(-1) != head_dim
+            or positions.shape != (num_tokens,)
+            or slots.shape != (num_tokens,)
+            or not (qkv.is_contiguous() and cos_sin.is_contiguous())
+            or not (positions.is_contiguous() and slots.is_contiguous())
+            or not (qkv.is_cpu and cos_sin.is_cpu and positions.is_cpu and slots.is_cpu)
+        ):
+            wanted = (
+                f"qkv [num_tokens, {self._qkv[0]}, {head_dim}] in bf16, cos_sin [max_positions, "
+                f"{head_dim}] in float32, positions and slot_mapping [num_tokens] in int64, all "
+                "contiguous"
+            )
+            given = {"qkv": qkv, "cos_sin": cos_sin, "positions": positions}
+            raise refused("fused_attention", wanted, **given, slot_mapping=slots)
+        if (norm_weights is None) != (self._spec.norm_eps is None):
+            raise ValueError("fused_attention takes norm_weights where its spec has norm_eps")
+        for weight in norm_weights or ():
+            if (
+                weight.dtype is not torch.bfloat16
+                or weight.shape != (head_dim,)
+                or not weight.is_contiguous()
+                or not weight.is_cpu
+            ):
+                wanted = f"norm weights [{head_dim}] in bf16, contiguous"
+                raise refused("fused_attention", wanted, norm_weight=weight)
+
+    def _check_sequences(
+        self, step: AttentionStep, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        begins, lengths, table = step.cu_seqlens_q, step.seq_lens, step.block_table
+        num_seqs, strides = lengths.numel(), k_cache.stride()
+        if (
+            k_cache.dtype is not torch.bfloat16
+            or v_cache.dtype is not torch.bfloat16
+            or begins.dtype is not torch.int32
+            or lengths.dtype is not torch.int32
+            or table.dtype is not torch.int32
+            or k_cache.shape[1:] != self._block
+            or strides[1:] != self._slot_strides
+            or v_cache.shape != k_cache.shape
+            or v_cache.stride() != strides
+            or begins.numel() != num_seqs + 1
+            or table.size(0) != num_seqs
+            or table.stride(-1) != 1
+            or not (begins.is_contiguous() and lengths.is_contiguous())
+            or not (k_cache.is_cpu and v_cache.is_cpu and table.is_cpu)
+            or not (begins.is_cpu and lengths.is_cpu)
+        ):
+            block = ", ".join(map(str, self._block))
+            wanted = (
+                f"caches [num_blocks, {block}] of the same strides in bf16, blocks contiguous, and "
+                "cu_seqlens_q [num_seqs + 1], seq_lens [num_seqs] and block_table [num_seqs, "
+                "max_blocks] in int32, rows contiguous"
+            )
+            given = {"k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": begins}
+            raise refused("fused_attention", wanted, **given, seq_lens=lengths, block_table=table)
+
+    def _failed(
+        self, failure: int, cos_sin: torch.Tensor, step: AttentionStep, k_cache: torch.Tensor
+    ) -> Exception:
+        if failure == _NO_MEMORY:
+            return MemoryError("no memory for the partial results of attention")
+        if failure == _POSITION_BEYOND:
+            position = _first_beyond(step.positions, len(cos_sin))
+            reason = f"position {position} is not in a table of {len(cos_sin)}"
+        else:
+            num_slots = k_cache.size(0) * self._sizes[3]
+            slot = _first_beyond(step.slot_mapping, num_slots)
+            reason = f"slot {slot} is not in a cache of {num_slots} slots"
+        return ValueError(f"fused_attention: {reason}")
+
+
+def _first_beyond(indices: torch.Tensor, limit: int) -> int:
+    return int(indices[(indices < 0) | (indices >= limit)][0])

@@ -1,0 +1,81 @@
+"""linear on the CPU by torch's operators, for machines without the native kernels.
+
+oneDNN reads a bf16 weight at half the speed of the memory bus when there is one row, ATen's own
+kernel at nearly all of it; from three rows on oneDNN wins (measured on AVX-512 with bf16, a whole
+model's step: 288 against 149 ms at one row, 294 against 280 at three, 367 against 741 at eight).
+Weights of 4 bits have an operator of their own, which is fast for few rows and works for many.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from openinfer_kernels.ops.linear import Linear, LinearSpec, PackedWeight
+from openinfer_kernels.ops.linear._quantize import GROUP_SIZE, why_not_quantized
+from openinfer_kernels.ops.linear._stored import StoredWeights
+
+_MAX_ROWS_WITHOUT_ONEDNN = 2
+_INT4_ROWS = 16  # the operator's blocks of output rows
+_PACK_FLAG = 1  # of ATen's packing; it is not read on CPUs
+
+
+def supports(spec: LinearSpec, device: torch.device) -> str | None:
+    """Weights in the dtype, or in 4 bits, on a CPU."""
+    if device.type != "cpu":
+        return f"needs a CPU, this is {device.type}"
+    if spec.quantization == "int8":
+        return "has no product with int8 weights"
+    if spec.quantization == "int4" and spec.out_features % _INT4_ROWS:
+        return f"int4 takes a multiple of {_INT4_ROWS} rows, got {spec.out_features}"
+    return spec.quantization and why_not_quantized(spec.in_features, spec.quantization)
+
+
+def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
+    """Binds linear. The bf16 one is for one thread of the process: the oneDNN switch is global."""
+    if spec.quantization == "int4":
+        return _Int4(spec)
+    return _Bfloat16(spec) if spec.dtype is torch.bfloat16 else _Dense(spec)
+
+
+class _Dense(StoredWeights):
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        return F.linear(x, weight[0])
+
+
+class _Bfloat16(StoredWeights):
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec)
+        # The context manager of torch.backends.mkldnn also rewrites flags that are none of our
+        # business, warns about one of them, and costs five times as much.
+        self._set_flags: Callable[..., tuple[bool, ...]] = torch.backends.mkldnn.set_flags
+
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        if x.shape[0] > _MAX_ROWS_WITHOUT_ONEDNN:
+            return F.linear(x, weight[0])
+        previous = self._set_flags(_enabled=False)
+        try:
+            return F.linear(x, weight[0])
+        finally:
+            self._set_flags(_enabled=previous[0])
+
+
+class _Int4(StoredWeights):
+    """Packed: (ATen's blocks, scales and zeros [k / 32, n, 2]), and (q, scales) if looked up."""
+
+    def pack(self, weight: torch.Tensor, /) -> PackedWeight:
+        q, scales = super().pack(weight)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.int() + 8, _PACK_FLAG)
+        # It computes (q + 8 - 8) * scale + zero.
+        pairs = torch.stack((scales, torch.zeros_like(scales)), dim=2).transpose(0, 1)
+        kept = (packed, pairs.to(self._spec.dtype).contiguous())
+        return (*kept, q, scales) if self._spec.is_looked_up else kept
+
+    def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x, weight[0], GROUP_SIZE, weight[1]
+        )
+        return out
+
+    def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
+        return super().rows(weight[2:], index)

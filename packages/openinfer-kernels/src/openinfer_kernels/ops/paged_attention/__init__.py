@@ -1,0 +1,93 @@
+"""Causal attention of a step's queries over each sequence's blocks in the paged cache.
+
+One call serves prefill, prefill after a cached prefix, decode and any mix of them: sequence s has
+`cu_seqlens_q[s + 1] - cu_seqlens_q[s]` queries, the last ones of its `seq_lens[s]` tokens. The
+keys and values of all those tokens are in the cache already, this step's included.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from openinfer_kernels.dispatch._choice import backend_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAttentionSpec:
+    """What is fixed about an attention when the model is built.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; query head h reads h // (num_heads / num_kv_heads).
+        head_dim: Dimensions of a head.
+        block_size: Tokens a cache block holds.
+        scale: Multiplies the scores, usually head_dim ** -0.5; positive.
+        dtype: Of queries, cache and output.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    scale: float
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        """Checks that query heads divide evenly over key heads, and the scale's sign."""
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        # Kernels find the largest score before they scale.
+        if not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
+
+
+class PagedAttention(Protocol):
+    """A bound `paged_attention`."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        /,
+    ) -> torch.Tensor:
+        """Attends.
+
+        Args:
+            q: [num_tokens, num_heads, head_dim], heads contiguous; sequences one after another.
+            k_cache: [num_blocks, block_size, num_kv_heads, head_dim]; blocks may lie apart, the
+                last three dimensions are contiguous. Slots past a sequence's end may hold anything.
+            v_cache: Same shape and strides.
+            cu_seqlens_q: [num_seqs + 1], int32: where each sequence's queries begin.
+            seq_lens: [num_seqs], int32: tokens of each sequence, this step's included; 0 pads.
+            block_table: [num_seqs, max_blocks], int32: entry j holds tokens from j * block_size.
+                Entries beyond a sequence's length are not read on the CPU; on a device they must
+                still name blocks that exist.
+            max_seqlen_q: At least the most queries of a sequence.
+            max_seqlen_k: At least the longest seq_len.
+
+        Returns:
+            [num_tokens, num_heads, head_dim], a new tensor. Scores and sums are float32. Rows of a
+            sequence of length 0 are zero, rows past cu_seqlens_q[-1] unspecified.
+        """
+        ...
+
+
+def plan_paged_attention(
+    spec: PagedAttentionSpec, device: torch.device | str, backend: str = "auto"
+) -> PagedAttention:
+    """Chooses and binds `paged_attention`.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    module = backend_module("paged_attention", spec, device, backend)
+    return cast(PagedAttention, module.plan(spec, device))

@@ -1,0 +1,44 @@
+"""paged_attention, as defined: token by token, head by head."""
+
+import torch
+
+from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
+
+
+def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
+    """Binds paged_attention."""
+    group_size = spec.num_heads // spec.num_kv_heads
+
+    def attend(
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> torch.Tensor:
+        out = torch.zeros(q.shape, dtype=spec.dtype, device=q.device)
+        starts = cu_seqlens_q.tolist()
+        for seq, seq_len in enumerate(seq_lens.tolist()):
+            num_queries = starts[seq + 1] - starts[seq]
+            for i in range(num_queries if seq_len else 0):
+                visible = seq_len - num_queries + i + 1
+                tokens = torch.arange(visible, device=q.device)
+                blocks = block_table[seq, tokens // spec.block_size].long()
+                keys = k_cache[blocks, tokens % spec.block_size].float()  # [L, KVH, D]
+                values = v_cache[blocks, tokens % spec.block_size].float()
+                for head in range(spec.num_heads):
+                    kv_head = head // group_size
+                    query = q[starts[seq] + i, head].float()
+                    weights = torch.softmax(keys[:, kv_head] @ query * spec.scale, dim=0)
+                    out[starts[seq] + i, head] = (weights @ values[:, kv_head]).to(spec.dtype)
+        return out
+
+    return attend

@@ -1,0 +1,52 @@
+"""Root-mean-square normalisation.
+
+`y = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019). The
+mean is taken in float32; the normalised value is rounded to the dtype before `weight` multiplies.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from openinfer_kernels.dispatch._choice import backend_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSNormSpec:
+    """What is fixed about a normalisation when the model is built.
+
+    Attributes:
+        hidden_size: Length of the last dimension.
+        eps: Added to the mean square.
+        dtype: Of input, weight and output.
+    """
+
+    hidden_size: int
+    eps: float
+    dtype: torch.dtype
+
+
+class RMSNorm(Protocol):
+    """A bound `rms_norm`."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, /) -> torch.Tensor:
+        """Normalises rows.
+
+        Args:
+            x: [..., hidden_size]; two or three dimensions, the last contiguous.
+            weight: [hidden_size].
+
+        Returns:
+            [..., hidden_size], contiguous, a new tensor.
+        """
+        ...
+
+
+def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = "auto") -> RMSNorm:
+    """Chooses and binds `rms_norm`.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    return cast(RMSNorm, backend_module("rms_norm", spec, device, backend).plan(spec, device))

@@ -1,0 +1,20 @@
+"""rms_norm, as defined."""
+
+import torch
+
+from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
+
+
+def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
+    """Binds rms_norm."""
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        mean_square = x.float().pow(2).mean(dim=-1, keepdim=True)
+        return (x.float() * torch.rsqrt(mean_square + spec.eps)).to(spec.dtype) * weight
+
+    return rms_norm

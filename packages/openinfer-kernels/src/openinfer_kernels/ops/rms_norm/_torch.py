@@ -1,0 +1,21 @@
+"""rms_norm through torch's own operator, which runs wherever torch does."""
+
+import torch
+import torch.nn.functional as F
+
+from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
+
+
+def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
+    """Binds rms_norm."""
+    shape, eps = (spec.hidden_size,), spec.eps
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, shape, weight, eps)
+
+    return rms_norm

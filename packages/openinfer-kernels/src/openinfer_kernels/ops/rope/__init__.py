@@ -1,0 +1,58 @@
+"""Rotary position embedding applied to queries and keys (Su et al., 2021), half-split layout.
+
+Dimension i of a head is rotated together with dimension i + head_dim / 2 by the angle of the
+token's position. The angles come as a table, so scalings (linear, YaRN, ...) are no concern here.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from openinfer_kernels.dispatch._choice import backend_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """What is fixed about the rotation when the model is built.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: Key heads.
+        head_dim: Dimensions of a head, all of them rotated; even.
+        dtype: Of queries and keys.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+class Rope(Protocol):
+    """A bound `rope`."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotates queries and keys to their positions.
+
+        Args:
+            q: [num_tokens, num_heads, head_dim], heads contiguous.
+            k: [num_tokens, num_kv_heads, head_dim], heads contiguous.
+            cos_sin: [max_positions, head_dim], float32; a row is the cosines, then the sines.
+            positions: [num_tokens], int64, each below max_positions.
+
+        Returns:
+            Rotated q and k, new tensors. The arithmetic is float32, rounded once.
+        """
+        ...
+
+
+def plan_rope(spec: RopeSpec, device: torch.device | str, backend: str = "auto") -> Rope:
+    """Chooses and binds `rope`.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    return cast(Rope, backend_module("rope", spec, device, backend).plan(spec, device))

@@ -1,0 +1,48 @@
+"""The gated activation of an MLP: `silu(gate) * up` (Shazeer, 2020: SwiGLU)."""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from openinfer_kernels.dispatch._choice import backend_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiluAndMulSpec:
+    """What is fixed about the activation when the model is built.
+
+    Attributes:
+        intermediate_size: Length of the gate, of the up half and of the output.
+        dtype: Of input and output.
+    """
+
+    intermediate_size: int
+    dtype: torch.dtype
+
+
+class SiluAndMul(Protocol):
+    """A bound `silu_and_mul`."""
+
+    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """Applies the activation.
+
+        Args:
+            gate_up: [num_tokens, 2 * intermediate_size], contiguous: the gate, then the up half.
+
+        Returns:
+            [num_tokens, intermediate_size], a new tensor.
+        """
+        ...
+
+
+def plan_silu_and_mul(
+    spec: SiluAndMulSpec, device: torch.device | str, backend: str = "auto"
+) -> SiluAndMul:
+    """Chooses and binds `silu_and_mul`.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    module = backend_module("silu_and_mul", spec, device, backend)
+    return cast(SiluAndMul, module.plan(spec, device))

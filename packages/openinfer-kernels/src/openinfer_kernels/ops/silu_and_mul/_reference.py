@@ -1,0 +1,20 @@
+"""silu_and_mul, as defined."""
+
+import torch
+
+from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
+
+
+def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
+    """Binds silu_and_mul."""
+
+    def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (gate * torch.sigmoid(gate) * up).to(spec.dtype)
+
+    return silu_and_mul

@@ -1,0 +1,60 @@
+"""Writing the keys and values of a step into the paged cache."""
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+
+from openinfer_kernels.dispatch._choice import backend_module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreKVSpec:
+    """What is fixed about the write when the model is built.
+
+    Attributes:
+        num_kv_heads: Key and value heads.
+        head_dim: Dimensions of a head.
+        block_size: Tokens a cache block holds.
+        dtype: Of keys, values and cache.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+class StoreKV(Protocol):
+    """A bound `store_kv`."""
+
+    def __call__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        /,
+    ) -> None:
+        """Copies each token's key and value to its slot.
+
+        Args:
+            k: [num_tokens, num_kv_heads, head_dim], heads contiguous.
+            v: Same shape.
+            k_cache: [num_blocks, block_size, num_kv_heads, head_dim]; blocks may lie apart, the
+                last three dimensions are contiguous.
+            v_cache: Same shape and strides.
+            slot_mapping: [num_tokens], int64: block * block_size + offset. Every slot is written,
+                so padding tokens point to a block nobody reads.
+        """
+        ...
+
+
+def plan_store_kv(spec: StoreKVSpec, device: torch.device | str, backend: str = "auto") -> StoreKV:
+    """Chooses and binds `store_kv`.
+
+    Raises:
+        BackendUnavailable: The backend cannot run this spec on this device.
+    """
+    return cast(StoreKV, backend_module("store_kv", spec, device, backend).plan(spec, device))

@@ -1,0 +1,28 @@
+"""store_kv, as defined: token by token."""
+
+import torch
+
+from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
+
+
+def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
+    """Every spec on every device."""
+    return None
+
+
+def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
+    """Binds store_kv."""
+
+    def store_kv(
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        for token, slot in enumerate(slot_mapping.tolist()):
+            block, offset = divmod(slot, spec.block_size)
+            k_cache[block, offset] = k[token]
+            v_cache[block, offset] = v[token]
+
+    return store_kv
