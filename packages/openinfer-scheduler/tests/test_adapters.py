@@ -3,7 +3,7 @@
 import pytest
 
 from openinfer_contract import Adapter
-from openinfer_scheduler._adapter_slots import AdapterSlots
+from openinfer_scheduler.state._adapter_slots import AdapterSlots
 
 ADAPTERS = {name: Adapter(name, name.encode() * 16) for name in "abcd"}
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from openinfer_scheduler import FCFS, PolicyError
-from openinfer_scheduler._charges import REPORTED_EVERY
+from openinfer_scheduler.state._service_accounts import REPORTED_EVERY
 
 
 class Booked(FCFS):

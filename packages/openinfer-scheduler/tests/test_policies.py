@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from openinfer_scheduler import Fair, LongestPrefixMatch, ShortestPrefillFirst, load_policy
-from openinfer_scheduler._charges import REPORTED_EVERY
-from openinfer_scheduler._flows import MAX_IDLE_FLOWS
+from openinfer_scheduler.policies._flows import MAX_IDLE_FLOWS
+from openinfer_scheduler.state._service_accounts import REPORTED_EVERY
 
 PREFIX = list(range(16))
 
@@ -216,7 +216,7 @@ def num_remembered(policy):
 @pytest.mark.parametrize("is_aborted", [False, True])
 @pytest.mark.parametrize("num_tenants", [10_000, 7])
 def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenants):
-    monkeypatch.setattr("openinfer_scheduler._fair.MAX_IDLE_SESSIONS", 5000)
+    monkeypatch.setattr("openinfer_scheduler.policies._fair.MAX_IDLE_SESSIONS", 5000)
     policy = Fair()
     subject = loop(policy=policy, num_blocks=300, max_num_seqs=4, max_num_batched_tokens=64)
     most = 0

@@ -10,8 +10,8 @@ from openinfer_contract import (
     unpack_floats,
     unpack_ids,
 )
-from openinfer_scheduler._prompt_logprobs import owed_prompt_logprobs
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.settle._prompt_logprobs import owed_prompt_logprobs
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 def sequence(start, num_prompt=10):

@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from openinfer_scheduler._queue import WaitingQueue
+from openinfer_scheduler.state._waiting_queue import WaitingQueue
 
 
 def sequence(index, num_tokens=3):

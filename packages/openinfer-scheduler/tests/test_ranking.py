@@ -18,9 +18,9 @@ from openinfer_scheduler import (
     ShortestPrefillFirst,
     StepResult,
 )
-from openinfer_scheduler._queue import WaitingQueue
-from openinfer_scheduler._ranking import NUM_REREAD, Ranking
-from openinfer_scheduler._sequence import SequenceState, Stay
+from openinfer_scheduler.policies._ranking import NUM_REREAD, Ranking
+from openinfer_scheduler.state._sequence import SequenceState, Stay
+from openinfer_scheduler.state._waiting_queue import WaitingQueue
 
 POLICIES = {
     "priority": Priority,

@@ -1,6 +1,6 @@
 """Seeds of requests that bring none."""
 
-from openinfer_scheduler._seeds import Seeds
+from openinfer_scheduler.state._seeds import Seeds
 
 
 def test_they_are_those_of_splitmix64():

@@ -1,4 +1,4 @@
-from openinfer_scheduler._slots import Slots
+from openinfer_scheduler.state._slots import Slots
 
 
 def test_low_slots_first_and_ends_are_said_once():

@@ -9,8 +9,8 @@ import pytest
 
 from openinfer_contract import TokenLogprobs, pack_floats, pack_ids
 from openinfer_scheduler import StepResult
-from openinfer_scheduler._planner import Planner
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler.plan._planner import Planner
+from openinfer_scheduler.plan._steady import SteadyRows
 
 
 def running(loop, num_requests, **options):

@@ -1,12 +1,7 @@
 """Admission, continuous batching, chunked prefill and preemption as a state machine."""
 
 from openinfer_scheduler._config import SchedulerConfig
-from openinfer_scheduler._fair import Fair
-from openinfer_scheduler._fcfs import FCFS
-from openinfer_scheduler._longest_prefix_match import LongestPrefixMatch
 from openinfer_scheduler._lookahead import LOOKAHEAD, max_unsettled_tokens
-from openinfer_scheduler._pace import MIN_PREFILL_TOKENS, PrefillPace
-from openinfer_scheduler._plan import BlockIds, PlannedRow, RowStart, StepPlan, StepResult, TokenIds
 from openinfer_scheduler._policy import (
     POLICIES,
     ChargedPolicy,
@@ -15,11 +10,15 @@ from openinfer_scheduler._policy import (
     least_urgent,
     load_policy,
 )
-from openinfer_scheduler._priority import Priority
 from openinfer_scheduler._scheduler import Scheduler
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._settle import Effects
-from openinfer_scheduler._shortest_prefill_first import ShortestPrefillFirst
+from openinfer_scheduler._step_plan import (
+    BlockIds,
+    PlannedRow,
+    RowStart,
+    StepPlan,
+    StepResult,
+    TokenIds,
+)
 from openinfer_scheduler.errors import (
     PolicyError,
     SchedulerError,
@@ -27,6 +26,14 @@ from openinfer_scheduler.errors import (
     UnknownPolicy,
     UnusablePolicy,
 )
+from openinfer_scheduler.plan._prefill_pace import MIN_PREFILL_TOKENS, PrefillPace
+from openinfer_scheduler.policies._fair import Fair
+from openinfer_scheduler.policies._fcfs import FCFS
+from openinfer_scheduler.policies._longest_prefix_match import LongestPrefixMatch
+from openinfer_scheduler.policies._priority import Priority
+from openinfer_scheduler.policies._shortest_prefill_first import ShortestPrefillFirst
+from openinfer_scheduler.settle._settle import Effects
+from openinfer_scheduler.state._sequence import SequenceState
 
 __all__ = [
     # the state machine

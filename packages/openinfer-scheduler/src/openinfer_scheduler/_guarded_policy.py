@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from openinfer_scheduler._fcfs import FCFS
 from openinfer_scheduler._policy import Charge, Policy, brief, charge_of
-from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler.errors import PolicyError
+from openinfer_scheduler.policies._fcfs import FCFS
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 class GuardedPolicy:

@@ -2,7 +2,7 @@
 
 from openinfer_contract import CacheGroupLoad, Load
 from openinfer_kv_cache import GroupStats
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.state._scheduler_state import SchedulerState
 
 
 def load_of(state: SchedulerState) -> Load:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from openinfer_kv_cache import CacheGroup
 from openinfer_scheduler._config import SchedulerConfig
-from openinfer_scheduler._sequence import SEAL_STRIDE
+from openinfer_scheduler.state._sequence import SEAL_STRIDE
 
 LOOKAHEAD = 15
 """Blocks that a decoding sequence takes beyond the one it needs, while the pool has plenty."""

@@ -12,8 +12,8 @@ from inspect import signature
 from typing import Any, Protocol
 
 from openinfer_contract import PluginGroup
-from openinfer_scheduler._sequence import SequenceState
 from openinfer_scheduler.errors import UnknownPolicy, UnusablePolicy
+from openinfer_scheduler.state._sequence import SequenceState
 
 Charge = Callable[[SequenceState, int], None]
 

@@ -5,27 +5,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from openinfer_contract import GenerateRequest, Load, Rejected
 from openinfer_kv_cache import KVCache, SequenceCache
-from openinfer_scheduler._adapter_slots import AdapterSlots
-from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
-from openinfer_scheduler._fcfs import FCFS
-from openinfer_scheduler._force import force
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler._load import load_of
-from openinfer_scheduler._pace import PrefillPace
-from openinfer_scheduler._plan import StepPlan, StepResult
-from openinfer_scheduler._planner import Planner
 from openinfer_scheduler._policy import Policy, check_policy
-from openinfer_scheduler._prefix_probe import PrefixProbe
-from openinfer_scheduler._repeat import num_repeats, repeat
-from openinfer_scheduler._room import Room
-from openinfer_scheduler._seeds import Seeds
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._settle import Effects, own_faults, settle
-from openinfer_scheduler._slots import Slots
-from openinfer_scheduler._state import SchedulerState, StepInFlight
+from openinfer_scheduler._step_plan import StepPlan, StepResult
+from openinfer_scheduler.admit._capacity_check import Room
+from openinfer_scheduler.admit._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler.errors import StepOrderError
+from openinfer_scheduler.plan._planner import Planner
+from openinfer_scheduler.plan._prefill_pace import PrefillPace
+from openinfer_scheduler.plan._repeat import num_repeats, repeat
+from openinfer_scheduler.policies._fcfs import FCFS
+from openinfer_scheduler.settle._forced_tokens import force
+from openinfer_scheduler.settle._settle import Effects, own_faults, settle
+from openinfer_scheduler.state._adapter_slots import AdapterSlots
+from openinfer_scheduler.state._prefix_probe import PrefixProbe
+from openinfer_scheduler.state._scheduler_state import SchedulerState, StepInFlight
+from openinfer_scheduler.state._seeds import Seeds
+from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler.state._service_accounts import Charges
+from openinfer_scheduler.state._slots import Slots
 
 
 class Scheduler:

@@ -5,8 +5,8 @@ from itertools import islice
 from operator import is_
 
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState
 
 _NO_ORDER = "order() must return each of the sequences it was given once"
 

@@ -1,7 +1,7 @@
 """Which of a step's prompt logprobs are news to the client."""
 
 from openinfer_contract import PromptLogprobs, TokenLogprobs, num_ids
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 def owed_prompt_logprobs(

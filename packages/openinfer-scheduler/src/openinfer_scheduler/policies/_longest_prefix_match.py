@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from openinfer_scheduler._overdue import overdue_first
 from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler._ranking import Ranking
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.policies._overdue import overdue_first
+from openinfer_scheduler.policies._ranking import Ranking
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 class LongestPrefixMatch:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler._ranking import Ranking
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.policies._ranking import Ranking
+from openinfer_scheduler.state._sequence import SequenceState
 
 _rank = attrgetter("request.priority")
 

@@ -12,12 +12,12 @@ from openinfer_contract import (
     banning_fields,
     nothing_left,
 )
-from openinfer_scheduler._plan import PlannedRow, StepResult
-from openinfer_scheduler._prefix_probe import BYTES_PER_ID
-from openinfer_scheduler._prompt_logprobs import first_logprobs, owed_prompt_logprobs
-from openinfer_scheduler._sequence import Stay
-from openinfer_scheduler._state import SchedulerState, StepInFlight
-from openinfer_scheduler._steady import SteadyPlan
+from openinfer_scheduler._step_plan import PlannedRow, StepResult
+from openinfer_scheduler.plan._steady import SteadyPlan
+from openinfer_scheduler.settle._prompt_logprobs import first_logprobs, owed_prompt_logprobs
+from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID
+from openinfer_scheduler.state._scheduler_state import SchedulerState, StepInFlight
+from openinfer_scheduler.state._sequence import Stay
 
 Effects = list[tuple[str, TokenEvent]]
 """(request id, event) in the order they happened; at most one entry a request and call."""

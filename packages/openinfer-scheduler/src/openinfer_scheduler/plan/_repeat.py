@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from openinfer_contract import TokenEvent
-from openinfer_scheduler._plan import StepPlan
-from openinfer_scheduler._settle import Effects
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler._step_plan import StepPlan
+from openinfer_scheduler.settle._settle import Effects
+from openinfer_scheduler.state._scheduler_state import SchedulerState
 
 
 def num_repeats(state: SchedulerState) -> int:

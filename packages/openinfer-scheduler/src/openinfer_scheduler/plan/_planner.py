@@ -1,17 +1,17 @@
 """How a step is put together: decode rows, running prefills, then waiting sequences."""
 
 from openinfer_kv_cache import Reservation
-from openinfer_scheduler._admission import Admission
-from openinfer_scheduler._draft import ChunkSizes, Draft
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._lookahead import num_lookahead_tokens
-from openinfer_scheduler._order import ranked_running
-from openinfer_scheduler._pace import PrefillPace
-from openinfer_scheduler._plan import PlannedRow, StepPlan
-from openinfer_scheduler._room import Room
-from openinfer_scheduler._sequence import SequenceState, Stay
-from openinfer_scheduler._state import SchedulerState, StepInFlight
-from openinfer_scheduler._steady import SteadyRows
+from openinfer_scheduler._step_plan import PlannedRow, StepPlan
+from openinfer_scheduler.admit._admission import Admission
+from openinfer_scheduler.admit._capacity_check import Room
+from openinfer_scheduler.plan._plan_builder import ChunkSizes, Draft
+from openinfer_scheduler.plan._policy_order import ranked_running
+from openinfer_scheduler.plan._prefill_pace import PrefillPace
+from openinfer_scheduler.plan._steady import SteadyRows
+from openinfer_scheduler.state._scheduler_state import SchedulerState, StepInFlight
+from openinfer_scheduler.state._sequence import SequenceState, Stay
 
 
 class Planner:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from openinfer_kv_cache import BlockKeys, KVCache
 
 if TYPE_CHECKING:
-    from openinfer_scheduler._sequence import SequenceState
+    from openinfer_scheduler.state._sequence import SequenceState
 
 BYTES_PER_ID = 4
 

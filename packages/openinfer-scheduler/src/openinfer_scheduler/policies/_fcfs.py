@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 class FCFS:

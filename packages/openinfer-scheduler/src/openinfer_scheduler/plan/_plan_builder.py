@@ -6,10 +6,10 @@ import numpy as np
 
 from openinfer_kv_cache import BlockCopy, Reservation
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler._plan import PlannedRow, RowStart
-from openinfer_scheduler._sequence import SequenceState, Stay
-from openinfer_scheduler._state import SchedulerState
-from openinfer_scheduler._steady import SteadyPlan
+from openinfer_scheduler._step_plan import PlannedRow, RowStart
+from openinfer_scheduler.plan._steady import SteadyPlan
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState, Stay
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """How much of the pool waiting sequences may have, and loads from tiers."""
 
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState
 
 _RECOUNTED_EVERY = 32
 """Steps after which it is counted anew what the running sequences may still claim."""

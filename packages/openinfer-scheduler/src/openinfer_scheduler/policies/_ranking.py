@@ -3,8 +3,8 @@
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
-from openinfer_scheduler._queue import Waiting
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler.state._waiting_queue import Waiting
 
 NUM_REREAD = 8
 """Keys that are read again in one plan, in turn."""

@@ -11,16 +11,16 @@ from operator import attrgetter
 
 from openinfer_contract import End, Failed, Finished, FinishReason, Scheduled, TokenEvent
 from openinfer_kv_cache import KVCache, SequenceCache
-from openinfer_scheduler._adapter_slots import AdapterSlots
-from openinfer_scheduler._charges import Charges
 from openinfer_scheduler._config import SchedulerConfig
-from openinfer_scheduler._deadlines import Deadlines
-from openinfer_scheduler._plan import StepPlan
-from openinfer_scheduler._prefix_probe import PrefixProbe
-from openinfer_scheduler._queue import WaitingQueue
-from openinfer_scheduler._sequence import SequenceState, Stay
-from openinfer_scheduler._slots import Slots
-from openinfer_scheduler._steady import SteadyPlan, SteadyRows
+from openinfer_scheduler._step_plan import StepPlan
+from openinfer_scheduler.plan._steady import SteadyPlan, SteadyRows
+from openinfer_scheduler.state._adapter_slots import AdapterSlots
+from openinfer_scheduler.state._deadlines import Deadlines
+from openinfer_scheduler.state._prefix_probe import PrefixProbe
+from openinfer_scheduler.state._sequence import SequenceState, Stay
+from openinfer_scheduler.state._service_accounts import Charges
+from openinfer_scheduler.state._slots import Slots
+from openinfer_scheduler.state._waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_scheduler._plan import PlannedRow, TokenIds
-from openinfer_scheduler._prefix_probe import BYTES_PER_ID
-from openinfer_scheduler._sequence import Stay
+from openinfer_scheduler._step_plan import PlannedRow, TokenIds
+from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID
+from openinfer_scheduler.state._sequence import Stay
 
 _NOBODY: list[int] = []
 _MAX_STOP_IDS = 256

@@ -1,8 +1,8 @@
 """What a scheduler refuses before it queues it."""
 
 from openinfer_contract import GenerateRequest, Rejected
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState
 
 PROMPT_NOT_HERE = "this engine only decodes, and the cache entries of the prompt are not here"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler._sequence import SequenceState, Stay
 from openinfer_scheduler.errors import PolicyError
+from openinfer_scheduler.state._sequence import SequenceState, Stay
 
 REPORTED_EVERY = 32
 """Steps in which each decode row is reported once, where the policy is asked for an order."""

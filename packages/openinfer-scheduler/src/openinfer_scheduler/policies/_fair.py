@@ -3,10 +3,10 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from openinfer_scheduler._flows import MAX_IDLE_FLOWS, Flows, Turns
 from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler._queue import Waiting, moment_of
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.policies._flows import MAX_IDLE_FLOWS, Flows, Turns
+from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler.state._waiting_queue import Waiting, moment_of
 
 MAX_IDLE_SESSIONS = 4 * MAX_IDLE_FLOWS
 """Sessions of all tenants that are remembered though nothing of them waits."""

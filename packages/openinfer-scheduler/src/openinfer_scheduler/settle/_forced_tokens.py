@@ -2,9 +2,9 @@
 
 from openinfer_contract import End, TokenEvent
 from openinfer_scheduler._lookahead import max_chunk_tokens
-from openinfer_scheduler._prefix_probe import BYTES_PER_ID
-from openinfer_scheduler._sequence import SequenceState
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 def force(

@@ -11,8 +11,8 @@ from openinfer_contract import (
     Timings,
 )
 from openinfer_kv_cache import BlockKeys, SequenceCache
-from openinfer_scheduler._plan import PlannedRow, TokenIds
-from openinfer_scheduler._prefix_probe import BYTES_PER_ID, PrefixProbe
+from openinfer_scheduler._step_plan import PlannedRow, TokenIds
+from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID, PrefixProbe
 
 SEAL_STRIDE = 32
 """Blocks of output tokens that are sealed together."""

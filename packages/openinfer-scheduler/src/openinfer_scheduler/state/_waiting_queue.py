@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 class Waiting(list[SequenceState]):

@@ -3,13 +3,13 @@
 from typing import Literal
 
 from openinfer_kv_cache import CacheUse, PrefixHit
-from openinfer_scheduler._draft import ChunkSizes, DecodeRows, Draft
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler._order import ranked_waiting
-from openinfer_scheduler._plan import RowStart
-from openinfer_scheduler._room import Room
-from openinfer_scheduler._sequence import SequenceState, Stay
-from openinfer_scheduler._state import SchedulerState
+from openinfer_scheduler._step_plan import RowStart
+from openinfer_scheduler.admit._capacity_check import Room
+from openinfer_scheduler.plan._plan_builder import ChunkSizes, DecodeRows, Draft
+from openinfer_scheduler.plan._policy_order import ranked_waiting
+from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import SequenceState, Stay
 
 _MAX_FOLLOWERS = 16
 """Waiting sequences looked past in one plan because a running one computes their prefix."""

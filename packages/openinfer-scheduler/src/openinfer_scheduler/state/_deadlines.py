@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 class Deadlines:

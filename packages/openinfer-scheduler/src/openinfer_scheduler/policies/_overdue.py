@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from openinfer_scheduler._sequence import SequenceState
+from openinfer_scheduler.state._sequence import SequenceState
 
 
 def overdue_first(

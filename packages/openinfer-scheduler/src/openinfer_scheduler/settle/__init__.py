@@ -1,0 +1,1 @@
+"""What the result of a step does to its sequences."""

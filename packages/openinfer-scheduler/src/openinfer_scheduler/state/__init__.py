@@ -1,0 +1,1 @@
+"""Requests, slots, queue and counters: what the scheduler holds."""
