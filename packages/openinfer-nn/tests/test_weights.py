@@ -57,7 +57,7 @@ def test_fused_rows_are_filled_in_any_dtype(tmp_path, write_file, tensors, store
 
 
 def test_tensors_larger_than_a_piece(tmp_path, write_file, monkeypatch, tensors):
-    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 12)
+    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 12)
     write_file(tmp_path / "model.safetensors", tensors)
     for dtype in (torch.float32, torch.bfloat16):
         net = Net(dtype)
@@ -118,7 +118,7 @@ def test_ignorable_tensors_may_be_there(tmp_path, write_file, tensors):
 
 
 def test_a_repeated_tensor_is_held_to_what_it_repeats(tmp_path, write_file, tensors, monkeypatch):
-    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 16)
+    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 16)
 
     def load(**repeated):
         write_file(tmp_path / "model.safetensors", tensors | repeated)
@@ -159,7 +159,7 @@ def test_a_map_must_fill_every_parameter_exactly():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_loading_to_a_gpu_through_pinned_slots(tmp_path, write_file, monkeypatch, tensors):
-    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 12)
+    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 12)
     write_file(tmp_path / "model.safetensors", tensors)
     for dtype in (torch.float32, torch.bfloat16):
         net = Net(dtype, device="cuda")
@@ -193,7 +193,7 @@ def many(tmp_path, write_file):
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_products_are_packed_as_they_are_filled(many, quantization, monkeypatch):
     folder, tensors, build = many
-    monkeypatch.setattr("openinfer_nn._loader._PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 1 << 18)
     try:
         net, names = build(quantization)
     except BackendUnavailable as error:

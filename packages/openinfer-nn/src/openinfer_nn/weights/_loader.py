@@ -21,10 +21,10 @@ from threading import Event, Lock
 import torch
 from torch import nn
 
-from openinfer_nn._modules import PackedModule
-from openinfer_nn._safetensors import TensorEntry, read_checkpoint
-from openinfer_nn._weights import WeightMap
 from openinfer_nn.errors import CheckpointError
+from openinfer_nn.modules._linear import PackedModule
+from openinfer_nn.weights._safetensors import TensorEntry, read_checkpoint
+from openinfer_nn.weights._weight_map import WeightMap
 
 _PIECE_BYTES = 8 * 1024 * 1024
 _SLOTS_PER_THREAD = 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from openinfer_nn._safetensors import TensorEntry
 from openinfer_nn.errors import CheckpointError
+from openinfer_nn.weights._safetensors import TensorEntry
 
 
 class WeightMap:

@@ -5,8 +5,8 @@ from torch import nn
 
 from openinfer_kernels import FusedAttentionSpec, PagedAttentionSpec, plan_fused_attention
 from openinfer_nn._inputs import StepInputs
-from openinfer_nn._modules import RMSNorm
-from openinfer_nn._rotary import RotaryEmbedding
+from openinfer_nn.modules._norm import RMSNorm
+from openinfer_nn.modules._rotary import RotaryEmbedding
 
 
 class Attention(nn.Module):

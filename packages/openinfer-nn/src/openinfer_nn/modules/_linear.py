@@ -4,10 +4,7 @@ Weights are allocated, not initialised: `load_weights` fills them, and packs tho
 the order their backend wants. Nothing here keeps gradients; run under `torch.inference_mode`.
 """
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from openinfer_kernels import (
@@ -15,21 +12,10 @@ from openinfer_kernels import (
     LinearSpec,
     PackedWeight,
     Quantization,
-    RMSNormSpec,
-    empty_weight,
     plan_fused_linear,
-    plan_rms_norm,
 )
-
-
-def _weight(
-    shape: tuple[int, ...], *, device: torch.device | str, dtype: torch.dtype
-) -> nn.Parameter:
-    return _parameter(empty_weight(shape, device=device, dtype=dtype))
-
-
-def _parameter(tensor: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
+from openinfer_nn.modules._norm import RMSNorm
+from openinfer_nn.modules._parameter import empty_parameter, frozen_parameter
 
 
 class PackedModule(nn.Module):
@@ -48,7 +34,7 @@ class PackedModule(nn.Module):
         spec: FusedLinearSpec,
         weight: nn.Parameter,
         *,
-        norm: "RMSNorm | None" = None,
+        norm: RMSNorm | None = None,
         device: torch.device | str,
         backend: str,
     ) -> None:
@@ -80,8 +66,8 @@ class PackedModule(nn.Module):
         if self._packed[0].data_ptr() != stored.data_ptr():
             # Whoever filled it may still hold views of it.
             stored.untyped_storage().resize_(0)
-        self.weight = _parameter(self._packed[0])
-        self.beside.extend(_parameter(part) for part in self._packed[1:])
+        self.weight = frozen_parameter(self._packed[0])
+        self.beside.extend(frozen_parameter(part) for part in self._packed[1:])
 
     def _multiply(
         self,
@@ -103,7 +89,7 @@ class Linear(PackedModule):
         in_features: int,
         out_features: int,
         *,
-        norm: "RMSNorm | None" = None,
+        norm: RMSNorm | None = None,
         is_gated: bool = False,
         adds_residual: bool = False,
         device: torch.device | str,
@@ -136,7 +122,7 @@ class Linear(PackedModule):
             is_gated=is_gated,
             adds_residual=adds_residual,
         )
-        weight = _weight((out_features, in_features), device=device, dtype=dtype)
+        weight = empty_parameter((out_features, in_features), device=device, dtype=dtype)
         super().__init__(spec, weight, norm=norm, device=device, backend=backend)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,7 +143,7 @@ class MergedLinear(Linear):
         in_features: int,
         out_features: tuple[int, ...],
         *,
-        norm: "RMSNorm | None" = None,
+        norm: RMSNorm | None = None,
         is_gated: bool = False,
         device: torch.device | str,
         dtype: torch.dtype,
@@ -196,7 +182,7 @@ class QKVLinear(MergedLinear):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        norm: "RMSNorm | None" = None,
+        norm: RMSNorm | None = None,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
@@ -224,112 +210,3 @@ class QKVLinear(MergedLinear):
             [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
         """
         return self(x).view(x.shape[0], sum(self.heads), self.head_dim)  # type: ignore[no-any-return]
-
-
-class Embedding(nn.Module):
-    """Token ids to rows of a table."""
-
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        device: torch.device | str,
-        dtype: torch.dtype,
-    ) -> None:
-        """Allocates the table, [vocab_size, hidden_size]."""
-        super().__init__()
-        self.weight = _weight((vocab_size, hidden_size), device=device, dtype=dtype)
-        self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    def look_up_in(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Takes rows from elsewhere from now on: a head that shares the table has packed it."""
-        del self.weight
-        self._rows = rows
-
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Maps [num_tokens], int64, to [num_tokens, hidden_size]."""
-        if self._rows is None:
-            return F.embedding(token_ids, self.weight)
-        return self._rows(token_ids)
-
-
-class LMHead(PackedModule):
-    """Hidden rows to logits over the vocabulary."""
-
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        tied_to: Embedding | None = None,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        quantization: Quantization | None = None,
-        backend: str = "auto",
-    ) -> None:
-        """Allocates [vocab_size, hidden_size], or shares the embedding's table.
-
-        Args:
-            vocab_size: Rows.
-            hidden_size: Columns.
-            tied_to: The embedding whose table is the head's too, None if it has its own. Once the
-                table is packed, the embedding looks its rows up in the packed one, so there is
-                one copy; a quantized one is widened row by row.
-            device: Where the weight lies.
-            dtype: Of stored weight and hidden rows.
-            quantization: Of the weight.
-            backend: Of the product.
-        """
-        spec = LinearSpec(
-            in_features=hidden_size,
-            out_features=vocab_size,
-            dtype=dtype,
-            quantization=quantization,
-            is_looked_up=tied_to is not None,
-        )
-        shape = (vocab_size, hidden_size)
-        weight = tied_to.weight if tied_to else _weight(shape, device=device, dtype=dtype)
-        super().__init__(FusedLinearSpec(linear=spec), weight, device=device, backend=backend)
-        # In a tuple: it is not a part of the head.
-        self._tied_to = (tied_to,)
-
-    def pack(self) -> None:
-        """Packs the weight, and shows a tied embedding where its rows are now."""
-        super().pack()
-        (embedding,), packed = self._tied_to, self._packed
-        if embedding is not None and packed is not None:
-            embedding.look_up_in(lambda index: self._linear.rows(packed, index))
-
-    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Maps [n, hidden_size] to [n, vocab_size], in `out` if there is one."""
-        return self._multiply(hidden, out=out)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a learned scale.
-
-    Attributes:
-        weight: [hidden_size], the scale.
-        eps: Added to the mean square.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        eps: float,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        backend: str = "auto",
-    ) -> None:
-        """Allocates the scale, [hidden_size], and plans the op."""
-        super().__init__()
-        self.weight = _weight((hidden_size,), device=device, dtype=dtype)
-        self.eps = eps
-        spec = RMSNormSpec(hidden_size=hidden_size, eps=eps, dtype=dtype)
-        self._rms_norm = plan_rms_norm(spec, device, backend)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises the last dimension of [..., hidden_size]."""
-        return self._rms_norm(x, self.weight)

@@ -1,0 +1,1 @@
+"""Checkpoints: safetensors headers, the map from names to parameters, the loader."""
