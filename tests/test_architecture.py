@@ -1,4 +1,4 @@
-"""docs/architecture.md is the plan as built: it names every module and nothing else."""
+"""The pages under docs/ name only what exists, and the example of a command runs."""
 
 import ast
 import re
@@ -12,77 +12,44 @@ import pytest
 from openinfer._cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-PAGES = [PAGE, *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-SOURCES = {
-    path.name.replace("_", "-"): path
-    for pattern in ("packages/*/src/openinfer*", "apps/*/src/openinfer*")
-    for path in sorted(ROOT.glob(pattern))
-}
-# `engine._loop:EngineLoop.step` is in openinfer_engine/_loop.py, `app._serve:serve` in openinfer.
-REFERENCE = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)+):([A-Za-z_][\w.]*)`")
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+# `EngineLoop.step`, `StepPlan`: the first part is the name of a class.
+CLASS = re.compile(r"`([A-Z][a-z]\w+)(?:\.\w+)?[`(]")
 
 
-def _modules(distribution):
-    """Modules of a package; its own `__init__` is docstring, imports and `__all__` by rule."""
-    folder = SOURCES[distribution]
-    paths = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")}
-    return {path.as_posix() for path in paths} - {"__init__"}
-
-
-def _named():
-    """By package, the modules in the first column of its table, each as often as it is there."""
-    named = {}
-    for section in re.split(r"^(?=##)", PAGE.read_text(encoding="utf-8"), flags=re.M):
-        heading = re.match(r"### (openinfer[a-z0-9-]*)$", section, re.M)
-        if heading:
-            cells = re.findall(r"^\| (`.*?) \|", section, re.M)
-            named[heading[1]] = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
-    return named
-
-
-def _members(path):
-    """Qualified names of what a module defines, imports nothing."""
+def _classes():
+    """Names of all classes, and of what is assigned at module level, in the packages' sources."""
     names = set()
-
-    def visit(body, prefix):
-        for node in body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                names.add(prefix + node.name)
-            if isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            names.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
-
-    visit(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    for pattern in ("packages/*/src/**/*.py", "apps/*/src/**/*.py"):
+        for path in ROOT.glob(pattern):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    names.add(node.name)
+                targets = getattr(node, "targets", [getattr(node, "target", None)])
+                names.update(t.id for t in targets if isinstance(t, ast.Name))
     return names
 
 
-def test_every_package_has_a_table():
-    assert sorted(_named()) == sorted(SOURCES)
+def test_the_architecture_names_classes_that_exist():
+    named = set(CLASS.findall(ARCHITECTURE.read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert named <= _classes()
 
 
-@pytest.mark.parametrize("distribution", sorted(SOURCES))
-def test_the_table_names_every_module_once(distribution):
-    named = _named().get(distribution, [])
-    assert sorted(named) == sorted(_modules(distribution))
+def test_the_architecture_stays_readable_in_one_go():
+    assert len(ARCHITECTURE.read_text(encoding="utf-8").splitlines()) <= 300
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_refers_to_exists(page):
-    text = page.read_text(encoding="utf-8")
-    for module, name in REFERENCE.findall(text):
-        package, *inner = module.split(".")
-        distribution = "openinfer" if package == "app" else f"openinfer-{package.replace('_', '-')}"
-        path = SOURCES[distribution].joinpath(*inner).with_suffix(".py")
-        assert path.is_file(), f"{module}:{name}"
-        assert name in _members(path), f"{module}:{name}"
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
 def test_the_example_of_a_command_runs(monkeypatch, capsys):
-    (code,) = re.findall(r"^```python\n(def add\(commands.*?)^```$", PAGE.read_text(), re.M | re.S)
+    text = (ROOT / "docs" / "guides" / "extending.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(def add\(commands.*?)^```$", text, re.M | re.S)
     module = ModuleType("my_command")
     exec(code, module.__dict__)
     monkeypatch.setitem(sys.modules, "my_command", module)
