@@ -11,7 +11,7 @@ from openinfer_kernels import (
     PrefixTable,
     plan_fused_attention,
 )
-from openinfer_kernels.ops.fused_attention import _shared, _triton_sizes
+from openinfer_kernels.ops.fused_attention import _shared_prefixes, _tuning
 
 BLOCK_SIZE = 16
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
@@ -152,12 +152,12 @@ def test_native_rounds_where_its_parts_do(backend, eps, random):
 
 def _use_load(monkeypatch, load, *, extra_programs, whole_keys=0):
     """Cuts every step up as that load is, which few sequences would not get."""
-    changed = load._replace(max_seqs=_triton_sizes.MAX_SEQS, extra_programs=extra_programs)
-    monkeypatch.setattr(_triton_sizes, "LOADS", (changed,))
-    monkeypatch.setattr(_triton_sizes, "WHOLE_KEYS", whole_keys)
+    changed = load._replace(max_seqs=_tuning.MAX_SEQS, extra_programs=extra_programs)
+    monkeypatch.setattr(_tuning, "LOADS", (changed,))
+    monkeypatch.setattr(_tuning, "WHOLE_KEYS", whole_keys)
 
 
-@pytest.mark.parametrize("load", _triton_sizes.LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
+@pytest.mark.parametrize("load", _tuning.LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_triton(step, heads, load, random, triton_device, dtype, monkeypatch):
@@ -180,7 +180,7 @@ def test_triton_without_head_norms(step, random, triton_device):
 def test_triton_splits_long_sequences(
     length, whole_keys, num_programs, random, triton_device, monkeypatch
 ):
-    load = _triton_sizes.load_of(1)
+    load = _tuning.load_of(1)
     _use_load(monkeypatch, load, extra_programs=num_programs, whole_keys=whole_keys)
     steps = [(1, length), (1, 3), (1, 130)]
     spec, problem = _problem((2, 1, 32), steps, torch.float32, random)
@@ -240,8 +240,8 @@ def test_triton_over_a_prefix_of_members_of_two_units(random, triton_device, mon
 
 
 def _check_sharing(lengths, groups, heads, dtype, random, triton_device, monkeypatch):
-    _use_load(monkeypatch, _triton_sizes.load_of(64), extra_programs=4, whole_keys=64)
-    monkeypatch.setattr(_shared, "_TARGET_PROGRAMS", 8)
+    _use_load(monkeypatch, _tuning.load_of(64), extra_programs=4, whole_keys=64)
+    monkeypatch.setattr(_shared_prefixes, "_TARGET_PROGRAMS", 8)
     spec, problem = _problem(heads, [(int(n > 0), n) for n in lengths], dtype, random)
     _share(problem, groups)
     _check(spec, problem, triton_device, "triton")
@@ -284,7 +284,7 @@ def test_units_hold_every_shared_key_of_every_member_once(seed):
         for member in group.members:
             num_tokens, place, step, count = rows[member]
             assert num_tokens == group.num_tokens
-            unit, index = divmod(place, _shared.UNIT_MEMBERS)
+            unit, index = divmod(place, _shared_prefixes.UNIT_MEMBERS)
             mine = units[unit : unit + step * count : step]
             assert (mine[:, 4 + index] == member).all()
             assert (index < mine[:, 0]).all()
@@ -292,7 +292,7 @@ def test_units_hold_every_shared_key_of_every_member_once(seed):
             assert mine[-1, 2] == num_tokens
             assert (mine[1:, 1] == mine[:-1, 2]).all()
             assert (mine[:, 1] < mine[:, 2]).all()
-            assert (mine[:, 1] % _shared.UNIT_KEYS == 0).all()
+            assert (mine[:, 1] % _shared_prefixes.UNIT_KEYS == 0).all()
             assert np.isin(mine[:, 4], group.members).all()
             alone[member] = False
     assert (rows[alone] == 0).all()

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import torch
 
 from openinfer_kernels.dispatch._choice import backend_module, is_of_part
-from openinfer_kernels.ops.fused_attention._shared import (
+from openinfer_kernels.ops.fused_attention._shared_prefixes import (
     MAX_PREFIX_GROUPS,
     PrefixGroup,
     PrefixTable,

@@ -16,10 +16,13 @@ from openinfer_kernels.ops.fused_attention import (
     FusedAttention,
     FusedAttentionSpec,
 )
-from openinfer_kernels.ops.fused_attention._shared import UNIT_MEMBERS
-from openinfer_kernels.ops.fused_attention._triton_kernels import decode_kernel, prepare_kernel
-from openinfer_kernels.ops.fused_attention._triton_shared import shared_prefix_kernel
-from openinfer_kernels.ops.fused_attention._triton_sizes import (
+from openinfer_kernels.ops.fused_attention._shared_prefixes import UNIT_MEMBERS
+from openinfer_kernels.ops.fused_attention._triton_decode_kernels import (
+    decode_kernel,
+    prepare_kernel,
+)
+from openinfer_kernels.ops.fused_attention._triton_shared_prefix_kernels import shared_prefix_kernel
+from openinfer_kernels.ops.fused_attention._tuning import (
     MAX_SEQS,
     NUM_STAGES,
     PREPARED_TOKENS,

@@ -1,8 +1,8 @@
 """fused_linear in Triton for steps of up to 16 rows, on Hopper of up to 64; more are composed.
 
-Only gate and up of long prompts are a kernel again on Hopper, see `_prompts`. A step of few rows
-is the reading of weights. One row's norm, gate and residual are done where the weight goes by; more
-rows are normalised by a kernel in between, which takes no time while the next kernel's first
+Only gate and up of long prompts are a kernel again on Hopper, see `_gluon_prompts`. A step of few
+rows is the reading of weights. One row's norm, gate and residual are done where the weight goes by;
+more rows are normalised by a kernel in between, which takes no time while the next kernel's first
 weights are on their way.
 """
 
@@ -23,14 +23,14 @@ from openinfer_kernels.gpu._support import (
 )
 from openinfer_kernels.ops.fused_linear import FusedLinear, FusedLinearSpec
 from openinfer_kernels.ops.fused_linear._composed import Composed
-from openinfer_kernels.ops.fused_linear._triton_kernels import few_rows_kernel, gemv_kernel
+from openinfer_kernels.ops.fused_linear._triton_few_rows_kernels import few_rows_kernel, gemv_kernel
 from openinfer_kernels.ops.linear import LinearSpec, PackedWeight
 
 if TYPE_CHECKING:
-    from openinfer_kernels.ops.fused_linear import _prompts
+    from openinfer_kernels.ops.fused_linear import _gluon_prompts
 
-# Of more rows the library is as fast, but on Hopper `_many_rows` and `_prompts` (one H200,
-# Qwen3-4B's products).
+# Of more rows the library is as fast, but on Hopper `_gluon_many_rows` and
+# `_gluon_prompts` (one H200, Qwen3-4B's products).
 _ROW_TILES = (8, 16)
 _RING_ARCHS = (90, 100)  # overlapping kernels, and 227 KiB of shared memory for a ring
 _MANY_OUTPUTS = 32_768
@@ -205,24 +205,24 @@ def _launch_few_rows(
 
 def _many_rows_launches(spec: FusedLinearSpec, device: torch.device) -> dict[int, _Launch]:
     # Imported on Hopper only: other versions of Triton may not have Gluon's names.
-    from openinfer_kernels.ops.fused_linear import _many_rows
+    from openinfer_kernels.ops.fused_linear import _gluon_many_rows
 
-    if _many_rows.why_not_many_rows(spec, device) is not None:
+    if _gluon_many_rows.why_not_many_rows(spec, device) is not None:
         return {}
-    cuts = {tile: _many_rows.choose_cut(spec, tile) for tile in _many_rows.ROW_TILES}
+    cuts = {tile: _gluon_many_rows.choose_cut(spec, tile) for tile in _gluon_many_rows.ROW_TILES}
     return {
-        tile: _many_rows.ManyRows(spec, tile, cut, device)
+        tile: _gluon_many_rows.ManyRows(spec, tile, cut, device)
         for tile, cut in cuts.items()
         if cut is not None
     }
 
 
-def _plan_prompts(spec: FusedLinearSpec, device: torch.device) -> "_prompts.Prompts | None":
-    from openinfer_kernels.ops.fused_linear import _prompts
+def _plan_prompts(spec: FusedLinearSpec, device: torch.device) -> "_gluon_prompts.Prompts | None":
+    from openinfer_kernels.ops.fused_linear import _gluon_prompts
 
-    if _prompts.why_not_prompts(spec, device) is not None:
+    if _gluon_prompts.why_not_prompts(spec, device) is not None:
         return None
-    return _prompts.Prompts(spec, device, _num_multiprocessors(device))
+    return _gluon_prompts.Prompts(spec, device, _num_multiprocessors(device))
 
 
 def _few_rows_grid(
@@ -280,7 +280,7 @@ _COMPILED: tuple[tuple[dict[str, Any], int, int], ...] = (
 
 def compile_cases() -> list[CompileCase]:
     """The products above, in each dtype: one row, then a few, then many."""
-    from openinfer_kernels.ops.fused_linear import _many_rows, _prompts
+    from openinfer_kernels.ops.fused_linear import _gluon_many_rows, _gluon_prompts
 
     specs = [
         FusedLinearSpec(
@@ -290,9 +290,9 @@ def compile_cases() -> list[CompileCase]:
         for parts, num_in, num_out in _COMPILED
     ]
     few = [_few_rows_case(spec, row_tile) for row_tile in _ROW_TILES for spec in specs]
-    tiles = _many_rows.ROW_TILES
-    many = [_many_rows.compile_case(spec, row_tile) for row_tile in tiles for spec in specs]
-    prompts = [_prompts.compile_case(spec) for spec in specs]
+    tiles = _gluon_many_rows.ROW_TILES
+    many = [_gluon_many_rows.compile_case(spec, row_tile) for row_tile in tiles for spec in specs]
+    prompts = [_gluon_prompts.compile_case(spec) for spec in specs]
     more = [case for case in few + many + prompts if case]
     return [*(_one_row_case(spec) for spec in specs), *more]
 

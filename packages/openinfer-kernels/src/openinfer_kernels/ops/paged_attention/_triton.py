@@ -2,8 +2,8 @@
 
 Decode (flash-decoding): program (sequence, key head, split) attends the group's query heads to its
 share of the keys, and a second kernel merges the splits. The shares follow from seq_lens on the
-device; the host decides only how many splits there are. Prefill: see `_prefill`. All keep scores,
-maxima and sums in float32 (Dao, 2023).
+device; the host decides only how many splits there are. Prefill: see `_triton_prefill`. All keep
+scores, maxima and sums in float32 (Dao, 2023).
 """
 
 # Kernel arguments are Triton's values, which have no Python types.
@@ -18,10 +18,10 @@ import triton.language as tl
 
 from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_triton
 from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
-from openinfer_kernels.ops.paged_attention._prefill import compile_cases as prefill_cases
-from openinfer_kernels.ops.paged_attention._prefill import plan_prefill
-from openinfer_kernels.ops.paged_attention._triton_prefill import attend_tile, load_tile
-from openinfer_kernels.ops.paged_attention._triton_sizes import (
+from openinfer_kernels.ops.paged_attention._triton_prefill import compile_cases as prefill_cases
+from openinfer_kernels.ops.paged_attention._triton_prefill import plan_prefill
+from openinfer_kernels.ops.paged_attention._triton_prefill_kernels import attend_tile, load_tile
+from openinfer_kernels.ops.paged_attention._tuning import (
     MAX_SPLITS,
     constexprs,
     decode_rows,

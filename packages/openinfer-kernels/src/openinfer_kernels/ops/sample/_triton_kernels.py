@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from openinfer_kernels.ops.sample._triton_filters import (
+from openinfer_kernels.ops.sample._triton_filter_functions import (
     draw_among_few,
     draw_among_many,
 )
-from openinfer_kernels.ops.sample._triton_scores import (
+from openinfer_kernels.ops.sample._triton_score_functions import (
     BAD_WORDS,
     FILTER,
     FIRST_OUTPUT_COLUMN,

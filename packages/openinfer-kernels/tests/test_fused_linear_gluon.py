@@ -4,14 +4,19 @@ import pytest
 import torch
 
 from openinfer_kernels import FusedLinearSpec, LinearSpec, plan_fused_linear
-from openinfer_kernels.ops.fused_linear._many_rows import (
+from openinfer_kernels.ops.fused_linear._gluon_many_rows import (
     ROW_TILES,
     Cut,
     ManyRows,
     choose_cut,
     why_not_many_rows,
 )
-from openinfer_kernels.ops.fused_linear._prompts import Prompts, Shares, share_out, why_not_prompts
+from openinfer_kernels.ops.fused_linear._gluon_prompts import (
+    Prompts,
+    Shares,
+    share_out,
+    why_not_prompts,
+)
 
 NORM = {"norm_eps": 1e-6}
 GATE = {"norm_eps": 1e-6, "is_gated": True}

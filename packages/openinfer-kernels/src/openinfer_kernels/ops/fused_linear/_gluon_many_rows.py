@@ -1,4 +1,4 @@
-"""How products of many rows are launched on Hopper, see `_gluon_kernels`."""
+"""How products of many rows are launched on Hopper, see `_gluon_many_rows_kernels`."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_hopper
 from openinfer_kernels.ops.fused_linear import FusedLinearSpec
-from openinfer_kernels.ops.fused_linear._gluon_kernels import (
+from openinfer_kernels.ops.fused_linear._gluon_many_rows_kernels import (
     BOX,
     LAYOUT,
     NUM_WARPS,

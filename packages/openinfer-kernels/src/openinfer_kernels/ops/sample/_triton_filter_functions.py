@@ -8,7 +8,7 @@
 import triton
 import triton.language as tl
 
-from openinfer_kernels.ops.sample._triton_scores import (
+from openinfer_kernels.ops.sample._triton_score_functions import (
     INFINITY,
     PROCESSED,
     key_of,

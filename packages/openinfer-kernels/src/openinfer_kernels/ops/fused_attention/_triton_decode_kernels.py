@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from openinfer_kernels.ops.fused_attention._triton_parts import (
+from openinfer_kernels.ops.fused_attention._triton_functions import (
     accumulate,
     cache_offsets,
     cache_tile,

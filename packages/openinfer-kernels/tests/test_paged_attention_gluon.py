@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from openinfer_kernels import PagedAttentionSpec, plan_paged_attention
-from openinfer_kernels.ops.paged_attention._hopper_prefill import GluonPrefill, why_not_gluon
+from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill, why_not_gluon
 
 HEAD_DIM = 128
 # (queries, length) of each sequence

@@ -6,7 +6,7 @@ import torch
 import triton
 
 from openinfer_kernels.ops.fused_attention import FusedAttentionSpec
-from openinfer_kernels.ops.fused_attention._shared import UNIT_MEMBERS
+from openinfer_kernels.ops.fused_attention._shared_prefixes import UNIT_MEMBERS
 
 MAX_SEQS = 1024
 _PADDED_SEQS = (8, 64, 256, MAX_SEQS)

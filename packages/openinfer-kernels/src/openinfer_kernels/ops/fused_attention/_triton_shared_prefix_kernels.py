@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from openinfer_kernels.ops.fused_attention._triton_parts import (
+from openinfer_kernels.ops.fused_attention._triton_functions import (
     cache_offsets,
     cache_tile,
     prefetch,
     prepared_halves,
 )
-from openinfer_kernels.ops.paged_attention._triton_prefill import softmax_step
+from openinfer_kernels.ops.paged_attention._triton_prefill_kernels import softmax_step
 
 
 @triton.jit
