@@ -29,7 +29,7 @@ import tokenizers
 from _machine import OthersMeter, commit, machine
 
 from openinfer_contract import num_ids, unpack_ids
-from openinfer_frontend._chat_request import ChatRequest
+from openinfer_frontend.protocols.openai._chat_request import ChatRequest
 from openinfer_text import TextModel
 
 GOAL_MS = 2.0

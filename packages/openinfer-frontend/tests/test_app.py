@@ -279,7 +279,9 @@ def test_prompts_of_ids_have_no_use_for_a_thread(engine, make_app, client_of, mo
     def no_thread(*args):
         pytest.fail("a thread was asked to pack ids")
 
-    monkeypatch.setattr("openinfer_frontend._text_work.ThreadPoolExecutor.submit", no_thread)
+    monkeypatch.setattr(
+        "openinfer_frontend.generation._text_work.ThreadPoolExecutor.submit", no_thread
+    )
     client = client_of(make_app(engine, max_inline_bytes=100))
     assert client.complete([7] * 500)["usage"]["prompt_tokens"] == 500
 

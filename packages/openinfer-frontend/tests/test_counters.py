@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from openinfer_frontend import CounterLayoutError, CounterPages
-from openinfer_frontend._counters import PAGE_BYTES, CounterTable
-from openinfer_frontend._exposition import render
-from openinfer_frontend._metrics import TOKEN_COUNTS, MetricsSnapshot
+from openinfer_frontend.metrics._counters import PAGE_BYTES, CounterTable
+from openinfer_frontend.metrics._exposition import render
+from openinfer_frontend.metrics._metrics import TOKEN_COUNTS, MetricsSnapshot
 
 BOUNDS = (0.001, 0.0025, 0.01, 1.0, 80.0)
 
@@ -96,7 +96,7 @@ def test_a_table_that_does_not_fit_is_a_defect():
 _CHILD = """
 import os, signal, sys
 from openinfer_frontend import CounterPages
-from openinfer_frontend._counters import CounterTable
+from openinfer_frontend.metrics._counters import CounterTable
 pages = CounterPages(3, fd=int(sys.argv[1]))
 table = CounterTable(pages.page(int(sys.argv[2])))
 counter = table.counter("things", "Some.")

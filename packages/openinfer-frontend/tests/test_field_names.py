@@ -2,7 +2,7 @@
 
 import pytest
 
-from openinfer_frontend._field_names import TOOL, FieldNames
+from openinfer_frontend.protocols._field_names import TOOL, FieldNames
 
 NAMES = FieldNames(
     {

@@ -13,8 +13,10 @@ import pytest
 import trustme
 
 from openinfer_contract import Failed, Finished, Rejected
-from openinfer_frontend import Tls, TlsError, _connection, _token_routes
+from openinfer_frontend import Tls, TlsError
 from openinfer_frontend.errors import ApiError
+from openinfer_frontend.http import _connection
+from openinfer_frontend.routes import _token_routes
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USER = ("GET", "/v1/models", None)

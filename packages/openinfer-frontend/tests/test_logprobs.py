@@ -3,9 +3,10 @@
 import threading
 
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_floats, pack_ids
-from openinfer_frontend import _formats, _generate_routes
-from openinfer_frontend._dialect import to_json, to_json_in_slices
-from openinfer_frontend._logprobs import TokenNames, echoed_logprobs
+from openinfer_frontend.protocols._dialect import to_json, to_json_in_slices
+from openinfer_frontend.protocols.openai import _choices_format
+from openinfer_frontend.protocols.openai._logprobs import TokenNames, echoed_logprobs
+from openinfer_frontend.routes import _generate_routes
 
 
 def test_minus_infinity_and_equal_spellings(client, engine):
@@ -75,7 +76,7 @@ def test_long_prompts_are_spelled_in_a_thread(client, monkeypatch):
             columns[choice["index"]].append((choice["text"], choice["logprobs"]))
         return whole, columns
 
-    monkeypatch.setattr(_formats, "echoed_logprobs", spelled)
+    monkeypatch.setattr(_choices_format, "echoed_logprobs", spelled)
     inline = answers()
     assert "openinfer-text" not in threads
     threads.clear()

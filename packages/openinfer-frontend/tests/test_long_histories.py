@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from openinfer_frontend._responses_request import ResponsesRequest
-from openinfer_frontend._text_work import _without_late_system
+from openinfer_frontend.generation._text_work import _without_late_system
+from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
 
 TEXT = "x" * 200
 SYSTEM = {"role": "system", "content": TEXT}

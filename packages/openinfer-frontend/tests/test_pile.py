@@ -6,10 +6,10 @@ import time
 import pytest
 
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_ids, unpack_ids
-from openinfer_frontend._fan_in import EventFanIn
-from openinfer_frontend._formats import ChoiceResult
-from openinfer_frontend._generation import Delta
-from openinfer_frontend._text_work import TextWork
+from openinfer_frontend.generation._event_fan_in import EventFanIn
+from openinfer_frontend.generation._generation import Delta
+from openinfer_frontend.generation._text_work import TextWork
+from openinfer_frontend.protocols.openai._choices_format import ChoiceResult
 
 SCORES = TokenLogprobs(
     sampled=bytes(4), ranks=bytes(4), num_top=20, top_ids=bytes(80), top=bytes(80)

@@ -5,7 +5,7 @@ import selectors
 
 import pytest
 
-from openinfer_frontend._polling import Polling
+from openinfer_frontend.http._polling import Polling
 
 
 class WatchedSelector(selectors.DefaultSelector):

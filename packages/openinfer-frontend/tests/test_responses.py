@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from openinfer_contract import Failed, Finished, unpack_ids
-from openinfer_frontend import _responses_format
+from openinfer_frontend.protocols.responses import _responses_format
 
 TOOL = {
     "type": "function",

@@ -11,10 +11,10 @@ from collections import Counter
 import pytest
 
 from openinfer_contract import Failed, Finished
-from openinfer_frontend._connection import Connection
-from openinfer_frontend._formats import CompletionFormat
-from openinfer_frontend._generate_routes import GenerateRoutes
-from openinfer_frontend._generation import Generation
+from openinfer_frontend.generation._generation import Generation
+from openinfer_frontend.http._connection import Connection
+from openinfer_frontend.protocols.openai._choices_format import CompletionFormat
+from openinfer_frontend.routes._generate_routes import GenerateRoutes
 
 
 @pytest.fixture

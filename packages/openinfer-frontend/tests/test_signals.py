@@ -6,7 +6,7 @@ import time
 import pytest
 
 from openinfer_frontend import ONE_SIGNAL_S
-from openinfer_frontend._signals import EndSignals
+from openinfer_frontend.http._signals import EndSignals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 

@@ -3,13 +3,16 @@
 import pytest
 from pydantic import ValidationError
 
-from openinfer_frontend._admin_routes import AbortRequest
-from openinfer_frontend._chat_request import ChatRequest
-from openinfer_frontend._completion_request import CompletionRequest
-from openinfer_frontend._messages_request import CountTokensRequest, MessagesRequest
-from openinfer_frontend._responses_request import ResponsesRequest
-from openinfer_frontend._token_requests import DetokenizeRequest, TokenizeRequest
 from openinfer_frontend.errors import ApiError
+from openinfer_frontend.protocols.anthropic._messages_request import (
+    CountTokensRequest,
+    MessagesRequest,
+)
+from openinfer_frontend.protocols.openai._chat_request import ChatRequest
+from openinfer_frontend.protocols.openai._completion_request import CompletionRequest
+from openinfer_frontend.protocols.openai._token_requests import DetokenizeRequest, TokenizeRequest
+from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
+from openinfer_frontend.routes._admin_routes import AbortRequest
 
 MODELS = (
     *(AbortRequest, ChatRequest, CompletionRequest, CountTokensRequest, MessagesRequest),

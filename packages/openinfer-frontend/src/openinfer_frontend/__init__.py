@@ -6,11 +6,7 @@ uvicorn. Depends on the contract, the text package, pydantic and uvicorn; never 
 
 from openinfer_frontend._app import FrontendApp, create_app
 from openinfer_frontend._config import FrontendConfig
-from openinfer_frontend._counters import CounterPages
 from openinfer_frontend._provider import EngineProvider, EngineState, FixedEngine
-from openinfer_frontend._server import bind, new_event_loop, serve
-from openinfer_frontend._signals import ONE_SIGNAL_S
-from openinfer_frontend._tls import Tls
 from openinfer_frontend.errors import (
     ApiError,
     ClientGone,
@@ -19,6 +15,10 @@ from openinfer_frontend.errors import (
     ListenError,
     TlsError,
 )
+from openinfer_frontend.http._server import bind, new_event_loop, serve
+from openinfer_frontend.http._signals import ONE_SIGNAL_S
+from openinfer_frontend.http._tls import Tls
+from openinfer_frontend.metrics._counters import CounterPages
 
 __all__ = [
     # the application

@@ -7,16 +7,16 @@ from urllib.parse import quote
 
 from openinfer_frontend._backend import SHUTTING_DOWN, Backend
 from openinfer_frontend._config import FrontendConfig
-from openinfer_frontend._counters import CounterPages
-from openinfer_frontend._exchange import Exchange, PendingBodies, Receive, Scope, Send
-from openinfer_frontend._guard import Guard
-from openinfer_frontend._metrics import HttpMetrics, Metrics
-from openinfer_frontend._polling import Polling
 from openinfer_frontend._provider import EngineProvider
-from openinfer_frontend._router import Router
-from openinfer_frontend._routes import make_routes
-from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError, ClientGone
+from openinfer_frontend.generation._text_work import TextWork
+from openinfer_frontend.http._exchange import Exchange, PendingBodies, Receive, Scope, Send
+from openinfer_frontend.http._guard import Guard
+from openinfer_frontend.http._polling import Polling
+from openinfer_frontend.http._router import Router
+from openinfer_frontend.metrics._counters import CounterPages
+from openinfer_frontend.metrics._metrics import HttpMetrics, Metrics
+from openinfer_frontend.routes._route_table import make_routes
 from openinfer_text import TextModel
 
 _log = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from openinfer_contract import (
     command_name,
 )
 from openinfer_frontend._config import FrontendConfig
-from openinfer_frontend._exchange import Exchange
-from openinfer_frontend._generation import Generation
-from openinfer_frontend._metrics import Metrics
-from openinfer_frontend._metrics_pages import MetricsPages
-from openinfer_frontend._polling import Polling
 from openinfer_frontend._provider import EngineProvider
-from openinfer_frontend._text_work import TextWork
 from openinfer_frontend.errors import ApiError, Refusal
+from openinfer_frontend.generation._generation import Generation
+from openinfer_frontend.generation._text_work import TextWork
+from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._polling import Polling
+from openinfer_frontend.metrics._metrics import Metrics
+from openinfer_frontend.metrics._metrics_pages import MetricsPages
 
 SHUTTING_DOWN = "the server is shutting down"
 _POLL_S = 0.05

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from openinfer_contract import Failed, OpenInferError, Rejected
-from openinfer_frontend._field_names import FieldNames
+from openinfer_frontend.protocols._field_names import FieldNames
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "BadRequestError",

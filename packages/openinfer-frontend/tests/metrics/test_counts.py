@@ -54,7 +54,7 @@ def test_times_by_the_clock(client, engine, fakes, scrape, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     timer = SimpleNamespace(monotonic=lambda: clock.now)
     for module in ("_generation", "_choice", "_lowering"):
-        monkeypatch.setattr(f"openinfer_frontend.{module}.time", timer)
+        monkeypatch.setattr(f"openinfer_frontend.generation.{module}.time", timer)
 
     def script(request):
         assert request.arrival == 1000.0
@@ -139,7 +139,9 @@ def test_our_own_faults_are_errors(client, engine, fakes, scrape, monkeypatch):
         raise RuntimeError("a defect")
 
     engine.script = lambda request: [fakes.scheduled(2), "x"]
-    monkeypatch.setattr("openinfer_frontend._formats.ChoicesFormat.add", broken)
+    monkeypatch.setattr(
+        "openinfer_frontend.protocols.openai._choices_format.ChoicesFormat.add", broken
+    )
     assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 500
     page = scrape()
     assert page.ends == {"stop": 0, "length": 0, "abort": 0, "error": 1}

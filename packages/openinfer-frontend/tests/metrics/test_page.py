@@ -13,7 +13,8 @@ from prometheus_client.openmetrics.parser import (
 )
 
 from openinfer_contract import CacheGroupInfo, CacheGroupLoad, EngineDead, Load
-from openinfer_frontend import CounterPages, FixedEngine, FrontendConfig, _exposition, create_app
+from openinfer_frontend import CounterPages, FixedEngine, FrontendConfig, create_app
+from openinfer_frontend.metrics import _exposition
 
 
 class Holding:
@@ -171,7 +172,7 @@ def test_nothing_is_imported_before_somebody_asks():
     code = (
         "import sys, openinfer_frontend\n"
         "assert 'prometheus_client' not in sys.modules\n"
-        "import openinfer_frontend._exposition\n"
+        "import openinfer_frontend.metrics._exposition\n"
         "assert 'prometheus_client' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,1 @@
+"""From a validated body to engine requests, and from their events to deltas."""

@@ -1,0 +1,384 @@
+"""The choices of one HTTP request while the engine works on them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+
+from openinfer_contract import (
+    EngineDead,
+    EngineHandle,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Rejected,
+    TokenEvent,
+    TokenLogprobs,
+    unpack_ids,
+)
+from openinfer_frontend.errors import ApiError, FrontendError
+from openinfer_frontend.generation._choice import Choice, Timing
+from openinfer_frontend.generation._event_fan_in import EventFanIn
+from openinfer_frontend.metrics._metrics import Metrics
+from openinfer_text import OutputText
+
+HandOver = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
+"""Calls a function with the engine that takes over from one that died; False if none comes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Delta:
+    """What one event of the engine adds to one choice."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    """Tokens up to the end of the choice; their text may be held back."""
+    logprobs: TokenLogprobs | None
+    """Of at least `token_ids`; more only when a stop string cut the event."""
+    starts: Sequence[int] = ()
+    """Where `token_ids` start in the choice's text, in characters, if that was asked for."""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    timing: Timing | None = None
+    """With the finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; each prompt counts once, however many samples it has."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+    def as_json(self) -> dict[str, object]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+class Generation:
+    """Submits the sequences of one HTTP request, reads them, and aborts what is left at exit.
+
+    Belongs to one task, and to the event loop's callbacks while that task waits in `next`. Use as a
+    context manager: leaving it early, for whatever reason, aborts.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_choices",
+        "_engine",
+        "_eos_token_ids",
+        "_fan_in",
+        "_grammar_param",
+        "_hand_over",
+        "_is_aborted",
+        "_is_cut",
+        "_is_prompt_only",
+        "_limit_s",
+        "_metrics",
+        "_num_open",
+        "_num_samples",
+        "_prompt_param",
+    )
+
+    def __init__(
+        self,
+        engine: EngineHandle,
+        requests: Sequence[GenerateRequest],
+        *,
+        num_samples: int,
+        eos_token_ids: Collection[int],
+        prompt_param: str,
+        grammar_param: str | None = None,
+        limit_s: float | None = None,
+        is_prompt_only: bool = False,
+        hand_over: HandOver | None = None,
+        metrics: Metrics,
+    ) -> None:
+        """Prepares; nothing is submitted before the block is entered.
+
+        Args:
+            engine: works on them all.
+            requests: choice by choice, the samples of one prompt side by side.
+            num_samples: choices per prompt.
+            eos_token_ids: ids whose stop has no `stop_reason`.
+            prompt_param: what the route calls the prompt, for errors.
+            grammar_param: which field asked for a grammar, likewise.
+            limit_s: seconds that the server gives, where that is the requests' deadline.
+            is_prompt_only: a choice ends before its first token, whatever that is.
+            hand_over: finds who goes on with what an engine left that died; None: nobody does.
+            metrics: what is counted.
+        """
+        self._engine = engine
+        self._choices = [Choice(request) for request in requests]
+        self._num_samples = num_samples
+        self._eos_token_ids = eos_token_ids
+        self._prompt_param = prompt_param
+        self._grammar_param = grammar_param
+        self._limit_s = limit_s
+        self._is_prompt_only = is_prompt_only
+        self._hand_over = hand_over
+        self._metrics = metrics
+        self._num_open = len(self._choices)
+        self._is_aborted = False
+        self._is_cut = False
+        self._fan_in = EventFanIn(asyncio.get_running_loop())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every choice has come to an end of its own: none failed or was aborted."""
+        return self.is_done and not self._is_cut
+
+    @property
+    def num_choices(self) -> int:
+        """Prompts times samples."""
+        return len(self._choices)
+
+    @property
+    def requests(self) -> list[GenerateRequest]:
+        """What the engine was asked for, choice by choice."""
+        return [choice.request for choice in self._choices]
+
+    @property
+    def request_ids(self) -> list[str]:
+        """What the engine knows the choices by."""
+        return [choice.request.request_id for choice in self._choices]
+
+    def __enter__(self) -> Self:
+        """Submits everything.
+
+        Raises:
+            ApiError: 503, if the engine is gone.
+        """
+        submitted: list[str] = []
+        try:
+            for index, choice in enumerate(self._choices):
+                choice.submitted_at = time.monotonic()
+                self._engine.submit(choice.request, self._fan_in.sink(index))
+                submitted.append(choice.request.request_id)
+        except EngineDead as error:
+            self._engine.abort(submitted)
+            raise ApiError.unavailable(error.reason, refusal="engine_unavailable") from error
+        self._metrics.submitted(self._num_samples, self._choices[0].request.stop.max_tokens)
+        return self
+
+    def set_outputs(self, outputs: Sequence[OutputText]) -> None:
+        """Says where the text of each choice is made; call it once, before anything is read."""
+        for choice, output in zip(self._choices, outputs, strict=True):
+            choice.output = output
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # It knows this generation: a cycle would keep every finished request for the collector.
+        self._fan_in.on_events = None
+        if any(not choice.is_released for choice in self._choices):
+            self.abort()
+        self._count_ends(isinstance(error, Exception) and not isinstance(error, FrontendError))
+
+    def _count_ends(self, is_defect: bool) -> None:
+        """Counts what `_close` has not, and the longest sample of each prompt that is answered."""
+        now = time.monotonic()
+        for choice in self._choices:
+            if not choice.is_done and choice.loss is not None:
+                self._metrics.ended(choice, "error" if is_defect else choice.loss, None, now)
+        if self.is_done:
+            for first in range(0, len(self._choices), self._num_samples):
+                samples = self._choices[first : first + self._num_samples]
+                self._metrics.answered(max(choice.num_output_tokens for choice in samples))
+
+    def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
+        """Has a function called whenever `next` waits and something has happened.
+
+        Args:
+            on_events: called on the event loop, not in the task; it takes what it is given by
+                `deltas`. Not called where `next` may have to wait, as the engine's last word on a
+                choice may ask for. True lets `next` wait on, else it returns; what it raises,
+                `next` does.
+        """
+        self._fan_in.on_events = on_events
+
+    async def next(self) -> list[Delta]:
+        """What happened since the last call, at most one delta a choice; possibly nothing to show.
+
+        Raises:
+            ApiError: if a sequence was rejected or failed; the others are of no use then.
+        """
+        lost: list[int] = []
+        events = await self._fan_in.get()
+        for index, event in events.items():
+            # Of all of them, before the first one raises: a refused id may be another request's.
+            self._choices[index].note_end(event.end)
+        for index, event in events.items():
+            choice = self._choices[index]
+            if isinstance(event.end, Rejected):
+                raise self._error(event.end)
+            if isinstance(event.end, Failed):
+                if not (event.end.is_retryable and self._can_resume(choice)):
+                    raise self._error(event.end)
+                lost.append(index)
+                failed, events[index] = event.end, replace(event, end=None)
+        deltas = self.deltas(events)
+        lost = [index for index in lost if not self._choices[index].is_done]
+        if lost:
+            await self._resume(lost, failed)
+        return deltas
+
+    def deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
+        """What these events add, at most one delta a choice."""
+        deltas = []
+        for index, event in events.items():
+            delta = self._take(index, self._choices[index], event)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def abort(self) -> None:
+        """Ends what is left; its choices finish by `abort`."""
+        self._is_aborted = True
+        left = [c.request.request_id for c in self._choices if not c.is_released]
+        self._engine.abort(left)
+
+    def _error(self, end: Rejected | Failed) -> ApiError:
+        return ApiError.from_end(
+            end,
+            prompt_param=self._prompt_param,
+            grammar_param=self._grammar_param,
+            limit_s=self._limit_s,
+        )
+
+    def _can_resume(self, choice: Choice) -> bool:
+        """Whether another engine would go on as this one had.
+
+        Once and no more: a request may itself be what its engine died of.
+        """
+        has_scores = choice.request.prompt_logprobs is not None
+        return not (self._hand_over is None or choice.is_resumed or has_scores)
+
+    async def _resume(self, lost: Sequence[int], failed: Failed) -> None:
+        """Hands choices to the next engine, behind the output that they have already.
+
+        Raises:
+            ApiError: if there is none in time, with the first one's reason; 408, if the deadline
+                passes first.
+        """
+        assert self._hand_over is not None
+        # All choices of a request have the same.
+        deadline = self._choices[0].request.deadline
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                for index in lost:
+                    if not await self._hand_over(partial(self._submit_rest, index)):
+                        raise self._error(failed)
+        except TimeoutError:
+            message = "the deadline passed before another engine took over"
+            raise ApiError.late(message, self._limit_s) from None
+
+    def _submit_rest(self, index: int, engine: EngineHandle) -> None:
+        choice = self._choices[index]
+        engine.submit(choice.continued(), self._fan_in.sink(index))
+        self._engine = engine
+        choice.is_resumed, choice.is_released, choice.loss = True, False, "abort"
+        if self._is_aborted:
+            # While no engine had it there was nobody to tell; the next one says how it ends.
+            engine.abort((choice.request.request_id,))
+
+    def usage(self, index: int | None = None) -> Usage:
+        """Tokens so far: of the whole request, or as choice `index` sees it."""
+        if index is not None:
+            choice = self._choices[index]
+            return Usage(
+                choice.request.num_prompt_tokens, choice.num_cached_tokens, choice.num_output_tokens
+            )
+        firsts = self._choices[:: self._num_samples]
+        return Usage(
+            sum(choice.request.num_prompt_tokens for choice in firsts),
+            sum(choice.num_cached_tokens for choice in firsts),
+            sum(choice.num_output_tokens for choice in self._choices),
+        )
+
+    def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
+        """Of choice `index`'s prompt from its second token on; whole once it has a delta."""
+        return self._choices[index].prompt_logprobs
+
+    def _take(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
+        choice.output_ids += event.token_ids
+        if event.scheduled is not None and not choice.is_resumed:
+            choice.cached = event.scheduled.cached
+            choice.num_cached_tokens = sum(count for _, count in choice.cached)
+            choice.queue_s = event.scheduled.queue_s
+        if event.prompt_logprobs is not None:
+            earlier, later = choice.prompt_logprobs, event.prompt_logprobs.logprobs
+            choice.prompt_logprobs = earlier.merged(later) if earlier else later
+        end = event.end
+        choice.is_released |= end is not None
+        if choice.is_done or not (event.token_ids or end):
+            return None
+        assert end is None or isinstance(end, Finished)
+        now = time.monotonic()
+        if self._is_prompt_only:
+            if event.token_ids:
+                self._count(choice, 0, now)
+            self._close(choice, "length", end)
+            return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
+        token_ids: Sequence[int] = unpack_ids(event.token_ids)
+        text, stopped_by, num_used = choice.output.push(token_ids)
+        if end is not None and stopped_by is None:
+            rest, stopped_by, _ = choice.output.finish()
+            text += rest
+        if event.token_ids:
+            self._count(choice, num_used, now)
+        if num_used < len(token_ids):
+            token_ids = token_ids[:num_used]
+        delta = Delta(index=index, text=text, token_ids=token_ids, logprobs=event.logprobs)
+        if choice.output.is_located:
+            delta.starts = choice.output.take_starts()
+        if stopped_by is not None:
+            delta.stop_reason = stopped_by
+        elif end is not None and end.stop_token_id not in self._eos_token_ids:
+            delta.stop_reason = end.stop_token_id
+        if stopped_by is not None or end is not None:
+            reason = "stop" if stopped_by is not None or end is None else end.reason
+            delta.finish_reason, delta.timing = reason, choice.timing(end)
+            self._close(choice, reason, end)
+        return delta
+
+    def _count(self, choice: Choice, num_tokens: int, now: float) -> None:
+        """An event had so many tokens of a choice; 0, if all it was asked for are scores."""
+        if choice.first_token_s is None:
+            choice.first_token_s = now - choice.submitted_at
+            self._metrics.started(choice, num_tokens, now)
+        else:
+            self._metrics.went_on(now - choice.last_token_at, num_tokens)
+        choice.last_token_at = now
+        choice.num_output_tokens += num_tokens
+
+    def _close(self, choice: Choice, reason: FinishReason, end: Finished | None) -> None:
+        self._metrics.ended(choice, reason, end, time.monotonic())
+        choice.is_done = True
+        self._num_open -= 1
+        self._is_cut |= reason == "abort"
+        if not choice.is_released:
+            choice.is_released = True
+            self._engine.abort((choice.request.request_id,))

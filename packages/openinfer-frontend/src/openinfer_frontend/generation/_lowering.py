@@ -1,0 +1,227 @@
+"""From a validated body to `GenerateRequest`s."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from openinfer_contract import (
+    CacheOptions,
+    EngineInfo,
+    GenerateRequest,
+    LogprobOptions,
+    PromptLogprobOptions,
+    Rejected,
+    Sampling,
+    StopRules,
+    check_length,
+    check_request,
+    num_ids,
+    pack_ids,
+)
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.generation._structured_output import WantedForm
+from openinfer_frontend.generation._text_work import Prompt
+from openinfer_frontend.protocols._generation_request import GenerationRequest
+from openinfer_text import GenerationDefaults
+
+DEFAULT_COMPLETION_TOKENS = 16
+_PROBE = Prompt(token_ids=pack_ids((0,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """What a request's headers and route add to its body."""
+
+    response_id: str
+    """Names the response, and with a suffix its sequences."""
+    prompt_param: str
+    """How the route calls its input: prompt or messages."""
+    default_max_tokens: int | None
+    """Output tokens when the body does not say; None: all there is room for."""
+    tenant: str = ""
+    """Whom a gateway in front says the request is from; comes before the body's `user`."""
+    session_id: str = ""
+    """Comes before the body's."""
+    priority: int | None = None
+    """Likewise."""
+    trace_parent: str = ""
+
+
+class Lowering:
+    """One body as the engine's terms: everything but the prompt and the sample's number.
+
+    Attributes:
+        eos_token_ids: ids that end a sequence by themselves; `stop_reason` does not name them.
+        stop_token_ids: every id at which the engine will end a sequence of this request.
+        grammar: what its sequences are held to.
+        limit_s: seconds that the server gives it; None: no limit, or its own deadline is nearer.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        context: RequestContext,
+        info: EngineInfo,
+        defaults: GenerationDefaults,
+        eos_token_ids: Collection[int],
+        bad_words: tuple[bytes, ...] = (),
+        form: WantedForm | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Lowers and checks `request`, before anything is spent on its prompt.
+
+        Args:
+            request: a validated body.
+            context: what its headers and route add.
+            info: the engine's.
+            defaults: of the checkpoint, for what the body leaves out.
+            eos_token_ids: ids at which the model ends by itself.
+            bad_words: token ids of each, as u32 columns.
+            form: what the output is held to.
+            timeout_s: seconds that any request gets, unless its own deadline is nearer.
+
+        Raises:
+            ApiError: if the engine would refuse it whatever its prompt is.
+        """
+        self._request = request
+        self._context = context
+        self._info = info
+        self._arrival = time.monotonic()
+        own_s = None if request.deadline_ms is None else request.deadline_ms / 1000
+        is_own = own_s is not None and (timeout_s is None or own_s <= timeout_s)
+        self.limit_s = None if is_own else timeout_s
+        seconds = own_s if is_own else timeout_s
+        self._deadline = None if seconds is None else self._arrival + seconds
+        self._defaults = defaults
+        self._bad_words = bad_words
+        self._form = form
+        self.grammar = None if form is None else form.grammar
+        self._first_sampling = self._lower_sampling(0)
+        explicit = dict.fromkeys(request.stop_token_ids or ())
+        known_to_engine = frozenset(info.eos_token_ids)
+        every_eos = known_to_engine.union(eos_token_ids)
+        self.eos_token_ids = frozenset() if request.ignore_eos else every_eos
+        self.stop_token_ids = self.eos_token_ids.union(explicit)
+        extra = [] if request.ignore_eos else sorted(every_eos - known_to_engine)
+        self._stop_ids = tuple(dict.fromkeys([*explicit, *extra]))
+        self._check_counts()
+        num_top, num_prompt_top = request.num_top_logprobs, request.num_top_prompt_logprobs
+        scored_ids = pack_ids(request.logprob_token_ids or ())
+        self._logprobs = (
+            None
+            if num_top is None
+            else LogprobOptions(num_top=num_top, token_ids=scored_ids, mode=request.logprobs_mode)
+        )
+        self._prompt_logprobs = (
+            None if num_prompt_top is None else PromptLogprobOptions(num_top=num_prompt_top)
+        )
+        named = context.priority
+        self._priority = request.priority if named is None else named
+        self._salt = (request.cache_salt or "").encode()
+        self._check_ids()
+        self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
+
+    def build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
+        """The request of one sample of one prompt.
+
+        Raises:
+            ApiError: if it cannot be honoured.
+        """
+        if not prompt.token_ids:
+            param = prompt.param or self._context.prompt_param
+            raise ApiError(400, f"{param} must not be empty", param=param)
+        request = self._build(prompt, sample, request_id)
+        # Everything else was checked with the probe.
+        self._raise_if(check_length(request, self._info), prompt.param)
+        return request
+
+    def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
+        most = self._info.limits.max_model_len
+        room = max(1, most - num_ids(prompt.token_ids))
+        wanted = self._request.wanted_max_tokens
+        if room < self._request.min_tokens <= (wanted or 0) and num_ids(prompt.token_ids) < most:
+            message = (
+                f"min_tokens must be at most {room}, which is the room that the context of {most} "
+                "tokens leaves behind the prompt"
+            )
+            raise ApiError(400, message, param="min_tokens")
+        if wanted is None:
+            wanted = self._context.default_max_tokens or room
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            stop=StopRules(
+                # Scoring a prompt ends with logits, so the engine draws a token in any case.
+                max_tokens=max(1, min(wanted, room)),
+                min_tokens=self._request.min_tokens,
+                stop_token_ids=self._stop_ids,
+                ignore_eos=self._request.ignore_eos,
+            ),
+            sampling=self._sampling(sample),
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            grammar=self.grammar,
+            cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
+            priority=self._priority,
+            tenant=self._context.tenant or self._request.user or "",
+            session_id=self._context.session_id or self._request.session_id or "",
+            deadline=self._deadline,
+            trace_parent=self._context.trace_parent,
+            arrival=self._arrival,
+        )
+
+    def _sampling(self, sample: int) -> Sampling:
+        is_first = sample == 0 or self._request.seed is None
+        return self._first_sampling if is_first else self._lower_sampling(sample)
+
+    def _lower_sampling(self, sample: int) -> Sampling:
+        request = self._request
+        return self._defaults.sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            seed=request.seed,
+            sample=sample,
+            logit_bias=request.logit_bias,
+            allowed_token_ids=request.allowed_token_ids,
+            bad_words=self._bad_words,
+        )
+
+    def _raise_if(self, rejected: Rejected | None, prompt_param: str = "") -> None:
+        if rejected is None:
+            return
+        form = self._form
+        raise ApiError.from_end(
+            rejected,
+            prompt_param=prompt_param or self._context.prompt_param,
+            # Whether it can be compiled others say: here no grammar is supported at all.
+            grammar_param=None if form is None else form.demand or form.param,
+        )
+
+    def _check_counts(self) -> None:
+        most, request = self._info.limits.max_logprobs, self._request
+        for feature, param, count in (
+            ("logprobs", request.TOP_LOGPROBS_PARAM, request.num_top_logprobs),
+            ("prompt_logprobs", "prompt_logprobs", request.prompt_logprobs),
+        ):
+            if count is not None and count > most and feature in self._info.honoured:
+                raise ApiError(400, f"{param} must be at most {most}", param=param)
+        # The engine is asked for one token then.
+        if request.wanted_max_tokens == 0 and request.min_tokens > 0:
+            message = "min_tokens must be between 0 and max_tokens"
+            raise ApiError(400, message, param="min_tokens")
+
+    def _check_ids(self) -> None:
+        size = self._info.vocab_size
+        request = self._request
+        for param, ids in (
+            ("logit_bias", request.logit_bias or ()),
+            ("allowed_token_ids", request.allowed_token_ids or ()),
+            ("logprob_token_ids", request.logprob_token_ids or ()),
+        ):
+            if any(not 0 <= token_id < size for token_id in ids):
+                raise ApiError(400, f"{param}: token ids must be below {size}", param=param)

@@ -1,0 +1,261 @@
+"""Rendering and encoding, off the event loop when they take long."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from openinfer_contract import pack_ids
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.http._polling import Polling
+from openinfer_frontend.protocols.openai._chat_request import ChatRequest
+from openinfer_frontend.protocols.openai._token_requests import TokenizeRequest
+from openinfer_text import (
+    GenerationDefaults,
+    InvalidChatInput,
+    NoChatTemplate,
+    TemplateError,
+    TextModel,
+)
+
+T = TypeVar("T")
+
+_MAX_FOREIGN = 16
+"""Chats with templates of their own, rendered or waiting for it."""
+_SYSTEM_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt as the engine takes it."""
+
+    token_ids: bytes
+    """u32 column."""
+    boundaries: bytes = b""
+    """u32 column of positions where messages end."""
+    text: str = ""
+    """What a chat's template made."""
+    turn: str = ""
+    """What a chat's prompt already holds of the turn that is continued."""
+    param: str = ""
+    """What errors call it, where it is one of several."""
+    call_ids: tuple[str, ...] = ()
+    """Ids of the calls in a chat's messages."""
+
+
+class TextWork:
+    """A `TextModel` behind a small pool of threads, so that long prompts delay no stream."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        num_threads: int,
+        max_inline_bytes: int,
+        takes_templates: bool = False,
+        polling: Polling,
+    ) -> None:
+        """Starts no thread before there is long work.
+
+        Args:
+            model: shared, not owned.
+            num_threads: threads at most.
+            max_inline_bytes: work on inputs up to this size stays on the event loop.
+            takes_templates: whether requests may bring templates.
+            polling: of the event loop, which rests while a thread works.
+        """
+        self.model = model
+        self._max_inline_bytes = max_inline_bytes
+        self._takes_templates = takes_templates
+        self._polling = polling
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
+        # Of their own: one process renders them all, and nobody else is to wait for it.
+        self._foreign_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-foreign")
+        self._num_foreign = 0
+
+    def defaults(self, mode: str) -> GenerationDefaults:
+        """What sampling fields are when a request leaves them out."""
+        return self.model.generation if mode == "auto" else GenerationDefaults()
+
+    async def encode_prompts(
+        self,
+        prompts: Sequence[str] | Sequence[list[int]],
+        *,
+        add_special_tokens: bool,
+        vocab_size: int,
+        size: int,
+    ) -> list[Prompt]:
+        """Prompts of a completion; ids are taken as they are.
+
+        Args:
+            prompts: texts, or lists of ids.
+            add_special_tokens: as `Tokenizer.encode`.
+            vocab_size: given ids must be below.
+            size: of the request in bytes.
+
+        Raises:
+            ApiError: if a text is not valid Unicode, or an id is not the model's.
+        """
+
+        def encode(prompt: str | list[int], param: str) -> Prompt:
+            with _blaming(param or "prompt"):
+                if isinstance(prompt, str):
+                    ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
+                elif max(prompt, default=0) >= vocab_size:
+                    raise ValueError(f"token ids must be below {vocab_size}")
+                else:
+                    ids = pack_ids(prompt)
+                return Prompt(token_ids=ids, param=param)
+
+        is_one = len(prompts) == 1
+        params = ["" if is_one else f"prompt[{index}]" for index in range(len(prompts))]
+
+        # Ids are packed with the interpreter held: a thread would save the event loop nothing.
+        has_text = any(isinstance(prompt, str) for prompt in prompts)
+        work_size = size if has_text else 0
+        return await self._run(lambda: [*map(encode, prompts, params)], work_size, "prompt")
+
+    async def encode_chat(self, request: ChatRequest | TokenizeRequest, *, size: int) -> Prompt:
+        """The prompt that the checkpoint's template makes of messages.
+
+        Args:
+            request: has messages.
+            size: of the request in bytes.
+
+        Raises:
+            ApiError: if the template, the tools or the messages do not fit each other; 503, if too
+                many wait with templates of their own.
+        """
+        template, tools = self.model.chat_template, request.offered_tools
+        foreign = request.chat_template
+        if foreign is not None and not self._takes_templates:
+            message = (
+                "chat_template: this server takes no templates from requests; "
+                "its operator can allow them with --trust-request-chat-template"
+            )
+            raise ApiError(400, message, param="chat_template")
+        if tools and foreign is None and template is not None and not template.takes_tools:
+            message = "tools: this model's chat template has no place for them"
+            raise ApiError(400, message, param="tools")
+
+        def encode() -> Prompt:
+            chat = self.model.encode_chat(
+                request.messages or (),
+                tools=tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                chat_template_kwargs=request.template_kwargs,
+                add_special_tokens=bool(request.add_special_tokens),
+                chat_template=foreign,
+            )
+            return Prompt(
+                token_ids=chat.token_ids,
+                boundaries=pack_ids(chat.boundaries),
+                text=chat.text,
+                turn=chat.turn,
+                call_ids=chat.call_ids,
+            )
+
+        if foreign is not None:
+            return await self._run_foreign(encode)
+        return await self._run(encode, size, "messages")
+
+    def placed(self, chat: ChatRequest) -> ChatRequest:
+        """A conversation of a protocol that has system messages in the middle.
+
+        Many templates refuse those. There they become a part of the user's turn.
+        """
+        template = self.model.chat_template
+        if template is None or template.takes_late_system:
+            return chat
+        return chat.model_copy(update={"messages": _without_late_system(chat.messages)})
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens shown."""
+        return await self._run(
+            lambda: self.model.decode(token_ids, skip_special_tokens=False),
+            4 * len(token_ids),
+            "tokens",
+        )
+
+    def encode_words(self, words: Sequence[str]) -> tuple[bytes, ...]:
+        """Every spelling of each word: as it stands, and after a space."""
+        columns = [
+            self.model.encode(spelling, add_special_tokens=False)
+            for word in words
+            for spelling in (word, f" {word}")
+        ]
+        return tuple(dict.fromkeys(column for column in columns if column))
+
+    async def run_long(self, work: Callable[[], T]) -> T:
+        """Runs what may take long on one of the threads."""
+        with self._polling.resting():
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Ends the threads once their work is done."""
+        for pool in (self._pool, self._foreign_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
+        with _blaming(param):
+            return work() if size <= self._max_inline_bytes else await self.run_long(work)
+
+    async def _run_foreign(self, work: Callable[[], T]) -> T:
+        if self._num_foreign >= _MAX_FOREIGN:
+            message = "too many requests with templates of their own at once"
+            raise ApiError.unavailable(message, refusal="template_queue")
+        self._num_foreign += 1
+        try:
+            with _blaming("chat_template"), self._polling.resting():
+                return await asyncio.get_running_loop().run_in_executor(self._foreign_pool, work)
+        finally:
+            self._num_foreign -= 1
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Errors of the text package are answers that name a field."""
+    try:
+        yield
+    except InvalidChatInput as error:
+        raise ApiError(400, str(error), param=error.field) from error
+    except (NoChatTemplate, TemplateError, ValueError) as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
+
+
+def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with late system messages in the user's turn beside them, in linear time.
+
+    What stood between two user messages joins them to one: templates may want turns to alternate.
+    """
+    is_system = [message["role"] in _SYSTEM_ROLES for message in messages]
+    start = is_system.index(False) if False in is_system else len(messages)
+    turns: list[list[dict[str, Any]]] = []
+    for index in range(start, len(messages)):
+        is_joined = index > start and (is_system[index] or is_system[index - 1])
+        if is_joined and all(_is_users(message) for message in messages[index - 1 : index + 1]):
+            turns[-1].append(messages[index])
+        else:
+            turns.append([messages[index]])
+    return [*messages[:start], *map(_users_turn, turns)]
+
+
+def _is_users(message: Mapping[str, Any]) -> bool:
+    return message["role"] in ("user", *_SYSTEM_ROLES)
+
+
+def _users_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One message of those that belong together."""
+    first = next((message for message in messages if message["role"] == "user"), messages[0])
+    if len(messages) > 1:
+        parts = [part for message in messages for part in _parts(message)]
+        return first | {"role": "user", "content": parts}
+    return first | {"role": "user"} if first["role"] in _SYSTEM_ROLES else first
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

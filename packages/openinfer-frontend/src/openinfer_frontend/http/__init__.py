@@ -1,0 +1,1 @@
+"""HTTP: connections, the server, one exchange of request and response."""

@@ -1,0 +1,252 @@
+"""uvicorn's connection, with bounds on what the application does not read itself."""
+
+import asyncio
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from httptools import HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.http._exchange import ABORT, BEGIN_NOW, SEND_NOW
+from openinfer_frontend.protocols._dialect import to_json
+
+HEAD_TIMEOUT_S = 30.0
+"""A request line and its headers that take longer end the connection."""
+MAX_HEAD_BYTES = 1 << 16
+"""More of them are answered 431; the packet that passes it may be the head's last. Also the bound
+of what follows a head without being body: trailers, and what chunks say of themselves."""
+REFUSED_TIMEOUT_S = 1.0
+"""What is sent behind a head that was refused is read and dropped for so long: closed at once, a
+connection loses the answer that its client has not read yet."""
+UNREAD_TIMEOUT_S = 30.0
+"""What is left of a request that was answered already ends the connection if it takes longer."""
+
+
+class _Parser(HttpRequestParser):
+    """Reads a request that offers another protocol too (`Upgrade: h2c`) as what it is.
+
+    The parser below stops behind its head, for whoever takes the offer up: its body would be lost.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
+        super().__init__(connection)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._connection = connection
+
+    def feed_data(self, data: "bytes | bytearray | memoryview | array[int]") -> None:
+        connection, parser, rest = self._connection, self, memoryview(data)
+        while True:
+            try:
+                HttpRequestParser.feed_data(parser, rest)
+                return
+            except HttpParserUpgrade as stop:
+                head = connection.take_offering_head()
+                if head is None:
+                    raise
+                # Where the connection is to close, the one that stopped reads no more.
+                parser = connection.parser = _Parser(connection)
+                HttpRequestParser.feed_data(parser, head)
+                rest = rest[stop.args[0] :]
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection; the application can end it without waiting for the peer to read."""
+
+    _is_close_delimited = False
+    """Whether the answer under way has neither a length nor chunks: it ends with the connection."""
+    _is_in_head = False
+    _is_in_body = False
+    """Whether a request has a head and no end yet."""
+    _has_brought_body = False
+    """Whether the packet of the moment did."""
+    _num_requests = 0
+    """That have begun."""
+    _offering_head: bytes | None = None
+    """The last head, without its offer of another protocol, until it is read again."""
+    _num_head_bytes = 0
+    """Of a head, or in a row of what is no body behind one."""
+    _is_refused = False
+    """Whether nothing is parsed any more."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the loop: a request is expected."""
+        super().connection_made(transport)
+        self.parser = _Parser(self)
+        self._is_in_head = True
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop: nothing will come any more."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop; what is too long for a head or trailers ends the connection."""
+        if self._is_refused:
+            return
+        self._has_brought_body = False
+        super().data_received(data)
+        if self._is_in_head or self._is_in_body:
+            self._num_head_bytes = 0 if self._has_brought_body else self._num_head_bytes + len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+            elif self._is_in_head and self._timer is None:
+                self._time_head()
+        elif self.timeout_keep_alive_task is None and self._is_idle():
+            # uvicorn stops it with every packet, and sets it only behind a response.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_message_begin(self) -> None:
+        """Called by the parser: a request begins."""
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        self._num_requests += 1
+        self.scope["extensions"] = {
+            ABORT: {"abort": self._abort},
+            BEGIN_NOW: {"begin": partial(self._begin_now, self._num_requests)},
+            SEND_NOW: {"send": self._send_now},
+        }
+        if not self._is_in_head:
+            self._is_in_head = True
+            self._num_head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser; trailers are dropped, they are read by nobody."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser: the head is whole."""
+        self._offering_head = self._without_offer()
+        if self._offering_head is not None:
+            return
+        self._is_in_head, self._is_in_body = False, True
+        self._num_head_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self._send_without_chunks()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._has_brought_body = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser: a request is whole."""
+        if self._offering_head is not None:
+            return
+        self._is_in_body = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def take_offering_head(self) -> bytes | None:
+        """A head that offered another protocol, without the offer: nobody takes it up."""
+        head, self._offering_head = self._offering_head, None
+        return head
+
+    def _without_offer(self) -> bytes | None:
+        parser = self.parser
+        if not parser.should_upgrade():
+            return None
+        headers = [header for header in self.headers if header[0] != b"upgrade"]
+        if len(headers) == len(self.headers):  # of CONNECT
+            return None
+        version = parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in headers]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_response_complete(self) -> None:
+        """Called by a response at its end; the rest of its request has a time of its own."""
+        super().on_response_complete()
+        if self._is_in_body and self._is_idle():
+            self._stop_timer()
+            self._timer = self.loop.call_later(UNREAD_TIMEOUT_S, self._give_up)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is being answered, on a connection that is to stay."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and not self.transport.is_closing()
+
+    def _send_without_chunks(self) -> None:
+        """Has a body of unknown length end with the connection: HTTP/1.0 knows no chunks."""
+        cycle, send = self.cycle, self.cycle.send
+
+        async def send_plain(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                if b"content-length" not in names:
+                    self._is_close_delimited = True
+                    cycle.chunked_encoding = cycle.keep_alive = False
+            elif self._is_close_delimited:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        cycle.send = send_plain  # type: ignore[method-assign]
+
+    def _time_head(self) -> None:
+        # Most heads come in one packet: only of others it is worth a timer.
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_head(self) -> None:
+        """Answers 431, unless the place of that answer is taken: then the connection just ends."""
+        is_free = self.cycle is None or self.cycle.response_complete
+        if not (self._is_in_head and is_free):
+            self._give_up()
+            return
+        self._is_refused = True
+        self._stop_timer()
+        error = ApiError(431, f"the head of the request exceeds {MAX_HEAD_BYTES} bytes")
+        body = to_json(error.body())
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(STATUS_LINE[431] + head % len(body) + body)
+        self._timer = self.loop.call_later(REFUSED_TIMEOUT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._stop_timer()
+        self.transport.close()
+
+    def _begin_now(self, number: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self.cycle
+        # The cycle may be that of a next request, sent early; its turn comes.
+        if self._num_requests != number or self.flow.write_paused or cycle.disconnected:
+            return False
+        if not cycle.keep_alive:  # nor is that of HTTP/1.0, which knows no chunks
+            return False
+        cycle.response_started = cycle.chunked_encoding = True
+        head = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(STATUS_LINE[200] + b"".join(head))
+        return True
+
+    def _send_now(self, body: bytes) -> bool:
+        # The cycle may be that of a next request, sent early: then it has not begun to answer.
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected:
+            return False
+        if cycle.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return True
+        if self._is_close_delimited:
+            self.transport.write(body)
+        return self._is_close_delimited
+
+    def _abort(self) -> None:
+        # Without it the kernel keeps its own buffer until the peer reads, long after the close.
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()

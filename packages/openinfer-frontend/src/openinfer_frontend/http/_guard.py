@@ -1,0 +1,91 @@
+"""Who may call what, and from which web pages."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from openinfer_frontend._config import FrontendConfig
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._router import Route
+
+Headers = list[tuple[bytes, bytes]]
+_PREFLIGHT_AGE_S = 600
+
+
+class Guard:
+    """API keys and cross-origin rules of one app; immutable.
+
+    Routes for users want an API key if there are any, routes for the operator the admin key, or an
+    API key where there is no admin key. The admin key opens everything.
+    """
+
+    def __init__(self, config: FrontendConfig) -> None:
+        """Takes keys and origins from the operator's choices."""
+        admin = () if config.admin_api_key is None else (config.admin_api_key,)
+        users = (*config.api_keys, *admin) if config.api_keys else ()
+        self._has_admin_key = bool(admin)
+        self._users = [_digest(key) for key in users]
+        self._admins = [_digest(key) for key in admin or config.api_keys]
+        self._origins = frozenset(origin.encode() for origin in config.allowed_origins)
+
+    def check(self, route: Route, exchange: Exchange) -> None:
+        """Lets a request through to a route.
+
+        Raises:
+            ApiError: 401 without a key that opens it, 403 with one that opens other routes only.
+        """
+        wanted = {"open": [], "user": self._users, "admin": self._admins}[route.access]
+        if not wanted:
+            return
+        given = _key(exchange)
+        name = "the admin key" if wanted is self._admins and self._has_admin_key else "an API key"
+        if given is None:
+            how = "Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ApiError(401, f"this route needs {name}: {how}")
+        if _is_among(given, wanted):
+            return
+        if route.access == "admin" and _is_among(given, self._users):
+            raise ApiError(403, "this route needs the admin key")
+        raise ApiError(401, f"the key is not valid; this route needs {name}")
+
+    def cors_headers(self, exchange: Exchange) -> Headers:
+        """What lets a page of an allowed origin read the response; nothing for any other."""
+        origin = exchange.header("origin")
+        if not self._origins or origin is None:
+            return []
+        vary = (b"vary", b"origin")
+        if b"*" not in self._origins and origin.encode("latin-1") not in self._origins:
+            return [vary]
+        allowed = b"*" if b"*" in self._origins else origin.encode("latin-1")
+        exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
+        return [vary, (b"access-control-allow-origin", allowed), exposed]
+
+    def preflight_headers(self, exchange: Exchange) -> Headers | None:
+        """The answer to a browser that asks before it sends; None if this is no such question."""
+        asked = exchange.header("access-control-request-method")
+        if exchange.method != "OPTIONS" or asked is None or not self._origins:
+            return None
+        headers = exchange.header("access-control-request-headers") or ""
+        return [
+            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-headers", headers.encode("latin-1")),
+            (b"access-control-max-age", b"%d" % _PREFLIGHT_AGE_S),
+        ]
+
+
+def _key(exchange: Exchange) -> str | None:
+    scheme, _, token = (exchange.header("authorization") or "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return exchange.header("x-api-key")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _is_among(given: str, digests: Sequence[bytes]) -> bool:
+    """Compares with all of them, and takes as long whichever it is."""
+    digest = hashlib.sha256(given.encode("latin-1")).digest()
+    return sum(hmac.compare_digest(digest, known) for known in digests) > 0

@@ -1,0 +1,1 @@
+"""Counters shared by front processes, and the page at `/metrics`."""

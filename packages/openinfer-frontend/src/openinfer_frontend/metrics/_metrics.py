@@ -1,0 +1,292 @@
+"""What a front process counts: requests, tokens, latencies, HTTP.
+
+The names are those that dashboards of vLLM look for. What an engine counts is added when somebody
+asks (`openinfer_frontend.metrics._exposition`).
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from openinfer_contract import EngineInfo, Finished, Load
+from openinfer_frontend.errors import Refusal
+from openinfer_frontend.generation._choice import Choice
+from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._router import Route
+from openinfer_frontend.metrics._counters import CounterPages, CounterTable, Family
+
+Outcome = Literal["stop", "length", "abort", "error"]
+"""How a choice ended; error: the engine failed it, or its deadline passed."""
+
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_S = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+HTTP_S = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+TOKEN_COUNTS = (*(float(d * 10**e) for e in range(7) for d in (1, 2, 5)), 1e7)
+"""Of whatever model; what is shown ends at the model's own length."""
+SAMPLE_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTION_COUNTS = (0.0, *SAMPLE_COUNTS)
+
+_TIERS = ("device", "host", "disk", "peer")
+_REQUEST_TYPES = {"/v1/chat/completions": "chat_completions", "/v1/responses": "responses"}
+_PROBES = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
+"""Asked by machines again and again: counted among requests, they would hide them."""
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS", "other")
+_STATUSES = ("2xx", "4xx", "5xx")
+_LEFT = 499
+"""What proxies log for a client that did not wait for the status line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSnapshot:
+    """What is to be shown, as of one moment."""
+
+    totals: Sequence[float]
+    """Cell by cell, over all front processes."""
+    families: Sequence[Family]
+    prefix: str
+    """Of all names but those of HTTP."""
+    model_name: str
+    max_model_len: int | None
+    """Where buckets of token counts end; None: no engine was there yet, and these are left out."""
+    engine: tuple[EngineInfo, Load] | None
+    """None: there is none at the moment."""
+
+
+class Metrics:
+    """Requests, their tokens and their times; for the event loop.
+
+    A choice counts as a request of its own: an engine knows nothing else. Nothing here is called
+    for a token but `went_on`, once an event.
+
+    Attributes:
+        pages: of all front processes.
+        table: what this one writes.
+    """
+
+    def __init__(self, pages: CounterPages, number: int) -> None:
+        """Counts on page `number`, from what is there."""
+        self.pages = pages
+        self.table = table = CounterTable(pages.page(number))
+        self._count_tokens(table)
+        self._count_requests(table)
+        self._measure_times(table)
+
+    def _count_tokens(self, table: CounterTable) -> None:
+        self._prompt = table.counter("prompt_tokens", "Prompt tokens of requests that got a token.")
+        self._output = table.counter("generation_tokens", "Tokens generated.")
+        self._cached = table.counter(
+            "prompt_tokens_cached", "Of the prompt tokens, those found in a cache."
+        )
+        self._sources = table.counters(
+            "prompt_tokens_by_source",
+            "Prompt tokens by where their cache entries came from.",
+            ("source",),
+            [("local_compute",), ("local_cache_hit",), ("external_kv_transfer",)],
+        )
+        self._tiers = table.counters(
+            "prompt_tokens_cached_by_source",
+            "Cached prompt tokens by the tier they were found in.",
+            ("source",),
+            [(tier,) for tier in (*_TIERS, "other")],
+        )
+
+    def _count_requests(self, table: CounterTable) -> None:
+        self._ends = table.counters(
+            "request_success",
+            "Requests that ended, by how.",
+            ("finished_reason",),
+            [(outcome,) for outcome in get_args(Outcome)],
+        )
+        self._refusals = table.counters(
+            "admission_rejections",
+            "HTTP requests that were not taken, by why.",
+            ("reason",),
+            [(refusal,) for refusal in get_args(Refusal)],
+        )
+        self._parsed = table.counters(
+            "tool_call_parser_invocations",
+            "Answers that were searched for tool calls.",
+            ("request_type", "mode", "outcome"),
+            [
+                (kind, mode, outcome)
+                for kind in (*_REQUEST_TYPES.values(), "other")
+                for mode in ("streaming", "non_streaming")
+                for outcome in ("tool_call", "no_tool_call")
+            ],
+        )
+        self._prompt_lengths = table.histogram(
+            "request_prompt_tokens", "Prompt tokens of a finished request.", TOKEN_COUNTS
+        )
+        self._output_lengths = table.histogram(
+            "request_generation_tokens", "Tokens generated for a finished request.", TOKEN_COUNTS
+        )
+        self._computed = table.histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a finished request that were not cached.",
+            TOKEN_COUNTS,
+        )
+        self._longest = table.histogram(
+            "request_max_num_generation_tokens",
+            "Tokens of the longest sample of a prompt.",
+            TOKEN_COUNTS,
+        )
+        self._max_tokens = table.histogram(
+            "request_params_max_tokens", "Output tokens that a request may have.", TOKEN_COUNTS
+        )
+        self._samples = table.histogram(
+            "request_params_n", "Samples that a request asks for.", SAMPLE_COUNTS
+        )
+        self._preemptions = table.histogram(
+            "request_num_preemptions",
+            "How often a request was preempted that the engine ended.",
+            PREEMPTION_COUNTS,
+        )
+
+    def _measure_times(self, table: CounterTable) -> None:
+        self._first_token = table.histogram(
+            "time_to_first_token_seconds", "From a request's body to its token.", FIRST_TOKEN_S
+        )
+        self._gaps = table.histogram(
+            "inter_token_latency_seconds",
+            "From a token to the next one; those that come together share it.",
+            TOKEN_S,
+        )
+        self._per_token = table.histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of a finished request's tokens behind its first one.",
+            TOKEN_S,
+        )
+        self._whole = table.histogram(
+            "e2e_request_latency_seconds", "From a request's body to its last token.", REQUEST_S
+        )
+        self._queued = table.histogram(
+            "request_queue_time_seconds", "Until a request was scheduled.", REQUEST_S
+        )
+        by_engine = "of a request that the engine ended."
+        self._prefilled = table.histogram(
+            "request_prefill_time_seconds", f"Prefill {by_engine}", REQUEST_S
+        )
+        self._decoded = table.histogram(
+            "request_decode_time_seconds", f"Decode {by_engine}", REQUEST_S
+        )
+        self._inferred = table.histogram(
+            "request_inference_time_seconds", f"Prefill and decode {by_engine}", REQUEST_S
+        )
+
+    def submitted(self, num_samples: int, max_tokens: int) -> None:
+        """An HTTP request has reached the engine."""
+        self._samples.observe(num_samples)
+        self._max_tokens.observe(max_tokens)
+
+    def started(self, choice: Choice, num_tokens: int, now: float) -> None:
+        """A choice has its first event with something in it; so many tokens, 0 for a mere score."""
+        if num_tokens:
+            self._first_token.observe(now - choice.arrival)
+            self._output.add(num_tokens)
+        num_prompt = choice.request.num_prompt_tokens
+        self._prompt.add(num_prompt)
+        self._cached.add(choice.num_cached_tokens)
+        self._sources[("local_compute",)].add(num_prompt - choice.num_cached_tokens)
+        for tier, count in choice.cached:
+            source = "local_cache_hit" if tier == "device" else "external_kv_transfer"
+            self._sources[(source,)].add(count)
+            self._tiers[(tier if tier in _TIERS else "other",)].add(count)
+
+    def went_on(self, gap_s: float, num_tokens: int) -> None:
+        """A choice has more tokens, so long after the ones before: they share that time."""
+        if num_tokens:
+            self._gaps.observe(gap_s / num_tokens, num_tokens)
+            self._output.add(num_tokens)
+
+    def ended(self, choice: Choice, outcome: Outcome, end: Finished | None, now: float) -> None:
+        """A choice is over.
+
+        Args:
+            choice: as it stands.
+            outcome: how it ended.
+            end: the engine's last word; None if it was not the engine that ended it.
+            now: monotonic seconds.
+        """
+        self._ends[(outcome,)].add()
+        if end is not None:
+            times = end.timings
+            self._prefilled.observe(times.prefill_s)
+            self._decoded.observe(times.decode_s)
+            self._inferred.observe(times.prefill_s + times.decode_s)
+            self._preemptions.observe(end.num_preemptions)
+        if outcome not in ("stop", "length"):
+            return
+        num_prompt, num_output = choice.request.num_prompt_tokens, choice.num_output_tokens
+        self._prompt_lengths.observe(num_prompt)
+        self._output_lengths.observe(num_output)
+        self._computed.observe(num_prompt - choice.num_cached_tokens)
+        self._queued.observe(choice.queue_s)
+        self._whole.observe(now - choice.arrival)
+        if num_output > 1:
+            self._per_token.observe(choice.tokens_s / (num_output - 1))
+
+    def answered(self, num_tokens: int) -> None:
+        """All samples of a prompt are over, the longest of so many tokens."""
+        self._longest.observe(num_tokens)
+
+    def refused(self, refusal: Refusal) -> None:
+        """An HTTP request was not taken."""
+        self._refusals[(refusal,)].add()
+
+    def searched(self, path: str, *, is_stream: bool, has_call: bool) -> None:
+        """An answer of this route was searched for tool calls."""
+        kind = _REQUEST_TYPES.get(path, "other")
+        mode = "streaming" if is_stream else "non_streaming"
+        self._parsed[(kind, mode, "tool_call" if has_call else "no_tool_call")].add()
+
+
+class HttpMetrics:
+    """HTTP requests and their durations, under the names of the usual FastAPI instrumentation."""
+
+    def __init__(self, table: CounterTable, routes: Iterable[Route]) -> None:
+        """Counts by the paths of these routes."""
+        pairs = [(method, "none") for method in _METHODS]
+        for route in routes:
+            if route.path not in _PROBES:
+                pairs += [(method, route.path) for method in _methods(route)]
+        self._requests = table.counters(
+            "http_requests",
+            "HTTP requests; probes and scrapes are left out.",
+            ("method", "handler", "status"),
+            [(*pair, status) for pair in pairs for status in _STATUSES],
+            is_sparse=True,
+        )
+        self._durations = table.histograms(
+            "http_request_duration_seconds",
+            "From the head of a request to the end of its answer.",
+            HTTP_S,
+            ("method", "handler"),
+            pairs,
+            is_sparse=True,
+        )
+
+    def answered(self, exchange: Exchange) -> None:
+        """A request is over."""
+        path = exchange.route_path
+        if path in _PROBES:
+            return
+        method = exchange.method if exchange.method in _METHODS else "other"
+        status = f"{(exchange.status or _LEFT) // 100}xx"
+        self._requests[(method, path, status)].add()
+        took_s = time.monotonic() - exchange.spans.received_at
+        self._durations[(method, path)].observe(took_s)
+
+
+def _methods(route: Route) -> tuple[str, ...]:
+    return ("GET", "HEAD") if route.method == "GET" else (route.method,)

@@ -1,0 +1,1 @@
+"""Request bodies and wire formats, by protocol."""

@@ -1,0 +1,1 @@
+"""Completions, chat completions, and the routes of the tokenizer."""

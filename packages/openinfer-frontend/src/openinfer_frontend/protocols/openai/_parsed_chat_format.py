@@ -1,0 +1,93 @@
+"""Chat completions whose text is parsed: reasoning and tool calls in fields of their own."""
+
+from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring
+from typing import Any
+
+from openinfer_contract import GenerateRequest
+from openinfer_frontend.generation._generation import Delta
+from openinfer_frontend.protocols._dialect import to_json
+from openinfer_frontend.protocols._response_format import (
+    REASONING_NAMES,
+    FormatOptions,
+    ParsedChoice,
+)
+from openinfer_frontend.protocols.openai._choices_format import ChatFormat
+from openinfer_text import (
+    AssistantTurn,
+    Content,
+    Piece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
+
+
+class ParsedChatFormat(ChatFormat):
+    """`chat.completion` by the options' parsers, one each choice.
+
+    One event stays one chunk: whatever it completes stands side by side in one delta, possibly
+    nothing. Logprobs and token ids are those of all tokens, whichever field their text went to.
+    """
+
+    _open = b'"delta":'
+    _close = b""
+
+    def __init__(
+        self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
+    ) -> None:
+        """A format for these choices, `num_samples` of each prompt."""
+        super().__init__(options, requests, num_samples)
+        self._parsed = [
+            ParsedChoice(parser, include_reasoning=options.include_reasoning)
+            for parser in options.parsers
+        ]
+        self._turns = [AssistantTurn() for _ in requests]
+
+    def add(self, delta: Delta) -> None:
+        """Appends to a choice."""
+        super().add(delta)
+        self._turns[delta.index].add(self._parsed[delta.index].pieces(delta))
+
+    def _payload(self, delta: Delta) -> bytes:
+        pieces = self._parsed[delta.index].pieces(delta)
+        if len(pieces) == 1 and isinstance(pieces[0], Content):
+            return b'{"content":%b}' % encode_basestring(pieces[0].text).encode()
+        return to_json(_delta(pieces, self.options.reasoning_names))
+
+    def _reason(self, index: int, finish_reason: str | None) -> str | None:
+        return None if finish_reason is None else self._parsed[index].finish_reason(finish_reason)
+
+    def _content(self, index: int, text: str) -> dict[str, Any]:
+        message = self._turns[index].message()
+        for name in REASONING_NAMES:
+            if name not in self.options.reasoning_names:
+                message.pop(name, None)
+        return {"message": message}
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the output's tokens were reasoning."""
+        return sum(parsed.num_reasoning_tokens for parsed in self._parsed)
+
+
+def _delta(pieces: Iterable[Piece], reasoning_names: Sequence[str]) -> dict[str, Any]:
+    """OpenAI's delta object; id and name of a call stand in its first one only."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if isinstance(piece, Content):
+            delta["content"] = delta.get("content", "") + piece.text
+        elif isinstance(piece, Reasoning):
+            for name in reasoning_names:
+                delta[name] = delta.get(name, "") + piece.text
+        elif isinstance(piece, ToolCallStart):
+            function = {"name": piece.name, "arguments": ""}
+            head = {"index": piece.index, "id": piece.call_id, "type": "function"}
+            calls[piece.index] = head | {"function": function}
+        elif isinstance(piece, ToolCallArguments):
+            empty = {"index": piece.index, "function": {"arguments": ""}}
+            calls.setdefault(piece.index, empty)["function"]["arguments"] += piece.text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta

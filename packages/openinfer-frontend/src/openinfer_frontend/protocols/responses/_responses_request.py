@@ -1,0 +1,377 @@
+"""The body of OpenAI's `/v1/responses`, as a conversation."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.protocols._field_names import TOOL, FieldNames
+from openinfer_frontend.protocols._generation_request import (
+    LogprobsMode,
+    Objects,
+    Off,
+    RequestModel,
+    Strings,
+    refuse_boolean,
+)
+from openinfer_frontend.protocols._validation_errors import translated
+from openinfer_frontend.protocols.openai._chat_request import ChatRequest, Effort
+
+LOGPROBS = "message.output_text.logprobs"
+"""What of `include` is honoured; the rest asks for things that no answer here has."""
+
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "tool_choice.function": "tool_choice",
+    f"{TOOL}.function": TOOL,
+}
+"""Fields of a chat that have another name here."""
+_ROLES = ("user", "assistant", "system", "developer")
+_Item = Mapping[str, Any]
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+class ReasoningConfig(BaseModel):
+    """How much the model is to think."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+    effort: Effort | None = None
+    """A hint, as `reasoning_effort` of chat completions. Summaries are not made."""
+
+
+class TextConfig(BaseModel):
+    """The form of the answer's text."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+    format: dict[str, Any] | None = None
+    """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""
+
+
+class ResponsesRequest(RequestModel):
+    """POST /v1/responses. Nothing is stored: a conversation is sent whole every time."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "modalities": (["text"],),
+        "audio": (),
+        "moderation": (),
+        "chat_template": (),
+    }
+    model: str | None = None
+    """One of the names served; left out: the first."""
+    input: str | Objects
+    """A text, or items: messages, function calls and their outputs, reasoning."""
+    instructions: str | None = None
+    """The system prompt."""
+    stream: Off = False
+    """Whether the answer comes as server-sent events."""
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Output tokens at most."""
+    temperature: float | None = None
+    """As in a chat."""
+    top_p: float | None = None
+    """As in a chat."""
+    top_k: int | None = None
+    """As in a chat."""
+    min_p: float | None = None
+    """As in a chat."""
+    seed: int | None = None
+    """As in a chat."""
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Logprobs, with so many alternatives to each token."""
+    logprobs_mode: LogprobsMode = "raw"
+    """As in a chat."""
+    include: Strings | None = None
+    """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
+    tools: Objects | None = None
+    """Tools of other types than `function` are passed over: they run on other services."""
+    tool_choice: Any = None
+    """`auto`, `none`, `required`, a function, or `allowed_tools`."""
+    parallel_tool_calls: bool | None = None
+    """False keeps the first call alone."""
+    reasoning: ReasoningConfig | None = None
+    """How much the model is to think."""
+    text: TextConfig | None = None
+    """The form of the answer."""
+    metadata: dict[str, Any] | None = None
+    """Given back as it is."""
+    store: bool | None = None
+    """Whatever it says, nothing is stored; the response says false."""
+    user: str | None = None
+    """As in a chat."""
+    prompt_cache_key: str | None = None
+    """Names the session, if `session_id` does not."""
+    session_id: str | None = None
+    """As in a chat."""
+    cache_salt: str | None = None
+    """As in a chat."""
+    priority: int = 0
+    """As in a chat."""
+    deadline_ms: int | None = None
+    """As in a chat."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """As in a chat."""
+
+    @field_validator(
+        *("max_output_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
+        *("priority", "deadline_ms"),
+        mode="before",
+    )
+    @classmethod
+    def _no_boolean(cls, value: Any) -> Any:
+        return refuse_boolean(value)
+
+    @field_validator("metadata", "tools", "tool_choice", "text", mode="before")
+    @classmethod
+    def _can_be_given_back(cls, value: Any) -> Any:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise ValueError("must not hold numbers that are infinite or none") from None
+        return value
+
+    @field_validator("user", "prompt_cache_key", mode="before")
+    @classmethod
+    def _text_or_none(cls, value: Any) -> str | None:
+        return value if isinstance(value, str) and len(value) <= 512 else None
+
+    def conversation(self) -> ChatRequest:
+        """The request as a chat.
+
+        Raises:
+            ApiError: 400, naming what cannot be translated, or what a chat does not take.
+        """
+        fields = self._fields()
+        with translated(self.field_names()):
+            return ChatRequest(**fields)
+
+    def _fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            choice = _choice(choice)
+        tools = [_tool(tool, f"tools[{place}]") for place, tool in self._functions()]
+        has_logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return {
+            "model": self.model,
+            "messages": _messages(self.instructions, self.input),
+            "stream": self.stream,
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": self.seed,
+            "logprobs": has_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "logprobs_mode": self.logprobs_mode,
+            "tools": tools or None,
+            "tool_choice": choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "response_format": self._response_format(),
+            "user": self.user,
+            "session_id": self.session_id or self.prompt_cache_key,
+            "cache_salt": self.cache_salt,
+            "priority": self.priority,
+            "deadline_ms": self.deadline_ms,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+    def field_names(self) -> FieldNames:
+        """What the fields of `conversation` are called here."""
+        return FieldNames(_NAMES, [place for place, _ in self._functions()])
+
+    def _functions(self) -> list[tuple[int, _Item]]:
+        """The tools that the chat has, each with its index."""
+        names = _allowed_names(self.tool_choice)
+        return [
+            (place, tool)
+            for place, tool in enumerate(self.tools or ())
+            if tool.get("type") == "function"
+            and (names is None or not isinstance(tool.get("name"), str) or tool["name"] in names)
+        ]
+
+    def _response_format(self) -> dict[str, Any] | None:
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") != "json_schema":
+            return wanted
+        schema = {key: wanted[key] for key in ("name", "schema", "strict") if key in wanted}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+class _Turns:
+    """Messages as they are put together: what the model said in one go is one message.
+
+    Texts that belong together are joined once, in `whole`: time is linear in the items.
+    """
+
+    def __init__(self) -> None:
+        self._system: list[str] = []
+        """Templates want one system message, and want it first."""
+        self._messages: list[dict[str, Any]] = []
+        """The rest. Reasoning is a list of texts here."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether more than system messages have come."""
+        return bool(self._messages)
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The messages, once all have come."""
+        for message in self._messages:
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "\n".join(message["reasoning_content"])
+        system = [{"role": "system", "content": "\n\n".join(self._system)}] if self._system else []
+        return [*system, *self._messages]
+
+    def add(self, role: str, content: str | list[dict[str, Any]], **fields: str) -> None:
+        """A message of a role; `fields` stand in it, too."""
+        last = self._messages[-1] if self._messages else {}
+        if role == "system" and not self.is_begun:
+            self._system.append(_plain(content))
+        elif role == "assistant" and last.get("role") == role and last["content"] is None:
+            last["content"] = content
+        else:
+            self._messages.append({"role": role, **fields, "content": content})
+
+    def think(self, thoughts: str) -> None:
+        """Reasoning: the assistant's next message begins."""
+        last = self._messages[-1] if self._messages else {}
+        if set(last) == {"role", "content", "reasoning_content"} and last["content"] is None:
+            last["reasoning_content"].append(thoughts)
+            return
+        message = {"role": "assistant", "content": None, "reasoning_content": [thoughts]}
+        self._messages.append(message)
+
+    def call(self, call: dict[str, Any]) -> None:
+        """A call, beside what the assistant said or thought before it."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant", "content": None})
+        self._messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[dict[str, Any]]:
+    turns = _Turns()
+    if instructions:
+        turns.add("system", instructions)
+    if isinstance(given, str):
+        turns.add("user", given)
+        return turns.whole()
+    for index, item in enumerate(given):
+        _add_item(turns, item, f"input[{index}]")
+    messages = turns.whole()
+    if not messages:
+        raise _wrong("input", "there is nothing in it")
+    return messages
+
+
+def _add_item(turns: _Turns, item: _Item, field: str) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = _string(item, "role", field)
+        if role not in _ROLES:
+            raise _wrong(f"{field}.role", f"is {role[:100]!r}; known are {', '.join(_ROLES)}")
+        # A message in the middle keeps its role; those at the start are the system's.
+        role = "system" if role == "developer" and not turns.is_begun else role
+        turns.add(role, _content(item.get("content"), f"{field}.content"))
+    elif kind == "function_call":
+        name = _string(item, "name", field)
+        function = {"name": name, "arguments": _string(item, "arguments", field)}
+        call_id = _string(item, "call_id", field)
+        turns.call({"id": call_id, "type": "function", "function": function})
+    elif kind == "function_call_output":
+        output = _content(item.get("output"), f"{field}.output")
+        call_id = _string(item, "call_id", field)
+        turns.add("tool", output, tool_call_id=call_id)
+    elif kind == "reasoning":
+        thoughts = _reasoning(item, field)
+        if thoughts:
+            turns.think(thoughts)
+    else:
+        known = "message, function_call, function_call_output, reasoning"
+        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; known are {known}")
+
+
+def _reasoning(item: _Item, field: str) -> str:
+    """The text of a reasoning item; what another service has encrypted has none."""
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list):
+        raise _wrong(f"{field}.content", "must be a list of parts")
+    texts = (_part(part, f"{field}.content[{index}]") for index, part in enumerate(parts))
+    return "\n".join(part["text"] for part in texts)
+
+
+def _content(content: Any, field: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(field, "must be a string or a list of parts")
+    return [_part(part, f"{field}[{index}]") for index, part in enumerate(content)]
+
+
+def _part(part: Any, field: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal":
+        return {"type": "text", "text": _string(part, "refusal", field)}
+    if kind not in _TEXT_PARTS:
+        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; this model reads text")
+    return {"type": "text", "text": _string(part, "text", field)}
+
+
+def _plain(content: str | Sequence[_Item]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _tool(tool: _Item, field: str) -> dict[str, Any]:
+    function = {"name": _string(tool, "name", field)}
+    keys = ("description", "parameters", "strict")
+    function |= {key: tool[key] for key in keys if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _allowed_names(choice: object) -> frozenset[str] | None:
+    """Names of the tools that a choice leaves, None for all."""
+    allowed = choice.get("tools") if isinstance(choice, dict) else None
+    if not isinstance(allowed, list):
+        return None
+    return frozenset(str(tool.get("name")) for tool in allowed if isinstance(tool, dict))
+
+
+def _choice(choice: _Item) -> object:
+    """A chat's choice for one by object."""
+    kind = choice.get("type")
+    if kind == "function":
+        function = {"name": _string(choice, "name", "tool_choice")}
+        return {"type": "function", "function": function}
+    if kind != "allowed_tools":
+        raise _wrong("tool_choice.type", "must be function or allowed_tools")
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise _wrong("tool_choice.mode", "must be auto or required")
+    if not isinstance(choice.get("tools"), list):
+        raise _wrong("tool_choice.tools", "must be a list")
+    return mode
+
+
+def _string(item: _Item, name: str, field: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise _wrong(f"{field}.{name}", "must be a string")
+    return value
+
+
+def _wrong(param: str, reason: str) -> ApiError:
+    return ApiError(400, f"{param}: {reason}", param=param)

@@ -1,0 +1,1 @@
+"""The handlers of every path, and the table of routes."""

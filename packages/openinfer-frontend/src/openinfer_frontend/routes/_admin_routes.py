@@ -1,0 +1,119 @@
+"""What an operator does to a running server."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self, cast, get_args
+
+from pydantic import Field, model_validator
+
+from openinfer_contract import (
+    GetLoad,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    StartTrace,
+    StopTrace,
+    command_name,
+)
+from openinfer_frontend._backend import Backend
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._router import Handler
+from openinfer_frontend.protocols._generation_request import RequestModel, Strings
+
+PauseMode = Literal["abort", "wait", "keep"]
+_WHOSE = "say whose requests to end: either request_ids, a list of ids, or abort_all, true"
+
+
+class AbortRequest(RequestModel):
+    """POST /abort_requests."""
+
+    request_ids: Annotated[Strings, Field(max_length=65536)] | None = None
+    """Ids of responses, or of their requests."""
+    abort_all: Annotated[bool, Field(strict=True)] | None = None
+    """True, instead of ids: all that this front process answers."""
+
+    @model_validator(mode="after")
+    def _says_whose(self) -> Self:
+        # Whoever misspells a field must not end everybody's requests, nor believe to have ended
+        # some: no other field is passed over here.
+        for name in self.model_extra or {}:
+            raise ApiError(400, f"{name} is not known here; {_WHOSE}", param=name)
+        if (self.request_ids is not None) == bool(self.abort_all):
+            raise ApiError(400, _WHOSE, param="request_ids")
+        return self
+
+
+class AdminRoutes:
+    """Aborts, pauses, cache resets and traces."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        """POST /reset_prefix_cache."""
+        await self._backend.control(ResetPrefixCache())
+        await exchange.respond(200, b"")
+
+    async def abort(self, exchange: Exchange) -> None:
+        """POST /abort_requests."""
+        request = await exchange.read_model(AbortRequest)
+        live = self._backend.live
+        wanted = set(request.request_ids or ())
+        found = [n for n in live if request.abort_all or not wanted.isdisjoint(_names(n))]
+        for response_id in found:
+            live[response_id].abort()
+        await exchange.respond_json({"aborted": found})
+
+    async def pause(self, exchange: Exchange) -> None:
+        """POST /pause?mode=."""
+        mode = exchange.query("mode") or "wait"
+        if mode not in get_args(PauseMode):
+            message = f"mode: must be one of {', '.join(get_args(PauseMode))}"
+            raise ApiError(400, message, param="mode")
+        await self._backend.control(Pause(mode=cast("PauseMode", mode)))
+        await exchange.respond_json({"is_paused": True})
+
+    async def resume(self, exchange: Exchange) -> None:
+        """POST /resume."""
+        await self._backend.control(Resume())
+        await exchange.respond_json({"is_paused": False})
+
+    async def is_paused(self, exchange: Exchange) -> None:
+        """GET /is_paused."""
+        engine = self._backend.engine()
+        load = engine.load()
+        if command_name(GetLoad()) in engine.info.commands:
+            load = (await self._backend.control(GetLoad())).load or load
+        await exchange.respond_json({"is_paused": load.is_paused})
+
+    async def start_trace(self, exchange: Exchange) -> None:
+        """POST /start_profile?kernels=."""
+        kernels = exchange.query("kernels") or "false"
+        if kernels not in ("true", "false"):
+            raise ApiError(400, "kernels: must be true or false", param="kernels")
+        done = await self._backend.control(StartTrace(has_kernels=kernels == "true"))
+        await exchange.respond_json({"is_tracing": True, "file": Path(done.message).name})
+
+    async def stop_trace(self, exchange: Exchange) -> None:
+        """POST /stop_profile."""
+        done = await self._backend.control(StopTrace())
+        await exchange.respond_json({"is_tracing": False, "file": Path(done.message).name})
+
+
+def _names(response_id: str) -> tuple[str, str]:
+    """A response's id, and that of its request: `chatcmpl-abc` and `abc`."""
+    return response_id, re.split("[-_]", response_id, maxsplit=1)[1]
+
+
+def not_enabled(what: str) -> Handler:
+    """The handler of a route that other servers have and that nothing here stands behind.
+
+    Args:
+        what: a sentence.
+    """
+
+    async def refuse(exchange: Exchange) -> None:
+        raise ApiError(501, what)
+
+    return refuse
