@@ -19,7 +19,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import EngineLoop, EngineOptions, assemble
-from openinfer_engine._step_trace import LoopTrace
+from openinfer_engine.trace._loop_trace import LoopTrace
 from openinfer_testing import CountingShape, ZeroCostExecutor, read_trace
 
 ROWS = (1, 8, 64)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from openinfer_engine import AddressRejected
-from openinfer_engine._address import bound_address, listen, split_address
+from openinfer_engine.process._address import bound_address, listen, split_address
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import EngineOptions, build_engine_info
-from openinfer_engine._connection import Connection
+from openinfer_engine.process._connection import Connection
 from openinfer_testing import ZeroCostExecutor
 
 NUM_TOKENS = 20_000

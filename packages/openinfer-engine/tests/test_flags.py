@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from openinfer_engine import ENGINE_FLAGS, EngineOptions, add_flags
-from openinfer_engine._flag_values import parse_count, parse_dtype
+from openinfer_engine.flags._values import parse_count, parse_dtype
 
 
 def test_every_option_of_an_engine_is_a_flag():

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from openinfer_contract import GenerateRequest, Grammar, StopRules, pack_ids
 from openinfer_engine import EngineOptions, TraceFailed, assemble
-from openinfer_engine._grammars import GrammarDesk
+from openinfer_engine.loop._grammar_queue import GrammarDesk
 from openinfer_testing import CountingShape, ZeroCostExecutor
 from openinfer_testing.grammar import VOCAB_SIZE, tokenizer_json
 

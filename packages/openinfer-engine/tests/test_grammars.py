@@ -27,7 +27,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import EngineOptions, assemble
-from openinfer_engine._constrained import ConstrainedRequest
+from openinfer_engine.loop._constrained_request import ConstrainedRequest
 from openinfer_grammar import BackendUnavailable, Constraint, _mask_filler, load_backend
 from openinfer_testing import CountingShape, ZeroCostExecutor
 from openinfer_testing.engine import Recorder
@@ -337,7 +337,7 @@ def test_an_engine_without_a_tokenizer_honours_no_grammar(tmp_path, make_request
 
 
 def test_a_grammar_may_not_take_up_the_step_thread(make_bench, make_request, monkeypatch):
-    monkeypatch.setattr("openinfer_engine._constrained._SECONDS_A_TOKEN", -0.1)
+    monkeypatch.setattr("openinfer_engine.loop._constrained_request._SECONDS_A_TOKEN", -0.1)
     bench = make_bench()
     grammar = Grammar(kind="regex", text="(x|y){30}")
     slow = bench.submit(make_request(max_tokens=60, grammar=grammar))

@@ -1,7 +1,7 @@
 """Requests that are held: whose deadline has passed."""
 
 from openinfer_contract import GenerateRequest, Limits, StopRules, pack_ids
-from openinfer_engine._held import HeldRequests
+from openinfer_engine.loop._held_requests import HeldRequests
 
 LIMITS = Limits(
     max_model_len=64,

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from openinfer_contract import FEATURES, EngineInfo, Grammar, Sampling, StopRules, pack_ids
 from openinfer_engine import EngineOptions, build_engine_info
-from openinfer_engine._intake import check_intake
+from openinfer_engine.loop._request_checks import check_intake
 from openinfer_testing import ZeroCostExecutor
 
 Request = Callable[..., Any]

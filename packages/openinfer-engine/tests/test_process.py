@@ -36,8 +36,8 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import EngineChild, LaunchSpec, ProcessSpec, RemoteEngine
-from openinfer_engine._launch import Started
-from openinfer_engine._process import _progress_to, _tell
+from openinfer_engine.process._main import _progress_to, _tell
+from openinfer_engine.process._start_messages import Started
 from openinfer_testing.engine import EngineNeeds, Recorder
 
 Request = Callable[..., Any]
@@ -355,7 +355,7 @@ def test_a_socket_stopped_for_ten_seconds(make_request: Request, tmp_path: Path)
 def test_no_torch_in_an_engine_without_a_model() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import openinfer_engine, openinfer_engine._process, openinfer_testing\n"
+        "import openinfer_engine, openinfer_engine.process._main, openinfer_testing\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -24,9 +24,10 @@ from openinfer_contract import (
     Submit,
     encode_frame,
 )
-from openinfer_engine import EngineOptions, _connection, _server, assemble
-from openinfer_engine._address import listen
-from openinfer_engine._server import EngineServer
+from openinfer_engine import EngineOptions, assemble
+from openinfer_engine.process import _connection, _server
+from openinfer_engine.process._address import listen
+from openinfer_engine.process._server import EngineServer
 from openinfer_testing import CountingShape, ZeroCostExecutor
 
 Request = Callable[..., Any]

@@ -31,8 +31,8 @@ from openinfer_engine import (
     LaunchSpec,
     RemoteEngine,
     SupervisorOptions,
-    _child,
 )
+from openinfer_engine.process import _child_process
 from openinfer_testing.engine import Recorder
 
 Request = Callable[..., Any]
@@ -357,7 +357,7 @@ def test_a_restart_without_descriptors_is_tried_again(
 
     async def main() -> None:
         async with running() as engine:
-            monkeypatch.setattr(_child.socket, "socketpair", exhausted)
+            monkeypatch.setattr(_child_process.socket, "socketpair", exhausted)
             os.kill(engine.info.pid, signal.SIGKILL)
             await until(lambda: engine.state == "ready" and engine.num_restarts == 2)
             assert "Too many open files" in engine.reason

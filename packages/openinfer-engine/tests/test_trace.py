@@ -19,7 +19,7 @@ from openinfer_contract import (
     StopTrace,
 )
 from openinfer_engine import EngineLoop, EngineOptions, TraceFailed, Tracer, assemble
-from openinfer_engine._step_trace import LoopTrace
+from openinfer_engine.trace._loop_trace import LoopTrace
 from openinfer_scheduler import StepPlan
 from openinfer_testing import (
     CountingShape,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from openinfer_engine import TraceFailed, Tracer
-from openinfer_engine._trace_file import TraceEvent, TraceFile
+from openinfer_engine.trace._trace_file import TraceEvent, TraceFile
 from openinfer_testing import read_trace
 
 ROOM = 1 << 20

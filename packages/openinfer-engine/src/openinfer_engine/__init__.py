@@ -5,8 +5,6 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 """
 
 from openinfer_engine._assembly import assemble, build_engine_info, check_options
-from openinfer_engine._child import EngineChild
-from openinfer_engine._engine_flags import ENGINE_FLAGS
 from openinfer_engine._executor import (
     CompilingExecutor,
     Executor,
@@ -14,25 +12,8 @@ from openinfer_engine._executor import (
     GrammarMasks,
     TracedExecutor,
 )
-from openinfer_engine._flag import Flag, FlagFormatter, add_flags
-from openinfer_engine._heavy_imports import heavy_imports
 from openinfer_engine._in_process import InProcessEngine
-from openinfer_engine._launch import LINE_FACTORY, ExecutorFactory, ProcessSpec
-from openinfer_engine._lines import LINES, detect_line, installed_lines, launch_line
-from openinfer_engine._loop import EngineLoop
 from openinfer_engine._machine import host_memory_bytes, physical_cores
-from openinfer_engine._model_line import (
-    Claim,
-    EngineOptions,
-    LaunchSpec,
-    ModelLine,
-    Refusal,
-    ServePlan,
-    read_config,
-)
-from openinfer_engine._remote import RemoteEngine
-from openinfer_engine._supervisor import EngineState, EngineSupervisor, SupervisorOptions
-from openinfer_engine._tracer import Tracer
 from openinfer_engine.errors import (
     AddressRejected,
     CheckpointNotFound,
@@ -45,6 +26,25 @@ from openinfer_engine.errors import (
     StepFailed,
     TraceFailed,
 )
+from openinfer_engine.flags._engine_flags import ENGINE_FLAGS
+from openinfer_engine.flags._flag import Flag, FlagFormatter, add_flags
+from openinfer_engine.lines._heavy_imports import heavy_imports
+from openinfer_engine.lines._model_line import (
+    Claim,
+    EngineOptions,
+    LaunchSpec,
+    ModelLine,
+    Refusal,
+    ServePlan,
+    read_config,
+)
+from openinfer_engine.lines._registry import LINES, detect_line, installed_lines, launch_line
+from openinfer_engine.loop._engine_loop import EngineLoop
+from openinfer_engine.process._child_process import EngineChild
+from openinfer_engine.process._remote_engine import RemoteEngine
+from openinfer_engine.process._start_messages import LINE_FACTORY, ExecutorFactory, ProcessSpec
+from openinfer_engine.process._supervisor import EngineState, EngineSupervisor, SupervisorOptions
+from openinfer_engine.trace._tracer import Tracer
 
 __all__ = [
     # the seam to the devices

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from openinfer_engine._process import main
+from openinfer_engine.process._main import main
 
 if __name__ == "__main__":
     status = main()

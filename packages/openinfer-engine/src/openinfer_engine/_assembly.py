@@ -10,11 +10,11 @@ from pathlib import Path
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits, StartTrace
 from openinfer_engine._executor import Executor, ExecutorInfo
-from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._kv_events import KVEventOutlet
-from openinfer_engine._loop import LOOP_COMMANDS, EngineLoop
-from openinfer_engine._model_line import EngineOptions
-from openinfer_engine._trace_desk import check_places
+from openinfer_engine.lines._model_line import EngineOptions
+from openinfer_engine.loop._engine_loop import LOOP_COMMANDS, EngineLoop
+from openinfer_engine.loop._grammar_queue import GrammarDesk
+from openinfer_engine.loop._kv_events import KVEventOutlet
+from openinfer_engine.trace._trace_control import check_places
 from openinfer_grammar import GrammarCompiler, check_backend, load_backend
 from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_slabs
 from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy, max_unsettled_tokens

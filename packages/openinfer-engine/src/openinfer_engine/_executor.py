@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_contract import Command, CommandResult
-from openinfer_engine._tracer import Tracer
+from openinfer_engine.trace._tracer import Tracer
 from openinfer_kv_cache import CacheGroup
 from openinfer_scheduler import StepPlan, StepResult
 

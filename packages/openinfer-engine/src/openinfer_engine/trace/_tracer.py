@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from openinfer_engine._trace_file import TraceEvent, TraceFile
 from openinfer_engine.errors import TraceFailed
+from openinfer_engine.trace._trace_file import TraceEvent, TraceFile
 
 MAX_BUFFERED_EVENTS = 512
 

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from openinfer_engine._executor import Executor
-from openinfer_engine._model_line import LaunchSpec
 from openinfer_engine.errors import EngineError
+from openinfer_engine.lines._model_line import LaunchSpec
 
 ExecutorFactory = Callable[[LaunchSpec], Executor]
 """What makes an executor. It is named across processes as `module:function`; a model line's

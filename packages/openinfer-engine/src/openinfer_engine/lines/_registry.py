@@ -5,8 +5,8 @@ from typing import Any
 
 from openinfer_contract import PluginGroup
 from openinfer_engine._executor import Executor
-from openinfer_engine._model_line import LaunchSpec, ModelLine, Refusal
 from openinfer_engine.errors import ModelLineConflict, NoModelLine
+from openinfer_engine.lines._model_line import LaunchSpec, ModelLine, Refusal
 
 
 def _line(loaded: Any) -> ModelLine:

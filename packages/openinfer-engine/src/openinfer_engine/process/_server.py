@@ -25,9 +25,9 @@ from openinfer_contract import (
     Submit,
     WireError,
 )
-from openinfer_engine._connection import Connection, Stream
-from openinfer_engine._load_meter import LoadMeter
-from openinfer_engine._loop import EngineLoop
+from openinfer_engine.loop._engine_loop import EngineLoop
+from openinfer_engine.loop._load_meter import LoadMeter
+from openinfer_engine.process._connection import Connection, Stream
 
 UNWRITABLE_S = 30.0
 """A peer that takes no output for this long has hung up."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from openinfer_contract import Finished, GenerateRequest, Load, TokenEvent
-from openinfer_engine._tracer import Tracer
+from openinfer_engine.trace._tracer import Tracer
 from openinfer_scheduler import PlannedRow, StepPlan
 
 COUNTER_INTERVAL_S = 0.01

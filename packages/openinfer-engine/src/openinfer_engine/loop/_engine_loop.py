@@ -37,14 +37,14 @@ from openinfer_contract import (
     TokenEvent,
     command_name,
 )
-from openinfer_engine._command_desk import CommandDesk, Reply
 from openinfer_engine._executor import CompilingExecutor, Executor
-from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._kv_events import KVEventOutlet, Replay
-from openinfer_engine._outlet import EventOutlet
-from openinfer_engine._reception import Reception
-from openinfer_engine._trace_desk import TraceDesk
 from openinfer_engine.errors import ExecutorDead, StepFailed
+from openinfer_engine.loop._command_queue import CommandDesk, Reply
+from openinfer_engine.loop._event_sinks import EventOutlet
+from openinfer_engine.loop._grammar_queue import GrammarDesk
+from openinfer_engine.loop._kv_events import KVEventOutlet, Replay
+from openinfer_engine.loop._request_intake import Reception
+from openinfer_engine.trace._trace_control import TraceDesk
 from openinfer_scheduler import Effects, PolicyError, Scheduler, StepPlan
 
 LOOP_COMMANDS = frozenset(

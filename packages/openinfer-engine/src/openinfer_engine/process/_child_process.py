@@ -10,7 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from openinfer_contract import ContractVersionError, EngineDead
-from openinfer_engine._launch import (
+from openinfer_engine.errors import EngineStartError
+from openinfer_engine.process._remote_engine import RemoteEngine
+from openinfer_engine.process._start_messages import (
     LENGTH,
     ProcessSpec,
     Progress,
@@ -20,8 +22,6 @@ from openinfer_engine._launch import (
     decode_start,
     encode_start,
 )
-from openinfer_engine._remote import RemoteEngine
-from openinfer_engine.errors import EngineStartError
 
 # OpenMP threads that spin for long while they wait take the cores from the front processes beside
 # the engine; those that never spin are woken at every product of a step, which costs a large model

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from openinfer_contract import EventSink, Failed, TokenEvent
-from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._trace_desk import TraceDesk
+from openinfer_engine.loop._grammar_queue import GrammarDesk
+from openinfer_engine.trace._trace_control import TraceDesk
 
 
 class EventOutlet:

@@ -1,7 +1,7 @@
 """When to look at the load: after something happened, and a few times a second at most."""
 
 from openinfer_contract import Load
-from openinfer_engine._loop import EngineLoop
+from openinfer_engine.loop._engine_loop import EngineLoop
 
 LOAD_INTERVAL_S = 0.25
 

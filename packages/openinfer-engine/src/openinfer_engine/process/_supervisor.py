@@ -22,11 +22,11 @@ from openinfer_contract import (
     Load,
     Ticket,
 )
-from openinfer_engine._child import EngineChild, SpawnedEngine, spawn
-from openinfer_engine._launch import LINE_FACTORY, LogLevel, ProcessSpec
-from openinfer_engine._model_line import LaunchSpec
-from openinfer_engine._remote import RemoteEngine
 from openinfer_engine.errors import EngineStartError
+from openinfer_engine.lines._model_line import LaunchSpec
+from openinfer_engine.process._child_process import EngineChild, SpawnedEngine, spawn
+from openinfer_engine.process._remote_engine import RemoteEngine
+from openinfer_engine.process._start_messages import LINE_FACTORY, LogLevel, ProcessSpec
 
 EngineState = Literal["starting", "ready", "restarting", "dead", "closed"]
 

@@ -1,11 +1,11 @@
 """From a request's arrival to the scheduler, which some may reach only later."""
 
 from openinfer_contract import EngineInfo, GenerateRequest, Rejected, TokenEvent
-from openinfer_engine._command_desk import CommandDesk
-from openinfer_engine._grammars import GrammarDesk
-from openinfer_engine._held import Held, HeldRequests
-from openinfer_engine._intake import check_intake
-from openinfer_engine._outlet import EventOutlet
+from openinfer_engine.loop._command_queue import CommandDesk
+from openinfer_engine.loop._event_sinks import EventOutlet
+from openinfer_engine.loop._grammar_queue import GrammarDesk
+from openinfer_engine.loop._held_requests import Held, HeldRequests
+from openinfer_engine.loop._request_checks import check_intake
 from openinfer_scheduler import Scheduler
 
 DRAIN_RETRY_AFTER_S = 5.0

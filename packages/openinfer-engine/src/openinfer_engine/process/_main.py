@@ -17,9 +17,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from openinfer_contract import OpenInferError
-from openinfer_engine._address import bound_address, listen, remove_socket_file
 from openinfer_engine._assembly import assemble, check_options
-from openinfer_engine._launch import (
+from openinfer_engine.loop._engine_loop import EngineLoop
+from openinfer_engine.process._address import bound_address, listen, remove_socket_file
+from openinfer_engine.process._server import EngineServer
+from openinfer_engine.process._start_messages import (
     LENGTH,
     MAX_START_FRAME_BYTES,
     ProcessSpec,
@@ -30,8 +32,6 @@ from openinfer_engine._launch import (
     encode_start,
     resolve_factory,
 )
-from openinfer_engine._loop import EngineLoop
-from openinfer_engine._server import EngineServer
 
 EXIT_START_FAILED = 1
 EXIT_DIED = 70

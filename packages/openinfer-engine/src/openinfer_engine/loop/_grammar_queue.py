@@ -11,9 +11,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from openinfer_contract import GenerateRequest, Rejected, pack_ids, unpack_ids
-from openinfer_engine._constrained import ConstrainedRequest
 from openinfer_engine._executor import GrammarMasks
 from openinfer_engine._machine import physical_cores
+from openinfer_engine.loop._constrained_request import ConstrainedRequest
 from openinfer_grammar import (
     BackendUnavailable,
     Constraint,

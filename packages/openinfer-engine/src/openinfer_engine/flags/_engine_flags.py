@@ -1,6 +1,6 @@
 """The flags of `EngineOptions`, in vLLM's spelling with SGLang's beside it."""
 
-from openinfer_engine._flag import Flag
+from openinfer_engine.flags._flag import Flag
 
 ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag("device", ("--device",), "str", "engine", "where to run", choices=("auto", "cpu", "cuda")),

@@ -16,10 +16,10 @@ from openinfer_contract import (
     StopTrace,
 )
 from openinfer_engine._executor import Executor, TracedExecutor
-from openinfer_engine._step_trace import LoopTrace, StepTrace
-from openinfer_engine._trace_file import TraceFile
-from openinfer_engine._tracer import Tracer
 from openinfer_engine.errors import TraceFailed
+from openinfer_engine.trace._loop_trace import LoopTrace, StepTrace
+from openinfer_engine.trace._trace_file import TraceFile
+from openinfer_engine.trace._tracer import Tracer
 
 _OFF = LoopTrace()
 _CLIENT = "client"

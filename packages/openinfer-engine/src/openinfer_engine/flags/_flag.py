@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openinfer_engine._flag_values import (
+from openinfer_engine.flags._values import (
     parse_count,
     parse_dtype,
     parse_float,

@@ -44,7 +44,7 @@ from openinfer_contract import (
     check_request,
     encode_frame,
 )
-from openinfer_engine._address import split_address
+from openinfer_engine.process._address import split_address
 
 MAX_OUTGOING_BYTES = 64 * 1024 * 1024
 _LARGEST_STREAM_ID = 2**32 - 1

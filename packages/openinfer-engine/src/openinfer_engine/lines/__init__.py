@@ -1,0 +1,1 @@
+"""Model lines: their interface, and finding the one that serves a checkpoint."""

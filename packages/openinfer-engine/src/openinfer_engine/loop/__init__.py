@@ -1,0 +1,1 @@
+"""The step loop: intake of requests, commands, grammars and events around the scheduler."""

@@ -1,0 +1,1 @@
+"""The engine process: its start, its socket, its server, its clients and its supervisor."""

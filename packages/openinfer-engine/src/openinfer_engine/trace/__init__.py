@@ -1,0 +1,1 @@
+"""Traces of what an engine did when, as files that Perfetto opens."""
