@@ -2,12 +2,16 @@ import torch
 from torch import nn
 
 from openinfer_nn import (
+    AddLinear,
     Embedding,
     Linear,
     LMHead,
     MergedLinear,
+    NormGateUp,
+    NormLinear,
     QKVLinear,
     RMSNorm,
+    SiluAndMul,
     pack_weights,
 )
 
@@ -31,22 +35,27 @@ def test_a_merged_linear_is_its_parts_side_by_side():
     torch.testing.assert_close(merged(x), expected)
 
 
-def test_what_stands_around_a_product_is_done_by_it():
-    norm = RMSNorm(4, eps=1e-6, **ON)
-    gated = MergedLinear(4, (3, 3), norm=norm, is_gated=True, **ON)
-    added = Linear(3, 4, adds_residual=True, **ON)
-    for module in (norm, gated, added):
+def test_fused_ops_are_the_arithmetic_of_their_modules():
+    norm, gate_up, down = (
+        RMSNorm(4, eps=1e-6, **ON),
+        MergedLinear(4, (3, 3), **ON),
+        Linear(3, 4, **ON),
+    )
+    for module in (norm, gate_up, down):
         _fill(module)
-    (gate, up), down = gated.parts(), added.weight
-    x, weight = torch.randn(2, 4), norm.weight
-    normed = torch.nn.functional.rms_norm(x, (4,), weight, 1e-6)
+    (gate, up), down_weight = gate_up.parts(), down.weight.clone()
+    x = torch.randn(2, 4)
+    normed = torch.nn.functional.rms_norm(x, (4,), norm.weight, 1e-6)
     hidden = torch.nn.functional.silu(normed @ gate.T) * (normed @ up.T)
-    expected = x + hidden @ down.T
-    for module in (gated, added):
+    expected = x + hidden @ down_weight.T
+    merged = normed @ gate_up.weight.T
+    for module in (gate_up, down):
         pack_weights(module)
-    torch.testing.assert_close(added(gated(x), x.clone()), expected)
-    # The norm belongs to whoever has made it.
-    assert [name for name, _ in gated.named_parameters()] == ["weight"]
+    torch.testing.assert_close(NormLinear(norm, gate_up)(x), merged)
+    torch.testing.assert_close(NormGateUp(norm, gate_up)(x), hidden)
+    torch.testing.assert_close(AddLinear(down)(x.clone(), hidden), expected)
+    activation = SiluAndMul(3, **ON)
+    torch.testing.assert_close(x + down(activation(gate_up(norm(x)))), expected)
 
 
 def test_qkv_splits_into_heads():
@@ -56,7 +65,7 @@ def test_qkv_splits_into_heads():
     wq, wk, wv = qkv.parts()
     assert (len(wq), len(wk), len(wv)) == (12, 6, 6)
     pack_weights(qkv)
-    q, k, v = qkv.project(x).split(qkv.heads, dim=1)
+    q, k, v = qkv.split_heads(x)
     torch.testing.assert_close(q, (x @ wq.T).view(5, 4, 3))
     torch.testing.assert_close(k, (x @ wk.T).view(5, 2, 3))
     torch.testing.assert_close(v, (x @ wv.T).view(5, 2, 3))

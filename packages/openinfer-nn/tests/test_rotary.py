@@ -55,11 +55,14 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones():
 
 def test_the_table_holds_cosines_then_sines():
     rotary = RotaryEmbedding(
+        num_heads=1,
+        num_kv_heads=1,
         head_dim=4,
         theta=100.0,
         scaling=None,
         max_positions=3,
         device="cpu",
+        dtype=torch.float32,
     )
     angles = torch.tensor([[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]])
     torch.testing.assert_close(rotary.cos_sin, torch.cat((angles.cos(), angles.sin()), dim=1))

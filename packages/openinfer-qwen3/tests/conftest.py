@@ -51,6 +51,7 @@ class Harness:
         num_blocks: int = 96,
         attention_backend: str = "auto",
         quantization: str | None = None,
+        is_fused: bool = True,
     ) -> None:
         config = Qwen3Config.from_dict(json.loads((folder / "config.json").read_text()))
         self.device = device
@@ -62,6 +63,7 @@ class Harness:
                 block_size=BLOCK_SIZE,
                 attention_backend=attention_backend,
                 quantization=quantization,
+                is_fused=is_fused,
             )
             load_weights(folder, self.model, self.model.weight_map(), num_threads=2)
             spec = self.model.cache_spec()

@@ -37,6 +37,27 @@ def test_a_long_decode_is_what_transformers_computes(
     run_gate(folder, lambda ids: long_way(model, ids), long_prompts, dtype).check()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["mha-d64-tied", "odd7-mqa-d64", "gqa2-yarn"])
+def test_layers_as_forward_is_written_are_what_transformers_computes(
+    shape, dtype, checkpoint, harness, way, prompts
+):
+    folder = checkpoint(shape)
+    model = harness(folder, dtype, is_fused=False)
+    run_gate(folder, lambda ids: way(model, ids), prompts, dtype).check()
+
+
+@pytest.mark.parametrize("shape", ["mha-d64-tied", "odd7-mqa-d64"])
+def test_fused_layers_are_the_layers_as_written(shape, checkpoint, harness, way, prompts):
+    """Bit by bit in float32, where a CPU runs the parts of each fused op in turn."""
+    folder = checkpoint(shape)
+    fused, written = (
+        way(harness(folder, is_fused=is_fused), prompts) for is_fused in (True, False)
+    )
+    for a, b in zip(fused, written, strict=True):
+        assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_every_attention_backend_passes(backend, checkpoint, harness, way, prompts):
     folder = checkpoint("odd7-mqa-d64")

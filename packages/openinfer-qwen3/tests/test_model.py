@@ -41,11 +41,9 @@ def test_logits_are_in_the_models_dtype_and_none_are_allowed(checkpoint, harness
 
 def test_the_rotary_table_is_as_long_as_asked(checkpoint):
     folder = checkpoint("mha-d64-tied")
-    assert _model(folder).layers[0].attention.attention.rotary.cos_sin.shape == (512, 64)
-    assert _model(folder, max_model_len=99).layers[0].attention.attention.rotary.cos_sin.shape == (
-        99,
-        64,
-    )
+    for options, length in (({}, 512), ({"max_model_len": 99}, 99)):
+        rotary = _model(folder, **options).layers[0].attention.rotary
+        assert rotary.cos_sin.shape == (length, 64)
 
 
 def test_every_parameter_is_loaded_once(checkpoint):

@@ -1,6 +1,7 @@
-"""Faults the gate must see: a gate that cannot fail proves nothing.
+"""Faults that the gate must see: a gate that cannot fail proves nothing.
 
-Each one is a mistake that leaves shapes right and text fluent on a real model.
+Each fault leaves shapes right and text fluent on a real model. They are made in the layers as
+`forward` is written, where each part is a module of its own.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ SHAPE = "gqa2-d64-untied"
 
 
 class Patched:
-    """An op whose arguments are changed on the way in."""
+    """An op that gets changed arguments."""
 
     def __init__(self, op, change):
         self.op, self.change = op, change
@@ -24,23 +25,28 @@ class Patched:
 
 
 def _attentions(harness):
-    """What each layer does between its projections, as ops in turn."""
-    return [layer.attention.attention._attend for layer in harness.model.layers]
+    """The attention of each layer, whose parts are modules."""
+    return [layer.attention for layer in harness.model.layers]
+
+
+def _paged(harness):
+    """The paged attention of each layer."""
+    return [attention.attention for attention in _attentions(harness)]
 
 
 def query_one_position_late(harness):
-    # Shifting queries and keys together changes nothing: rotation knows distances alone.
-    for attention in _attentions(harness):
-        rope = attention._rope
+    # Shifting queries and keys together changes nothing: rotation encodes distances alone.
+    rotary = _attentions(harness)[0].rotary  # layers share it
+    forward = rotary.forward
 
-        def rotate(q, k, cos_sin, positions, rope=rope):
-            return rope(q, k, cos_sin, positions + 1)[0], rope(q, k, cos_sin, positions)[1]
+    def rotate(q, k, positions):
+        return forward(q, k, positions + 1)[0], forward(q, k, positions)[1]
 
-        attention._rope = rotate
+    rotary.forward = rotate
 
 
 def wrong_theta(harness):
-    rotary = harness.model.layers[0].attention.attention.rotary
+    rotary = _attentions(harness)[0].rotary
     head_dim = rotary.cos_sin.shape[1]
     frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(rotary.cos_sin.shape[0]).float(), frequencies)
@@ -49,11 +55,11 @@ def wrong_theta(harness):
 
 def no_qk_norm(harness):
     for attention in _attentions(harness):
-        attention._norm = lambda x, weight: x
+        attention.q_norm.forward = attention.k_norm.forward = lambda x: x
 
 
 def a_token_sees_the_next(harness):
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
 
         def look_ahead(q, k, v, cu, lens, table, max_q, max_k):
             longer = torch.minimum(lens + 1, torch.tensor(table.shape[1] * 16)).int()
@@ -63,7 +69,7 @@ def a_token_sees_the_next(harness):
 
 
 def a_token_does_not_see_itself(harness):
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
 
         def look_behind(q, k, v, cu, lens, table, max_q, max_k):
             return q, k, v, cu, (lens - 1).clamp(min=1), table, max_q, max_k
@@ -87,7 +93,7 @@ def one_stale_block(harness):
 
 
 def wrong_kv_head(harness):
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
 
         def roll(q, k, v, *rest):
             return (q, k.roll(1, dims=2), v.roll(1, dims=2), *rest)
@@ -97,7 +103,7 @@ def wrong_kv_head(harness):
 
 def interleaved_kv_heads(harness):
     """Query head h reads h % num_kv_heads, not h // group."""
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
         attend = attention._attend
 
         def permuted(q, *rest, attend=attend):
@@ -124,7 +130,7 @@ FAULTS = [
 def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
     # Looking ahead in a decode step reads a slot nobody wrote, so give it an arena without NaN.
     folder = checkpoint(SHAPE)
-    model = harness(folder, dtype, attention_backend="composed")
+    model = harness(folder, dtype, is_fused=False)
     with torch.inference_mode():
         for index in range(model.cache.spec.num_layers):
             for plane in model.cache.layer(index):
@@ -138,17 +144,18 @@ def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
 
 @pytest.mark.parametrize("fault", [wrong_theta, one_stale_block], ids=lambda fault: fault.__name__)
 def test_the_gate_goes_red_over_fused_attention(way, fault, checkpoint, harness, prompts):
-    """What a fault of the model's own inputs comes to on the path that a CPU takes by default."""
+    """A fault of the model's inputs is seen on the path that a CPU takes by default, too."""
     folder = checkpoint(SHAPE)
     model = harness(folder, torch.bfloat16)
-    assert not hasattr(_attentions(model)[0], "_rope"), "this path is composed"
+    fused_attention = model.model.layers[0].fused._attend._attend
+    assert not hasattr(fused_attention, "_rope"), "the parts run in turn on this path"
     fault(model)
     report = run_gate(folder, lambda ids: way(model, ids), prompts, torch.bfloat16)
     assert not report.is_accurate, report
 
 
 def the_newest_token_is_lost_at_length(harness):
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
 
         def shorter(q, k, v, cu, lens, table, max_q, max_k):
             return q, k, v, cu, lens - ((lens > 256) & (max_q == 1)).int(), table, max_q, max_k
@@ -157,7 +164,7 @@ def the_newest_token_is_lost_at_length(harness):
 
 
 def a_block_is_read_twice_at_length(harness):
-    for attention in _attentions(harness):
+    for attention in _paged(harness):
 
         def repeated(q, k, v, cu, lens, table, max_q, max_k):
             if max_q == 1:
@@ -178,7 +185,7 @@ def test_the_gate_of_long_decodes_goes_red(
     fault, dtype, checkpoint, harness, long_way, long_prompts, long_shape
 ):
     folder = checkpoint(long_shape)
-    model = harness(folder, dtype, attention_backend="composed")
+    model = harness(folder, dtype, is_fused=False)
     fault(model)
     report = run_gate(folder, lambda ids: long_way(model, ids), long_prompts, dtype)
     assert not report.is_accurate, report

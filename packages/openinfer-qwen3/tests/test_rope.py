@@ -5,9 +5,8 @@ import torch
 from transformers import Qwen3Config as TransformersConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from openinfer_nn import inverse_frequencies
+from openinfer_nn import inverse_frequencies, rope_scaling
 from openinfer_qwen3 import Qwen3Config
-from openinfer_qwen3.model import rope_scaling
 
 PUBLISHED = {
     "architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden_size": 2560,

@@ -119,7 +119,7 @@ def test_decoded_tokens(decoded, way, dtype):
 
 
 def wrong_theta(model):
-    rotary = model.layers[0].attention.attention.rotary
+    rotary = model.layers[0].attention.rotary
     num_positions, head_dim = rotary.cos_sin.shape
     frequencies = 1_000_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)

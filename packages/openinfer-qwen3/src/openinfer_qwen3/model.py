@@ -1,72 +1,77 @@
 """Qwen3 dense, top to bottom: attention, MLP, layer, model, weight names.
 
 A decoder-only transformer with grouped-query attention, an RMS norm on every query and key head
-before the rotation, a SwiGLU MLP, and norms in front of each (Qwen3 technical report, 2025). The
-configuration is in `config.py`, where no torch is needed to read it.
+before the rotation, a SwiGLU MLP, and a norm before each of the two (Qwen3 technical report, 2025).
+The configuration is in `config.py`, which needs no torch.
 
 Shapes in comments:
-    T  tokens of the step, of all sequences, one sequence after another
+    T  tokens of the step, all sequences one after another
     H  query heads, KVH key and value heads, D dimensions of a head
     C  width of the residual stream (hidden_size), I width of the MLP, V vocabulary
 
-A step is ragged: there is no batch dimension. Which token belongs to which sequence, and where its
-keys lie, is in `StepInputs`.
+A step is ragged: there is no batch dimension. `StepInputs` says which token belongs to which
+sequence and where its keys lie.
+
+The `forward` methods are the arithmetic. `FusedLayer` computes the same layer in five fused ops,
+and is what an engine runs.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from openinfer_kernels import Quantization
 from openinfer_nn import (
-    Attention,
+    AddLinear,
     CacheSpec,
     CacheView,
     Embedding,
+    FusedAttention,
     Linear,
-    LinearScaling,
-    Llama3Scaling,
     LMHead,
     MergedLinear,
+    NormGateUp,
+    NormLinear,
+    PagedAttention,
     PlaneSpec,
     QKVLinear,
     RMSNorm,
-    RopeScaling,
     RotaryEmbedding,
+    SiluAndMul,
     StepInputs,
     WeightMap,
-    YarnScaling,
+    rope_scaling,
 )
-from openinfer_qwen3.config import Qwen3Config, RopeConfig
+from openinfer_qwen3.config import Qwen3Config
 
 
-def rope_scaling(rope: RopeConfig) -> RopeScaling | None:
-    """Returns the scaling of the rotary frequencies that a configuration names."""
-    match rope.type:
-        case "default":
-            return None
-        case "linear":
-            return LinearScaling(**rope.options)
-        case "yarn":
-            return YarnScaling(original_max_position=rope.original_max_position, **rope.options)
-        case "llama3":
-            return Llama3Scaling(original_max_position=rope.original_max_position, **rope.options)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Build:
+    """What all parts of a model are built for."""
+
+    device: torch.device | str
+    dtype: torch.dtype
+    block_size: int
+    attention_backend: str
+    quantization: Quantization | None
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arguments of every module."""
+        return {"device": self.device, "dtype": self.dtype}
+
+    @property
+    def product(self) -> dict[str, Any]:
+        """Arguments of every matrix product."""
+        return {**self.place, "quantization": self.quantization}
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention with normalised queries and keys, behind a norm."""
+    """Grouped-query attention with normalised queries and keys."""
 
-    def __init__(
-        self,
-        config: Qwen3Config,
-        rotary: RotaryEmbedding,
-        norm: RMSNorm,
-        *,
-        block_size: int,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        attention_backend: str,
-        quantization: Quantization | None,
-    ) -> None:
+    def __init__(self, config: Qwen3Config, rotary: RotaryEmbedding, build: _Build) -> None:
         """Allocates the projections and the two head norms."""
         super().__init__()
         head_dim, eps = config.head_dim, config.rms_norm_eps
@@ -75,134 +80,115 @@ class Qwen3Attention(nn.Module):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
-            norm=norm,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
+            **build.product,
         )
-        self.q_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
-        self.k_norm = RMSNorm(head_dim, eps=eps, device=device, dtype=dtype)
-        self.attention = Attention(
+        # One weight of D numbers for all heads.
+        self.q_norm = RMSNorm(head_dim, eps=eps, **build.place)
+        self.k_norm = RMSNorm(head_dim, eps=eps, **build.place)
+        self.rotary = rotary
+        self.attention = PagedAttention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
-            block_size=block_size,
+            block_size=build.block_size,
             scale=head_dim**-0.5,
-            rotary=rotary,
-            head_norms=(self.q_norm, self.k_norm),  # over D, one weight for all heads
-            device=device,
-            dtype=dtype,
-            backend=attention_backend,
+            backend=build.attention_backend,
+            **build.place,
         )
-        self.o_proj = Linear(
-            config.num_heads * head_dim,
-            config.hidden_size,
-            adds_residual=True,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-        )
+        self.o_proj = Linear(config.num_heads * head_dim, config.hidden_size, **build.product)
 
     def forward(
-        self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
+        self, h: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Mixes each token with those before it in its sequence: [T, C], the stream, to [T, C]."""
-        qkv = self.qkv_proj.project(x)  # [T, H + 2 KVH, D]
-        heads = self.attention(qkv, inputs, layer_cache)  # [T, H * D]
-        return self.o_proj(heads, x)  # type: ignore[no-any-return]
+        """Mixes each token with those before it in its sequence: [T, C] to [T, C]."""
+        q, k, v = self.qkv_proj.split_heads(h)  # [T, H, D], [T, KVH, D], [T, KVH, D]
+        q, k = self.rotary(self.q_norm(q), self.k_norm(k), inputs.positions)
+        heads = self.attention(q, k, v, inputs, layer_cache)  # [T, H * D]
+        return self.o_proj(heads)  # type: ignore[no-any-return]
 
 
 class Qwen3MLP(nn.Module):
-    """A gated MLP behind a norm: x + down(silu(gate(norm(x))) * up(norm(x)))."""
+    """The gated MLP: down(silu(gate(h)) * up(h))."""
 
-    def __init__(
-        self,
-        config: Qwen3Config,
-        norm: RMSNorm,
-        *,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        quantization: Quantization | None,
-    ) -> None:
+    def __init__(self, config: Qwen3Config, build: _Build) -> None:
         """Allocates gate and up as one product, and down."""
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedLinear(
-            hidden,
-            (intermediate, intermediate),
-            norm=norm,
-            is_gated=True,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-        )
-        self.down_proj = Linear(
-            intermediate,
-            hidden,
-            adds_residual=True,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-        )
+        self.gate_up_proj = MergedLinear(hidden, (intermediate, intermediate), **build.product)
+        self.silu_and_mul = SiluAndMul(intermediate, **build.place)
+        self.down_proj = Linear(intermediate, hidden, **build.product)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [T, C], the stream, to [T, C]."""
-        return self.down_proj(self.gate_up_proj(x), x)  # type: ignore[no-any-return]
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        """Maps [T, C] to [T, C]."""
+        gate_up = self.gate_up_proj(h)  # [T, 2 I]
+        return self.down_proj(self.silu_and_mul(gate_up))  # type: ignore[no-any-return]
 
 
 class Qwen3Layer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream.
+    """Attention and MLP, each after a norm and added to the residual stream.
 
-    The products beside them apply the norms and make the sums, see `openinfer_nn.Linear`.
+    Attributes:
+        fused: The same arithmetic in fused ops; None where the layer runs as `forward` is written.
     """
 
     def __init__(
-        self,
-        config: Qwen3Config,
-        rotary: RotaryEmbedding,
-        *,
-        block_size: int,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        attention_backend: str,
-        quantization: Quantization | None,
+        self, config: Qwen3Config, rotary: RotaryEmbedding, build: _Build, *, is_fused: bool
     ) -> None:
         """Allocates both halves and their norms."""
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.attention = Qwen3Attention(
-            config,
-            rotary,
-            self.input_norm,
-            block_size=block_size,
-            device=device,
-            dtype=dtype,
-            attention_backend=attention_backend,
-            quantization=quantization,
-        )
-        self.post_attention_norm = RMSNorm(hidden, eps=eps, device=device, dtype=dtype)
-        self.mlp = Qwen3MLP(
-            config,
-            self.post_attention_norm,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-        )
+        self.input_norm = RMSNorm(hidden, eps=eps, **build.place)
+        self.attention = Qwen3Attention(config, rotary, build)
+        self.post_attention_norm = RMSNorm(hidden, eps=eps, **build.place)
+        self.mlp = Qwen3MLP(config, build)
+        self.fused = FusedLayer(self) if is_fused else None
 
     def forward(
         self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
         """Maps [T, C], the residual stream, which is consumed, to [T, C]."""
-        x = self.attention(x, inputs, layer_cache)
-        return self.mlp(x)  # type: ignore[no-any-return]
+        if self.fused is not None:
+            return self.fused(x, inputs, layer_cache)
+        h = self.input_norm(x)
+        x = x + self.attention(h, inputs, layer_cache)
+        h = self.post_attention_norm(x)
+        return x + self.mlp(h)  # type: ignore[no-any-return]
+
+
+class FusedLayer:
+    """`Qwen3Layer.forward` in five fused ops over the layer's own weights.
+
+    A decode step is the reading of weights. A kernel of its own for a norm, a gate or an addition
+    costs as much as reading a few megabytes, so a device runs each line below as one kernel.
+    """
+
+    def __init__(self, layer: Qwen3Layer) -> None:
+        """Plans the ops."""
+        attention, mlp = layer.attention, layer.mlp
+        self._norm_qkv = NormLinear(layer.input_norm, attention.qkv_proj)
+        self._attend = FusedAttention(
+            attention.attention, attention.rotary, (attention.q_norm, attention.k_norm)
+        )
+        self._add_o = AddLinear(attention.o_proj)
+        self._norm_gate_up = NormGateUp(layer.post_attention_norm, mlp.gate_up_proj)
+        self._add_down = AddLinear(mlp.down_proj)
+
+    def __call__(
+        self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Maps [T, C], the residual stream, which is consumed, to [T, C]."""
+        qkv = self._norm_qkv(x)  # qkv_proj(input_norm(x))
+        heads = self._attend(qkv, inputs, layer_cache)  # norms, rotation, attention
+        x = self._add_o(x, heads)  # x + o_proj(heads)
+        h = self._norm_gate_up(x)  # silu(gate) * up, of gate_up_proj(post_attention_norm(x))
+        return self._add_down(x, h)  # x + down_proj(h)
 
 
 class Qwen3Model(nn.Module):
     """The whole network. Its weights are allocated, not initialised: see `weight_map`.
 
-    Build and call it under `torch.inference_mode`. It owns its weights and nothing else: inputs and
-    cache are the caller's, and one thread calls it at a time.
+    Build and call it under `torch.inference_mode`. It owns its weights and nothing else: the caller
+    owns inputs and cache. One thread may call it at a time.
     """
 
     def __init__(
@@ -215,18 +201,20 @@ class Qwen3Model(nn.Module):
         max_model_len: int | None = None,
         attention_backend: str = "auto",
         quantization: Quantization | None = None,
+        is_fused: bool = True,
     ) -> None:
         """Allocates the weights and plans every op.
 
         Args:
             config: The shape.
             device: Where weights and cache lie.
-            dtype: Of weights, activations and cache.
-            block_size: Tokens a cache block holds.
+            dtype: Dtype of weights, activations and cache.
+            block_size: Tokens per cache block.
             max_model_len: Longest sequence to prepare for; the configuration's if None.
-            attention_backend: Of `paged_attention`.
-            quantization: Of the weights of all products, the head's included; norms, and the
-                table of an embedding that is not the head too, keep the dtype.
+            attention_backend: Backend of the attention.
+            quantization: Quantization of all products, the head's included. Norms keep the dtype,
+                and so does the table of an embedding that is not also the head.
+            is_fused: Whether layers run in fused ops; False runs each as `forward` is written.
 
         Raises:
             BackendUnavailable: The attention backend, or the quantization, cannot run here.
@@ -234,40 +222,36 @@ class Qwen3Model(nn.Module):
         super().__init__()
         self.config = config
         self.dtype = dtype
-        self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, device=device, dtype=dtype
+        build = _Build(
+            device=device,
+            dtype=dtype,
+            block_size=block_size,
+            attention_backend=attention_backend,
+            quantization=quantization,
         )
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, **build.place)
         rotary = RotaryEmbedding(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             theta=config.rope.theta,
             scaling=rope_scaling(config.rope),
             max_positions=max_model_len or config.max_position,
-            device=device,
+            **build.place,
         )
         self.layers = nn.ModuleList(
-            Qwen3Layer(
-                config,
-                rotary,
-                block_size=block_size,
-                device=device,
-                dtype=dtype,
-                attention_backend=attention_backend,
-                quantization=quantization,
-            )
-            for _ in range(config.num_layers)
+            Qwen3Layer(config, rotary, build, is_fused=is_fused) for _ in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, device=device, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, **build.place)
         self.lm_head = LMHead(
             config.vocab_size,
             config.hidden_size,
             tied_to=self.embed_tokens if config.tie_word_embeddings else None,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
+            **build.product,
         )
 
     def forward(self, inputs: StepInputs, cache: CacheView) -> torch.Tensor:
-        """Runs a step, writing its keys and values to the cache.
+        """Runs a step and writes its keys and values to the cache.
 
         Returns:
             [T, C], the normalised hidden state of every token.
@@ -278,10 +262,10 @@ class Qwen3Model(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Maps hidden rows [n, C], those wanted, to logits [n, V], in `out` if there is one.
+        """Maps selected hidden rows, [n, C], to logits [n, V], written to `out` if it is given.
 
-        They are in the model's dtype, as it was trained. What follows (temperature, softmax,
-        logprobs) is for float32: it widens them where it reads them.
+        Logits are in the model's dtype, as in training. Temperature, softmax and logprobs need
+        float32; the sampler widens the logits when it reads them.
         """
         return self.lm_head(hidden, out)  # type: ignore[no-any-return]
 
@@ -297,7 +281,7 @@ class Qwen3Model(nn.Module):
         )
 
     def weight_map(self) -> WeightMap:
-        """Returns where each tensor of a checkpoint goes, by transformers' names."""
+        """Returns the destination of each checkpoint tensor, by transformers' names."""
         names = WeightMap()
         names.add("model.embed_tokens.weight", self.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
@@ -305,13 +289,13 @@ class Qwen3Model(nn.Module):
             _add_layer(names, f"model.layers.{index}", layer)
         names.add("model.norm.weight", self.norm.weight)
         if self.config.tie_word_embeddings:
-            # Some checkpoints store the shared table twice. Where the head is another one,
-            # transformers leaves them untied.
+            # Some checkpoints store the shared table twice. If the second copy differs,
+            # transformers does not tie them, and this model would compute something else.
             names.repeat(
                 "lm_head.weight",
                 of="model.embed_tokens.weight",
-                otherwise="it is not model.embed_tokens.weight again, as tie_word_embeddings in "
-                "config.json says; write false there if the model has a head of its own",
+                otherwise="it differs from model.embed_tokens.weight although config.json sets "
+                "tie_word_embeddings; if the model has a head of its own, set that field to false",
             )
         else:
             names.add("lm_head.weight", self.lm_head.weight)

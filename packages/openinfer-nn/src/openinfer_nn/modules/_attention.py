@@ -1,16 +1,25 @@
-"""Attention over the paged cache, from a layer's projections to its heads' outputs."""
+"""Attention over the paged cache."""
 
 import torch
 from torch import nn
 
-from openinfer_kernels import FusedAttentionSpec, PagedAttentionSpec, plan_fused_attention
+from openinfer_kernels import (
+    PagedAttentionSpec,
+    StoreKVSpec,
+    plan_paged_attention,
+    plan_store_kv,
+)
 from openinfer_nn._inputs import StepInputs
-from openinfer_nn.modules._norm import RMSNorm
-from openinfer_nn.modules._rotary import RotaryEmbedding
 
 
-class Attention(nn.Module):
-    """Causal grouped-query attention; the projections around it are the model file's."""
+class PagedAttention(nn.Module):
+    """Causal grouped-query attention over the paged cache; it has no weight.
+
+    Attributes:
+        spec: What is fixed about the attention.
+        device: Where it runs.
+        backend: The backend that was asked for, "auto" for the best one.
+    """
 
     def __init__(
         self,
@@ -20,28 +29,24 @@ class Attention(nn.Module):
         head_dim: int,
         block_size: int,
         scale: float,
-        rotary: RotaryEmbedding,
-        head_norms: tuple[RMSNorm, RMSNorm] | None,
         device: torch.device | str,
         dtype: torch.dtype,
         backend: str = "auto",
     ) -> None:
-        """Plans the op. There is no weight: the norms are another module's.
+        """Plans the ops.
 
         Args:
             num_heads: Query heads.
             num_kv_heads: Key and value heads.
             head_dim: Dimensions of a head.
-            block_size: Tokens a cache block holds.
-            scale: Multiplies the scores.
-            rotary: The angles by which queries and keys are rotated.
-            head_norms: What normalises query and key heads before the rotation, if anything does.
+            block_size: Tokens per cache block.
+            scale: Factor of the scores.
             device: Where it runs.
-            dtype: Of projections and cache.
-            backend: Of `fused_attention`, or of `paged_attention` among the ops it is made of.
+            dtype: Dtype of queries, keys, values and cache.
+            backend: Backend of `paged_attention`, and of `FusedAttention` over this module.
         """
         super().__init__()
-        attention = PagedAttentionSpec(
+        self.spec = PagedAttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -49,31 +54,44 @@ class Attention(nn.Module):
             scale=scale,
             dtype=dtype,
         )
-        eps = None if head_norms is None else head_norms[0].eps
-        spec = FusedAttentionSpec(attention=attention, norm_eps=eps)
-        self._attend = plan_fused_attention(spec, device, backend)
-        self.rotary = rotary
-        # In a tuple: they are no parts of this module.
-        self._head_norms = head_norms
+        self.device = device
+        self.backend = backend
+        store = StoreKVSpec(
+            num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype
+        )
+        self._store_kv = plan_store_kv(store, device)
+        self._attend = plan_paged_attention(self.spec, device, backend)
 
     def forward(
         self,
-        qkv: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
         inputs: StepInputs,
         layer_cache: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Attends this step's queries to everything cached for their sequences, this step included.
+        """Stores this step's keys and values, then attends to all tokens of each sequence.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], from `QKVLinear.project`; it
-                is consumed.
+            q: [num_tokens, num_heads, head_dim].
+            k: [num_tokens, num_kv_heads, head_dim].
+            v: The same shape as `k`.
             inputs: The step.
-            layer_cache: Keys and values of this layer, from `CacheView.layer`; this step's are
-                written there.
+            layer_cache: Keys and values of this layer, from `CacheView.layer`.
 
         Returns:
             [num_tokens, num_heads * head_dim].
         """
-        norms = self._head_norms
-        weights = None if norms is None else (norms[0].weight, norms[1].weight)
-        return self._attend(qkv, weights, self.rotary.cos_sin, inputs, *layer_cache)
+        k_cache, v_cache = layer_cache
+        self._store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
+        heads = self._attend(
+            q,
+            k_cache,
+            v_cache,
+            inputs.cu_seqlens_q,
+            inputs.seq_lens,
+            inputs.block_table,
+            inputs.max_seqlen_q,
+            inputs.max_seqlen_k,
+        )
+        return heads.view(len(q), -1)

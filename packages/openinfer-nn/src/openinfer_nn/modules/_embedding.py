@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from openinfer_kernels import FusedLinearSpec, LinearSpec, Quantization
+from openinfer_kernels import LinearSpec, Quantization
 from openinfer_nn.modules._linear import PackedModule
 from openinfer_nn.modules._parameter import empty_parameter
 
 
 class Embedding(nn.Module):
-    """Token ids to rows of a table."""
+    """A table that maps token ids to rows."""
 
     def __init__(
         self,
@@ -25,22 +25,22 @@ class Embedding(nn.Module):
         """Allocates the table, [vocab_size, hidden_size]."""
         super().__init__()
         self.weight = empty_parameter((vocab_size, hidden_size), device=device, dtype=dtype)
-        self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._look_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def look_up_in(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Takes rows from elsewhere from now on: a head that shares the table has packed it."""
+    def share_rows(self, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Drops the table; rows come from `look_up`, a tied head's packed table, from now on."""
         del self.weight
-        self._rows = rows
+        self._look_up = look_up
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps [num_tokens], int64, to [num_tokens, hidden_size]."""
-        if self._rows is None:
+        if self._look_up is None:
             return F.embedding(token_ids, self.weight)
-        return self._rows(token_ids)
+        return self._look_up(token_ids)
 
 
 class LMHead(PackedModule):
-    """Hidden rows to logits over the vocabulary."""
+    """The product that maps hidden rows to logits over the vocabulary."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class LMHead(PackedModule):
         Args:
             vocab_size: Rows.
             hidden_size: Columns.
-            tied_to: The embedding whose table is the head's too, None if it has its own. Once the
-                table is packed, the embedding looks its rows up in the packed one, so there is
-                one copy; a quantized one is widened row by row.
+            tied_to: The embedding whose table is also the head's, None if the head has its own.
+                Once the table is packed, the embedding looks its rows up in the packed one, so
+                memory holds one copy. Rows of a quantized table are widened when looked up.
             device: Where the weight lies.
-            dtype: Of stored weight and hidden rows.
-            quantization: Of the weight.
-            backend: Of the product.
+            dtype: Dtype of the stored weight and of the hidden rows.
+            quantization: Quantization of the packed weight; None keeps the dtype.
+            backend: Backend of the product.
         """
         spec = LinearSpec(
             in_features=hidden_size,
@@ -73,19 +73,21 @@ class LMHead(PackedModule):
             quantization=quantization,
             is_looked_up=tied_to is not None,
         )
-        shape = (vocab_size, hidden_size)
-        weight = tied_to.weight if tied_to else empty_parameter(shape, device=device, dtype=dtype)
-        super().__init__(FusedLinearSpec(linear=spec), weight, device=device, backend=backend)
-        # In a tuple: it is not a part of the head.
+        if tied_to is None:
+            weight = empty_parameter((vocab_size, hidden_size), device=device, dtype=dtype)
+        else:
+            weight = tied_to.weight
+        super().__init__(spec, weight, device=device, backend=backend)
+        # A tuple, so that nn.Module does not register the embedding as a child of the head.
         self._tied_to = (tied_to,)
 
     def pack(self) -> None:
-        """Packs the weight, and shows a tied embedding where its rows are now."""
+        """Packs the weight; a tied embedding looks its rows up in the packed one from now on."""
         super().pack()
-        (embedding,), packed = self._tied_to, self._packed
-        if embedding is not None and packed is not None:
-            embedding.look_up_in(lambda index: self._linear.rows(packed, index))
+        (embedding,), packed = self._tied_to, self.packed
+        if embedding is not None:
+            embedding.share_rows(lambda index: self._product.rows(packed, index))
 
     def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Maps [n, hidden_size] to [n, vocab_size], in `out` if there is one."""
-        return self._multiply(hidden, out=out)
+        """Maps [n, hidden_size] to [n, vocab_size], written to `out` if it is given."""
+        return self._multiply(hidden, out)

@@ -1,7 +1,7 @@
-"""The leaves of a model: modules that own their weights and call one planned op.
+"""Matrix products without bias: one, several of the same input, and those of an attention.
 
-Weights are allocated, not initialised: `load_weights` fills them, and packs those of products into
-the order their backend wants. Nothing here keeps gradients; run under `torch.inference_mode`.
+A weight is allocated, not initialised. `load_weights` fills it in the checkpoint's order and then
+packs it into the order that its backend wants.
 """
 
 import torch
@@ -14,84 +14,77 @@ from openinfer_kernels import (
     Quantization,
     plan_fused_linear,
 )
-from openinfer_nn.modules._norm import RMSNorm
 from openinfer_nn.modules._parameter import empty_parameter, frozen_parameter
 
 
 class PackedModule(nn.Module):
-    """A product whose weight is filled as checkpoints store it, then packed once for its backend.
-
-    What stands around it in a layer, a norm before it, a gate or an addition behind it, is part of
-    it: on a device one kernel does all of that where a step has few rows.
+    """A matrix product whose weight is filled in stored order and then packed once.
 
     Attributes:
         weight: [out_features, in_features] until it is packed, then in the backend's order.
-        beside: What a backend keeps beside the weight, such as scales, once it is packed.
+        beside: What a backend keeps beside the packed weight, such as scales.
+        spec: What is fixed about the product.
+        device: Where it runs.
+        backend: The backend that was asked for, "auto" for the best one.
     """
 
     def __init__(
         self,
-        spec: FusedLinearSpec,
+        spec: LinearSpec,
         weight: nn.Parameter,
         *,
-        norm: RMSNorm | None = None,
         device: torch.device | str,
         backend: str,
     ) -> None:
-        """Plans the product; the weight may be shared, and the norm is another module's."""
+        """Plans the product. The weight may be shared with another module."""
         super().__init__()
         self.weight = weight
         self.beside = nn.ParameterList()
-        self._linear = plan_fused_linear(spec, device, backend)
-        self._spec = spec
-        # In a tuple: it is not a part of the product.
-        self._norm = (norm,)
+        self.spec = spec
+        self.device = device
+        self.backend = backend
+        self._product = plan_fused_linear(FusedLinearSpec(linear=spec), device, backend)
         self._packed: PackedWeight | None = None
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight as it will be packed."""
-        return self._spec.linear.weight_bytes
+        """Bytes of the weight once it is packed."""
+        return self.spec.weight_bytes
 
     @property
     def is_packed(self) -> bool:
-        """Whether the weight is ready to be multiplied with."""
+        """Whether the weight is packed."""
         return self._packed is not None
 
+    @property
+    def packed(self) -> PackedWeight:
+        """The packed weight, for this product and for fused ops around it."""
+        assert self._packed is not None, "the weight is not packed; load_weights does that"
+        return self._packed
+
     def pack(self) -> None:
-        """Packs the weight, which must be filled; the stored form is gone afterwards."""
+        """Packs the filled weight and frees the stored form."""
         assert self._packed is None, "a weight is packed once"
         stored = self.weight.data
-        self._packed = self._linear.pack(stored)
+        self._packed = self._product.pack(stored)
         if self._packed[0].data_ptr() != stored.data_ptr():
-            # Whoever filled it may still hold views of it.
+            # The loader may still hold views of the stored weight, so its storage is freed here.
             stored.untyped_storage().resize_(0)
         self.weight = frozen_parameter(self._packed[0])
         self.beside.extend(frozen_parameter(part) for part in self._packed[1:])
 
-    def _multiply(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        assert self._packed is not None, "the weight is not packed; load_weights does that"
-        (norm,) = self._norm
-        weight = None if norm is None else norm.weight
-        return self._linear(x, self._packed, weight, residual, out)
+    def _multiply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._product(x, self.packed, None, None, out)
 
 
 class Linear(PackedModule):
-    """A matrix product without bias."""
+    """A matrix product without bias: x @ weight.T."""
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
-        norm: RMSNorm | None = None,
-        is_gated: bool = False,
-        adds_residual: bool = False,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
@@ -102,60 +95,42 @@ class Linear(PackedModule):
         Args:
             in_features: Columns of the weight.
             out_features: Rows of the weight.
-            norm: What normalises the rows first; None for nothing.
-            is_gated: Whether the first half of the product gates the second: silu(gate) * up.
-            adds_residual: Whether the result is added to a residual stream.
             device: Where the weight lies.
-            dtype: Of stored weight and rows.
-            quantization: Of the weight.
-            backend: Of `fused_linear`.
+            dtype: Dtype of the stored weight and of the rows.
+            quantization: Quantization of the packed weight; None keeps the dtype.
+            backend: Backend of `fused_linear` or `linear`.
         """
-        linear = LinearSpec(
+        spec = LinearSpec(
             in_features=in_features,
             out_features=out_features,
             dtype=dtype,
             quantization=quantization,
         )
-        spec = FusedLinearSpec(
-            linear=linear,
-            norm_eps=None if norm is None else norm.eps,
-            is_gated=is_gated,
-            adds_residual=adds_residual,
-        )
         weight = empty_parameter((out_features, in_features), device=device, dtype=dtype)
-        super().__init__(spec, weight, norm=norm, device=device, backend=backend)
+        super().__init__(spec, weight, device=device, backend=backend)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Maps [num_tokens, in_features] to [num_tokens, out_features], half of it if gated.
-
-        Args:
-            x: Left as it is.
-            residual: The stream, if the product adds to one; it is consumed.
-        """
-        return self._multiply(x, residual)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [num_tokens, in_features] to [num_tokens, out_features]."""
+        return self._multiply(x)
 
 
 class MergedLinear(Linear):
-    """Several products of the same input as one, their weights stacked by rows."""
+    """Several products of the same input as one: their weights are stacked by rows."""
 
     def __init__(
         self,
         in_features: int,
         out_features: tuple[int, ...],
         *,
-        norm: RMSNorm | None = None,
-        is_gated: bool = False,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates one weight of sum(out_features) rows; arguments as of `Linear`."""
+        """Allocates one weight of sum(out_features) rows; other arguments as in `Linear`."""
         super().__init__(
             in_features,
             sum(out_features),
-            norm=norm,
-            is_gated=is_gated,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -164,9 +139,9 @@ class MergedLinear(Linear):
         self.out_features = out_features
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Returns the rows of each product, views of `weight`: what a checkpoint stores apart.
+        """Returns the rows of each product as views of `weight`, for a loader to fill.
 
-        Before the weight is packed.
+        Call it before the weight is packed.
         """
         assert not self.is_packed, "a packed weight has no rows to fill"
         return torch.split(self.weight, list(self.out_features))
@@ -182,19 +157,16 @@ class QKVLinear(MergedLinear):
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        norm: RMSNorm | None = None,
         device: torch.device | str,
         dtype: torch.dtype,
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows; the rest as of `Linear`."""
+        """Allocates (num_heads + 2 * num_kv_heads) * head_dim rows; the rest as in `Linear`."""
         heads = (num_heads, num_kv_heads, num_kv_heads)
-        rows = tuple(n * head_dim for n in heads)
         super().__init__(
             hidden_size,
-            rows,
-            norm=norm,
+            tuple(n * head_dim for n in heads),
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -203,10 +175,13 @@ class QKVLinear(MergedLinear):
         self.heads = heads
         self.head_dim = head_dim
 
-    def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Projects [num_tokens, hidden_size] to queries, keys and values of every head.
+    def split_heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Projects [num_tokens, hidden_size] to queries, keys and values.
 
         Returns:
-            [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
+            [num_tokens, num_heads, head_dim] and twice [num_tokens, num_kv_heads, head_dim]: views
+            of one tensor.
         """
-        return self(x).view(x.shape[0], sum(self.heads), self.head_dim)  # type: ignore[no-any-return]
+        qkv = self._multiply(x).view(len(x), sum(self.heads), self.head_dim)
+        q, k, v = torch.split(qkv, list(self.heads), dim=1)
+        return q, k, v

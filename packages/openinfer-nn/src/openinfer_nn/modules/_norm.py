@@ -11,7 +11,7 @@ class RMSNorm(nn.Module):
     """Root-mean-square normalisation with a learned scale.
 
     Attributes:
-        weight: [hidden_size], the scale.
+        weight: The scale, [hidden_size].
         eps: Added to the mean square.
     """
 

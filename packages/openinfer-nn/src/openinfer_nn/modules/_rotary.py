@@ -1,33 +1,37 @@
-"""Rotary position embedding: the frequencies of each scaling, and the table of angles.
+"""Rotary position embedding: the frequencies of each scaling, the table of angles, the rotation.
 
 The definitions are those of the papers and of the checkpoints' own training code, as transformers
-computes them; the tests of the model packages hold every one of them to it.
+computes them. The tests of the model packages hold each of them to transformers.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from openinfer_kernels import RopeSpec, plan_rope
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """Positions divided by a factor (position interpolation; Chen et al., 2023)."""
+    """Position interpolation: positions are divided by a factor (Chen et al., 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """YaRN: slow dimensions interpolated, fast ones kept, a ramp between (Peng et al., 2023).
+    """YaRN: slow dimensions are interpolated, fast ones kept, with a ramp between (Peng, 2023).
 
     Attributes:
-        factor: How many times longer contexts get.
-        original_max_position: Longest context of the training.
-        beta_fast: Dimensions that turn more often than this over that context are kept.
-        beta_slow: Those that turn less often are interpolated.
-        attention_factor: Multiplies cosines and sines; None for the paper's 0.1 ln(factor) + 1.
+        factor: Ratio of the longest context to that of the training.
+        original_max_position: Longest context of the training, in tokens.
+        beta_fast: Dimensions with more turns than this over that context are kept.
+        beta_slow: Dimensions with fewer turns than this are interpolated.
+        attention_factor: Factor of cosines and sines; None for the paper's 0.1 ln(factor) + 1.
         truncate: Whether the ramp begins and ends at whole dimensions.
     """
 
@@ -41,13 +45,13 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's: waves longer than the training context interpolated, short ones kept.
+    """Llama 3.1: waves longer than the training context are interpolated, short ones kept.
 
     Attributes:
-        factor: How many times longer contexts get.
-        original_max_position: Longest context of the training.
+        factor: Ratio of the longest context to that of the training.
+        original_max_position: Longest context of the training, in tokens.
         low_freq_factor: Waves that fit fewer times than this in that context are interpolated.
-        high_freq_factor: Waves that fit more times are kept.
+        high_freq_factor: Waves that fit more times than this are kept.
     """
 
     factor: float
@@ -57,6 +61,41 @@ class Llama3Scaling:
 
 
 RopeScaling = LinearScaling | YarnScaling | Llama3Scaling
+
+
+class RopeParameters(Protocol):
+    """The rotary embedding as a configuration describes it, such as openinfer-engine's `Rope`."""
+
+    @property
+    def type(self) -> str:
+        """Name of the scaling: "default", "linear", "yarn" or "llama3"."""
+
+    @property
+    def theta(self) -> float:
+        """Base of the geometric series of wavelengths."""
+
+    @property
+    def original_max_position(self) -> int:
+        """Longest context of the training, for yarn and llama3."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The scaling's own numbers, by name."""
+
+
+def rope_scaling(rope: RopeParameters) -> RopeScaling | None:
+    """Returns the scaling of the frequencies that a configuration names, None for none."""
+    match rope.type:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(**rope.options)
+        case "yarn":
+            return YarnScaling(original_max_position=rope.original_max_position, **rope.options)
+        case "llama3":
+            return Llama3Scaling(original_max_position=rope.original_max_position, **rope.options)
+        case _:
+            raise ValueError(f"no rotary scaling is called {rope.type!r}")
 
 
 def inverse_frequencies(
@@ -70,7 +109,7 @@ def inverse_frequencies(
         scaling: How the frequencies were stretched for longer contexts, None if they were not.
 
     Returns:
-        [head_dim / 2], float32 on the CPU, and what multiplies cosines and sines.
+        [head_dim / 2], float32 on the CPU, and the factor of cosines and sines.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies = 1.0 / (theta**exponents)
@@ -96,7 +135,7 @@ def _yarn(
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    # A ramp of no width is a step.
+    # A ramp of width 0 is a step; a small width avoids a division by zero.
     width = (last - first) or 0.001
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
     scaled = frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
@@ -114,7 +153,7 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """The table of angles of a model, shared by the attentions of its layers.
+    """Rotation of queries and keys by the angles of their positions; layers share one.
 
     Attributes:
         cos_sin: [max_positions, head_dim], float32; a row is the cosines, then the sines.
@@ -123,16 +162,40 @@ class RotaryEmbedding(nn.Module):
     def __init__(
         self,
         *,
+        num_heads: int,
+        num_kv_heads: int,
         head_dim: int,
         theta: float,
         scaling: RopeScaling | None,
         max_positions: int,
         device: torch.device | str,
+        dtype: torch.dtype,
     ) -> None:
-        """Computes the table."""
+        """Computes the table of angles and plans the op.
+
+        Args:
+            num_heads: Query heads.
+            num_kv_heads: Key heads.
+            head_dim: Dimensions of a head; even.
+            theta: Base of the geometric series of wavelengths.
+            scaling: How the frequencies were stretched for longer contexts, None if they were not.
+            max_positions: Rows of the table.
+            device: Where it lies.
+            dtype: Dtype of queries and keys.
+        """
         super().__init__()
         frequencies, amplitude = inverse_frequencies(head_dim, theta, scaling)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         table = torch.cat((angles.cos(), angles.sin()), dim=1) * amplitude
         self.register_buffer("cos_sin", table.to(device), persistent=False)
         self.cos_sin: torch.Tensor
+        spec = RopeSpec(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
+        )
+        self._rope = plan_rope(spec, device)
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotates [num_tokens, heads, head_dim] queries and keys to their positions."""
+        return self._rope(q, k, self.cos_sin, positions)
