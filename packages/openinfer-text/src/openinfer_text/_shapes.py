@@ -70,16 +70,18 @@ def _option(value: Any, words: Sequence[str]) -> Hashable:
 def _kind(value: Any, words: Sequence[str]) -> Hashable:
     if isinstance(value, str):
         return _text_kind(value, words)
+    # Containers become digests of a fixed size. A tuple that held the kinds of its items several
+    # times would take time exponential in the depth of the nesting to hash and to compare.
     if isinstance(value, dict):
-        return tuple(
+        return _digest(
             [
                 (key, item if key in _PLAIN and isinstance(item, str) else _kind(item, words))
                 for key, item in value.items()
             ]
         )
     if isinstance(value, list | tuple):
-        kinds = [_kind(item, words) for item in value]
-        return "[", min(len(kinds), 3), frozenset(kinds), *kinds[:1], *kinds[-1:]
+        kinds = [repr(_kind(item, words)) for item in value]
+        return _digest((min(len(kinds), 3), sorted(set(kinds)), kinds[:1], kinds[-1:]))
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
