@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from openinfer_kernels import BACKEND_ORDER
 from openinfer_kernels.compile_gate import EVERY_SHAPE, SHARED_MEMORY_KIB, compile_cases
+from openinfer_kernels.dispatch import find_op, op_names
 
 _BROKEN = """
 import sys
@@ -165,8 +165,9 @@ def test_every_op_with_a_triton_backend_has_cases_with_names_of_their_own():
     cases = compile_cases()
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
-    for op, order in BACKEND_ORDER.items():
-        assert ("triton" in order["cuda"]) == any(name.startswith(op) for name in names), op
+    for op in op_names():
+        has_cases = any(name.startswith(op) for name in names)
+        assert ("triton" in find_op(op).order["cuda"]) == has_cases, op
 
 
 @pytest.mark.long
@@ -261,5 +262,5 @@ def test_what_is_compiled_is_what_is_launched():
 
 
 def test_an_op_without_kernels_is_the_callers_mistake():
-    with pytest.raises(ValueError, match="no Triton backend for linear"):
+    with pytest.raises(ValueError, match="linear"):
         compile_cases(["linear"])

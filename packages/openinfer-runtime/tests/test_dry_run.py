@@ -43,7 +43,7 @@ import triton.language as tl
 from triton._utils import type_canonicalisation_dict
 from triton.runtime.interpreter import InterpretedFunction
 
-import openinfer_kernels.dispatch._choice as dispatch
+from openinfer_kernels.dispatch import find_op, op_names
 from openinfer_contract import (
     Finished, GenerateRequest, LogprobOptions, PromptLogprobOptions, Sampling, StopRules, pack_ids,
 )
@@ -52,7 +52,7 @@ from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor
 from openinfer_runtime._recorder import repeat_as_is
 
-for order in dispatch.BACKEND_ORDER.values():
+for order in (find_op(name).order for name in op_names()):
     order["cpu"] = order["cuda"]
 kernels, run = set(), InterpretedFunction.run
 

@@ -119,3 +119,4 @@ def _kernels(device: str) -> Iterable[str]:
         beside = f"; also {', '.join(others)}" if others else ""
         without = f"; not {'; '.join(why)}" if why else ""
         yield f"{report.op:16} {report.backend or 'none'}{beside}{without}"
+        yield from (f"{'':16}   {regime}" for regime in report.regimes)

@@ -6,10 +6,11 @@ what is right; the others are held to it by one parametrised test.
 """
 
 from openinfer_kernels.compile._ahead import CompileAhead
+from openinfer_kernels.compile._case import CompileCase
 from openinfer_kernels.compile._count import num_compiled_kernels
+from openinfer_kernels.compile._folder import kernel_folder
 from openinfer_kernels.compile._kernel_report import KernelReport
-from openinfer_kernels.dispatch._choice import BACKEND_ORDER
-from openinfer_kernels.dispatch._report import OpReport, describe, kernel_folder
+from openinfer_kernels.dispatch import KERNELS, OpReport, Regime, backend_module, describe
 from openinfer_kernels.errors import BackendUnavailable, KernelError
 from openinfer_kernels.memory._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels.memory._upload import upload
@@ -142,12 +143,15 @@ __all__ = [
     "zeros_in_huge_pages",
     # Triton's kernels, compiled before they are needed
     "CompileAhead",
+    "CompileCase",
     "KernelReport",
     "kernel_folder",
     "num_compiled_kernels",
-    # Backends
-    "BACKEND_ORDER",
+    # Back ends
+    "KERNELS",
     "OpReport",
+    "Regime",
+    "backend_module",
     "describe",
     # Errors
     "BackendUnavailable",

@@ -7,9 +7,9 @@ The interpreter of the unit tests hides just these errors.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import triton
@@ -18,9 +18,10 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from openinfer_kernels.compile._builds import COMPILER_BYTES
+from openinfer_kernels.compile._case import CompileCase
 from openinfer_kernels.compile._forked import ForkedJobs, num_processes
-from openinfer_kernels.dispatch._choice import BACKEND_ORDER
-from openinfer_kernels.gpu._support import CompileCase
+from openinfer_kernels.dispatch import find_op, op_names
+from openinfer_kernels.errors import BackendUnavailable
 
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").
@@ -49,20 +50,26 @@ class CompileResult:
 
 
 def compile_cases(ops: Sequence[str] = ()) -> list[CompileCase]:
-    """Returns the cases of the named ops, by default of all that have a Triton backend.
+    """Returns the cases of the named ops, by default of all that have GPU kernels.
 
     Raises:
-        ValueError: A named op has no Triton backend.
+        ValueError: A named op has no GPU kernel to compile, or no package brings it.
     """
-    with_triton = [op for op, order in BACKEND_ORDER.items() if "triton" in order["cuda"]]
-    unknown = sorted(set(ops) - set(with_triton))
+    cases = {name: cases for name in op_names() if (cases := _cases_of(name))}
+    unknown = sorted(set(ops) - set(cases))
     if unknown:
-        raise ValueError(f"no Triton backend for {', '.join(unknown)}; {', '.join(with_triton)}")
-    return [
-        case
-        for op in ops or with_triton
-        for case in import_module(f"openinfer_kernels.ops.{op}._triton").compile_cases()
-    ]
+        raise ValueError(f"no GPU kernels of {', '.join(unknown)}; {', '.join(cases)} have some")
+    return [case for op in ops or cases for case in cases[op]]
+
+
+def _cases_of(name: str) -> list[CompileCase]:
+    """Returns the cases of an op's back ends, without those whose package is not installed."""
+    op = find_op(name)
+    cases: list[CompileCase] = []
+    for backend in op.modules:
+        with suppress(BackendUnavailable):
+            cases += getattr(op.load(backend), "compile_cases", list)()
+    return cases
 
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:

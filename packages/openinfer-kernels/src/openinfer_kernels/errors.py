@@ -15,7 +15,7 @@ class BackendUnavailable(KernelError):
     """A backend cannot run an op for this spec on this device.
 
     Attributes:
-        op: Name of the op, as in `BACKEND_ORDER`.
+        op: Name of the op.
         backend: Name of the backend that was asked for; "auto" when none of the op's can run.
         reason: Why not, in words for the person who asked.
     """

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from threading import Thread
 
+from openinfer_kernels.compile._folder import kernel_folder
 from openinfer_kernels.compile._forked import Forked, num_processes
 from openinfer_kernels.compile._kernel_report import KernelReport
-from openinfer_kernels.dispatch._report import kernel_folder
 
 _TIMEOUT_S = 600.0
 

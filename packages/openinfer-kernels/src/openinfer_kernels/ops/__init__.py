@@ -1,1 +1,1 @@
-"""The ops, one folder each."""
+"""The ops of this package, one folder each; `openinfer_kernels.dispatch` finds them by listing."""

@@ -147,6 +147,16 @@ class AdvanceRows(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": AdvanceRowsSpec(block_size=16)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_advance_rows(
     spec: AdvanceRowsSpec, device: torch.device | str, backend: str = "auto"
 ) -> AdvanceRows:

@@ -115,6 +115,28 @@ class FusedAttention(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "composed", "reference"),
+    "cuda": ("triton", "composed", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {
+    "": FusedAttentionSpec(
+        attention=PagedAttentionSpec(
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            block_size=16,
+            scale=128**-0.5,
+            dtype=torch.bfloat16,
+        ),
+        norm_eps=1e-6,
+    )
+}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_fused_attention(
     spec: FusedAttentionSpec, device: torch.device | str, backend: str = "auto"
 ) -> FusedAttention:

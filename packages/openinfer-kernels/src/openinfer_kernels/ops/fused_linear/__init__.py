@@ -80,6 +80,20 @@ class FusedLinear(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "composed"),
+    "cuda": ("triton", "composed", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {
+    "": FusedLinearSpec(
+        linear=LinearSpec(in_features=2560, out_features=6144, dtype=torch.bfloat16), norm_eps=1e-6
+    )
+}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_fused_linear(
     spec: FusedLinearSpec, device: torch.device | str, backend: str = "auto"
 ) -> FusedLinear:

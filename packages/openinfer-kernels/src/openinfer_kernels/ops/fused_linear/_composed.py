@@ -2,7 +2,7 @@
 
 import torch
 
-from openinfer_kernels.dispatch._choice import BACKEND_ORDER, why_not
+from openinfer_kernels.dispatch import find_op, why_not
 from openinfer_kernels.ops.fused_linear import FusedLinear, FusedLinearSpec
 from openinfer_kernels.ops.linear import Linear, PackedWeight, plan_linear
 from openinfer_kernels.ops.rms_norm import RMSNormSpec, plan_rms_norm
@@ -11,7 +11,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMulSpec, plan_silu_and_mul
 
 def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
     """Whatever `linear` supports on the device."""
-    backends = BACKEND_ORDER["linear"].get(device.type, ("torch", "reference"))
+    backends = find_op("linear").order_on(device.type)
     reasons = [why_not("linear", spec.linear, device, backend) for backend in backends]
     if any(reason is None for reason in reasons):
         return None

@@ -99,6 +99,25 @@ class Linear(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    # No reference: it computes a product with a quantized weight in seconds.
+    "cpu": ("native", "cpu", "torch"),
+    "cuda": ("torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {
+    "": LinearSpec(in_features=2560, out_features=6144, dtype=torch.bfloat16),
+    "int8": LinearSpec(
+        in_features=2560, out_features=6144, dtype=torch.bfloat16, quantization="int8"
+    ),
+    "int4": LinearSpec(
+        in_features=2560, out_features=6144, dtype=torch.bfloat16, quantization="int4"
+    ),
+}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_linear(spec: LinearSpec, device: torch.device | str, backend: str = "auto") -> Linear:
     """Chooses and binds `linear`.
 

@@ -81,6 +81,25 @@ class PagedAttention(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "cpu", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {
+    "": PagedAttentionSpec(
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        block_size=16,
+        scale=128**-0.5,
+        dtype=torch.bfloat16,
+    )
+}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_paged_attention(
     spec: PagedAttentionSpec, device: torch.device | str, backend: str = "auto"
 ) -> PagedAttention:

@@ -43,6 +43,16 @@ class RMSNorm(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": RMSNormSpec(hidden_size=2560, eps=1e-6, dtype=torch.bfloat16)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = "auto") -> RMSNorm:
     """Chooses and binds `rms_norm`.
 

@@ -49,6 +49,16 @@ class Rope(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": RopeSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_rope(spec: RopeSpec, device: torch.device | str, backend: str = "auto") -> Rope:
     """Chooses and binds `rope`.
 

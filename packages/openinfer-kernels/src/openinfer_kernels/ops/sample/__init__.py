@@ -278,6 +278,16 @@ class RecordableSample(Sample, Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("cpu", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_sample(
     spec: SampleSpec, state: SampleState, device: torch.device | str, backend: str = "auto"
 ) -> Sample:

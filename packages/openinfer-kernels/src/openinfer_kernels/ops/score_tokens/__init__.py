@@ -58,6 +58,16 @@ class ScoreTokens(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": ScoreTokensSpec(vocab_size=151_936, max_rows=256)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_score_tokens(
     spec: ScoreTokensSpec, device: torch.device | str, backend: str = "auto"
 ) -> ScoreTokens:

@@ -36,6 +36,16 @@ class SiluAndMul(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": SiluAndMulSpec(intermediate_size=9728, dtype=torch.bfloat16)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_silu_and_mul(
     spec: SiluAndMulSpec, device: torch.device | str, backend: str = "auto"
 ) -> SiluAndMul:

@@ -51,6 +51,16 @@ class StoreKV(Protocol):
         ...
 
 
+ORDER: dict[str, tuple[str, ...]] = {
+    "cpu": ("native", "torch", "reference"),
+    "cuda": ("triton", "torch", "reference"),
+}
+"""Back ends by device type, in the order in which "auto" tries them."""
+
+EXAMPLES = {"": StoreKVSpec(num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)}
+"""Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
+
+
 def plan_store_kv(spec: StoreKVSpec, device: torch.device | str, backend: str = "auto") -> StoreKV:
     """Chooses and binds `store_kv`.
 
