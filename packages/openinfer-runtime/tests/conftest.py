@@ -22,8 +22,8 @@ from openinfer_contract import (
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor, _executor
-from openinfer_runtime._recorder import repeat_as_is
-from openinfer_runtime._sharing import SharingThresholds
+from openinfer_runtime.graphs._recorder import repeat_as_is
+from openinfer_runtime.steps._prefix_groups import SharingThresholds
 from openinfer_testing.torch import TINY_CHECKPOINTS
 
 VOCAB_SIZE = 320
@@ -42,7 +42,9 @@ def _kernels_when_launched():
     `test_compilations` starts one as it is.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openinfer_runtime._launch._compiling_ahead", lambda *_: nullcontext())
+        patch.setattr(
+            "openinfer_runtime.startup._launch._compiling_ahead", lambda *_: nullcontext()
+        )
         yield
 
 

@@ -15,7 +15,7 @@ from openinfer_engine import EngineOptions, LaunchSpec
 from openinfer_kernels.compile._builds import noted_launches
 from openinfer_kernels.compile._untraced import leave_out_compiler
 from openinfer_qwen3 import LINE
-from openinfer_runtime._kernels_ahead import launch_dry
+from openinfer_runtime.startup._kernels_ahead import launch_dry
 
 
 def launch(spec, plan, build):
@@ -50,7 +50,7 @@ from openinfer_contract import (
 from openinfer_engine import EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor
-from openinfer_runtime._recorder import repeat_as_is
+from openinfer_runtime.graphs._recorder import repeat_as_is
 
 for order in (find_op(name).order for name in op_names()):
     order["cpu"] = order["cuda"]

@@ -8,7 +8,7 @@ import torch
 from openinfer_engine import EngineOptions, LaunchSpec
 from openinfer_qwen3 import LINE
 from openinfer_runtime import DeviceUnavailable, InsufficientMemory, ModelRejected, fingerprint
-from openinfer_runtime._executor_info import executor_info
+from openinfer_runtime.startup._executor_info import executor_info
 
 
 def spec_of(folder, **options):
@@ -69,7 +69,7 @@ def test_a_shortened_length_is_said(checkpoint, block_bytes, caplog):
 def test_threads_fit_the_model_unless_told(checkpoint, monkeypatch, caplog):
     asked = []
     monkeypatch.setattr(
-        "openinfer_runtime._launch.useful_threads", lambda size: asked.append(size) or 2
+        "openinfer_runtime.startup._launch.useful_threads", lambda size: asked.append(size) or 2
     )
     try:
         info = LINE.launch(spec_of(checkpoint(), num_threads=None)).info
@@ -78,7 +78,7 @@ def test_threads_fit_the_model_unless_told(checkpoint, monkeypatch, caplog):
         LINE.launch(spec_of(checkpoint(), num_threads=1))
         assert torch.get_num_threads() == 1
         assert "--num-threads" not in caplog.text
-        monkeypatch.setattr("openinfer_runtime._launch.physical_cores", lambda: 1)
+        monkeypatch.setattr("openinfer_runtime.startup._launch.physical_cores", lambda: 1)
         LINE.launch(spec_of(checkpoint(), num_threads=2))
         assert "--num-threads 2 on 1 cores" in caplog.text
     finally:
@@ -100,8 +100,8 @@ def test_a_damaged_checkpoint(folder):
 
 
 def test_weights_that_cannot_fit_are_not_read(checkpoint, monkeypatch):
-    monkeypatch.setattr("openinfer_runtime._memory.host_memory_bytes", lambda: 1000)
-    monkeypatch.setattr("openinfer_runtime._launch.load_weights", None)
+    monkeypatch.setattr("openinfer_runtime.startup._memory_plan.host_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("openinfer_runtime.startup._launch.load_weights", None)
     with pytest.raises(InsufficientMemory, match="take a smaller model"):
         LINE.launch(spec_of(checkpoint()))
 
@@ -110,7 +110,7 @@ def test_a_full_device_is_explained(checkpoint, monkeypatch):
     def load(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr("openinfer_runtime._launch.load_weights", load)
+    monkeypatch.setattr("openinfer_runtime.startup._launch.load_weights", load)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (5, 100))
     with pytest.raises(InsufficientMemory, match="--max-num-batched-tokens") as error:
         LINE.launch(spec_of(checkpoint()))

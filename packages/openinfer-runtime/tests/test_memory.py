@@ -6,7 +6,7 @@ import torch
 
 from openinfer_engine import EngineOptions
 from openinfer_runtime import InsufficientMemory, _memory, plan_memory
-from openinfer_runtime._memory import allocate_arena
+from openinfer_runtime.startup._memory_plan import allocate_arena
 
 
 @pytest.fixture

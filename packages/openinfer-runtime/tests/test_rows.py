@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
-from openinfer_runtime._rows import RowTable
-from openinfer_runtime._shapes import StepShape, StepShapes
+from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
 from openinfer_scheduler import LOOKAHEAD, PlannedRow, RowStart, StepPlan
 
 BLOCK_SIZE = 4

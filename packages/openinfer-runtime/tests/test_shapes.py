@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openinfer_runtime._shapes import MAX_TOKENS, StepShape, StepShapes
+from openinfer_runtime.steps._step_shapes import MAX_TOKENS, StepShape, StepShapes
 
 
 def plan_of(*counts):

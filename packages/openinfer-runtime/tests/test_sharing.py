@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from openinfer_runtime._sharing import PrefixGroups, PrefixInput, SharingThresholds
+from openinfer_runtime.steps._prefix_groups import PrefixGroups, PrefixInput, SharingThresholds
 
 BLOCK_SIZE = 4
 THRESHOLDS = SharingThresholds(min_rows=3, min_tokens=2 * BLOCK_SIZE, min_saved_tokens=16)

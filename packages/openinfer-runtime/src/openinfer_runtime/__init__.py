@@ -4,18 +4,18 @@
 """
 
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._executor_info import fingerprint
-from openinfer_runtime._kernels_ahead import compile_ahead
-from openinfer_runtime._launch import launch_torch
-from openinfer_runtime._memory import MemoryPlan, plan_memory
 from openinfer_runtime._model import BuildOptions, TorchModel
-from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import (
     DeviceError,
     DeviceUnavailable,
     InsufficientMemory,
     ModelRejected,
 )
+from openinfer_runtime.startup._executor_info import fingerprint
+from openinfer_runtime.startup._kernels_ahead import compile_ahead
+from openinfer_runtime.startup._launch import launch_torch
+from openinfer_runtime.startup._memory_plan import MemoryPlan, plan_memory
+from openinfer_runtime.startup._threads import useful_threads
 
 __all__ = [
     # Launching

@@ -22,18 +22,18 @@ from openinfer_contract import (
 from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFailed, Tracer
 from openinfer_kernels import PrefixGroup, num_compiled_kernels
 from openinfer_nn import CacheView, StepInputs
-from openinfer_runtime._device_trace import DeviceTrace
-from openinfer_runtime._graphs import Logits, StepGraphs
-from openinfer_runtime._launched_step import LaunchedStep
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._plan_parts import HostRows
-from openinfer_runtime._prompt_logprobs import score_prompts
-from openinfer_runtime._recorder import Recorder
-from openinfer_runtime._rows import RowTable
-from openinfer_runtime._shapes import StepShapes
-from openinfer_runtime._sharing import PrefixGroups, PrefixInput, SharingThresholds
-from openinfer_runtime._transfer import download
 from openinfer_runtime.errors import RecordingFailed
+from openinfer_runtime.graphs._recorder import Recorder
+from openinfer_runtime.graphs._step_graphs import Logits, StepGraphs
+from openinfer_runtime.steps._launched_step import LaunchedStep
+from openinfer_runtime.steps._plan_parts import HostRows
+from openinfer_runtime.steps._prefix_groups import PrefixGroups, PrefixInput, SharingThresholds
+from openinfer_runtime.steps._prompt_logprobs import score_prompts
+from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._step_shapes import StepShapes
+from openinfer_runtime.steps._transfer import download
+from openinfer_runtime.trace._device_trace import DeviceTrace
 from openinfer_sampler import SampledTokens, Sampler, SamplerError, upload
 from openinfer_scheduler import RowStart, StepPlan, StepResult
 

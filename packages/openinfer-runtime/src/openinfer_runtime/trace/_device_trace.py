@@ -5,8 +5,8 @@ import logging
 import torch
 
 from openinfer_engine import Tracer
-from openinfer_runtime._kernel_trace import KernelTrace
-from openinfer_runtime._step_timer import StepTimer, make_timer
+from openinfer_runtime.trace._kernel_trace import KernelTrace
+from openinfer_runtime.trace._step_timer import StepTimer, make_timer
 
 _logger = logging.getLogger(__name__)
 

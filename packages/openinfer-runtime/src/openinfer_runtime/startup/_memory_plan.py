@@ -11,8 +11,8 @@ from openinfer_engine import EngineOptions, host_memory_bytes
 from openinfer_kernels import zeros_in_huge_pages
 from openinfer_nn import CacheSpec, CacheView, StepInputs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._shapes import StepShapes
 from openinfer_runtime.errors import InsufficientMemory
+from openinfer_runtime.steps._step_shapes import StepShapes
 from openinfer_sampler import Sampler
 
 _MAX_CPU_POOL_BYTES = 4 << 30

@@ -10,8 +10,8 @@ import torch
 from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, read_config
 from openinfer_kv_cache import CacheGroup, Plane
 from openinfer_nn import CacheSpec, ModelError, read_checkpoint
-from openinfer_runtime._memory import MemoryPlan
 from openinfer_runtime.errors import ModelRejected
+from openinfer_runtime.startup._memory_plan import MemoryPlan
 from openinfer_sampler import HONOURED
 
 MAX_LOGPROBS = 20

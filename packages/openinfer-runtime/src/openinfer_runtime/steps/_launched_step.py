@@ -7,10 +7,10 @@ import numpy as np
 
 from openinfer_contract import TokenLogprobs
 from openinfer_engine import ExecutorDead, StepFailed
-from openinfer_runtime._graphs import Logits
-from openinfer_runtime._plan_parts import HostRows, Indices
-from openinfer_runtime._prompt_logprobs import PromptScores
-from openinfer_runtime._transfer import Download
+from openinfer_runtime.graphs._step_graphs import Logits
+from openinfer_runtime.steps._plan_parts import HostRows, Indices
+from openinfer_runtime.steps._prompt_logprobs import PromptScores
+from openinfer_runtime.steps._transfer import Download
 from openinfer_sampler import HostTokens, SampledTokens
 from openinfer_scheduler import StepPlan, StepResult
 

@@ -18,7 +18,7 @@ import torch
 
 from openinfer_kernels import AdvanceRowsSpec, RowTables, StepTensors, plan_advance_rows
 from openinfer_nn import StepInputs
-from openinfer_runtime._plan_parts import (
+from openinfer_runtime.steps._plan_parts import (
     UNKNOWN,
     HostRows,
     Indices,
@@ -29,8 +29,8 @@ from openinfer_runtime._plan_parts import (
     part_sizes,
     step_rows,
 )
-from openinfer_runtime._shapes import StepShape
-from openinfer_runtime._static_step import StaticStep
+from openinfer_runtime.steps._static_step import StaticStep
+from openinfer_runtime.steps._step_shapes import StepShape
 from openinfer_sampler import upload
 from openinfer_scheduler import RowStart, StepPlan
 

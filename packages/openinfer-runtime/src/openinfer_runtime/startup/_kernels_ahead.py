@@ -12,10 +12,10 @@ import torch
 from openinfer_engine import LaunchSpec, ServePlan, read_config
 from openinfer_kernels import CompileAhead
 from openinfer_nn import pack_weights
-from openinfer_runtime._dry_run import META, run_dry
-from openinfer_runtime._executor_info import cache_group, executor_info
-from openinfer_runtime._memory import MemoryPlan
 from openinfer_runtime._model import Build, BuildOptions
+from openinfer_runtime.startup._dry_run import META, run_dry
+from openinfer_runtime.startup._executor_info import cache_group, executor_info
+from openinfer_runtime.startup._memory_plan import MemoryPlan
 
 
 def compile_ahead(
@@ -34,7 +34,7 @@ def compile_ahead(
         options: what it will be built for.
         arch: compute capability of the GPU, 90 for sm_90.
     """
-    packages = ("openinfer_kernels", __package__, "openinfer_nn", "openinfer_sampler")
+    packages = ("openinfer_kernels", "openinfer_runtime", "openinfer_nn", "openinfer_sampler")
     identity = (
         read_config(spec.model_path),
         repr((plan, sorted(spec.line_options.items()), options)),

@@ -22,9 +22,9 @@ from openinfer_contract import (
 from openinfer_engine import ExecutorInfo, GrammarMasks
 from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._memory import allocate_arena
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import RecordingFailed
+from openinfer_runtime.startup._memory_plan import allocate_arena
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from openinfer_runtime._plan_parts import UNKNOWN, NewBlocks, PlanParts, part_sizes, step_rows
-from openinfer_runtime._shapes import StepShape
-from openinfer_runtime._transfer import staged
+from openinfer_runtime.steps._plan_parts import UNKNOWN, NewBlocks, PlanParts, part_sizes, step_rows
+from openinfer_runtime.steps._step_shapes import StepShape
+from openinfer_runtime.steps._transfer import staged
 from openinfer_sampler import upload
 from openinfer_scheduler import LOOKAHEAD, PlannedRow, StepPlan
 

@@ -18,15 +18,15 @@ from openinfer_nn import (
     weight_bytes,
 )
 from openinfer_runtime._executor import TorchExecutor
-from openinfer_runtime._executor_info import cache_group, executor_info, fingerprint
-from openinfer_runtime._kernels_ahead import compile_ahead
-from openinfer_runtime._memory import allocate_arena, check_host_memory, plan_memory
 from openinfer_runtime._model import Build, BuildOptions, TorchModel
-from openinfer_runtime._recorder import CudaGraphs
-from openinfer_runtime._rehearsal import rehearse
-from openinfer_runtime._shapes import StepShapes
-from openinfer_runtime._threads import useful_threads
 from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
+from openinfer_runtime.graphs._recorder import CudaGraphs
+from openinfer_runtime.startup._executor_info import cache_group, executor_info, fingerprint
+from openinfer_runtime.startup._kernels_ahead import compile_ahead
+from openinfer_runtime.startup._memory_plan import allocate_arena, check_host_memory, plan_memory
+from openinfer_runtime.startup._rehearsal import rehearse
+from openinfer_runtime.startup._threads import useful_threads
+from openinfer_runtime.steps._step_shapes import StepShapes
 
 _DUMMY_STD = 0.02
 

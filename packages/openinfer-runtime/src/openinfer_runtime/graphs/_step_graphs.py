@@ -15,13 +15,13 @@ import torch
 from openinfer_kernels import PrefixGroup
 from openinfer_nn import CacheView
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime._plan_parts import HostRows
-from openinfer_runtime._recorder import Recorder
-from openinfer_runtime._rows import RowTable
-from openinfer_runtime._shapes import StepShape, StepShapes
-from openinfer_runtime._sharing import PrefixInput
-from openinfer_runtime._static_step import StaticStep
 from openinfer_runtime.errors import RecordingFailed
+from openinfer_runtime.graphs._recorder import Recorder
+from openinfer_runtime.steps._plan_parts import HostRows
+from openinfer_runtime.steps._prefix_groups import PrefixInput
+from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._static_step import StaticStep
+from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
 from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
 from openinfer_scheduler import StepPlan
 

@@ -1,0 +1,1 @@
+"""Times of steps and kernels on the device, for traces."""
