@@ -1,4 +1,5 @@
-from openinfer_runtime import _threads, useful_threads
+from openinfer_runtime import useful_threads
+from openinfer_runtime.startup import _threads
 
 
 def test_a_small_model_keeps_to_one_core(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from openinfer_contract import StartTrace, StopTrace
 from openinfer_engine import Tracer
 from openinfer_engine.trace._trace_file import TraceFile
-from openinfer_runtime import _device_trace, _kernel_trace
+from openinfer_runtime.trace import _device_trace, _kernel_trace
 from openinfer_runtime.trace._step_timer import DeviceTimer
 from openinfer_testing import read_trace
 
