@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from openinfer_engine import EngineOptions
-from openinfer_runtime import InsufficientMemory, _memory, plan_memory
+from openinfer_runtime import InsufficientMemory, plan_memory
+from openinfer_runtime.startup import _memory_plan
 from openinfer_runtime.startup._memory_plan import allocate_arena
 
 
@@ -37,7 +38,7 @@ def test_the_pool_is_what_slots_can_use_and_no_more(plan, block_bytes):
 
 
 def test_the_pool_is_a_quarter_of_memory_at_most(plan, block_bytes, monkeypatch):
-    monkeypatch.setattr(_memory, "host_memory_bytes", lambda: 4 * 100 * block_bytes)
+    monkeypatch.setattr(_memory_plan, "host_memory_bytes", lambda: 4 * 100 * block_bytes)
     assert plan().num_blocks == 100
 
 
@@ -60,14 +61,14 @@ def test_a_length_that_was_asked_for_must_fit(plan, block_bytes):
 
 
 def test_weights_beyond_the_machine_are_refused(plan, monkeypatch):
-    monkeypatch.setattr(_memory, "host_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(_memory_plan, "host_memory_bytes", lambda: 1000)
     with pytest.raises(InsufficientMemory, match="this machine has"):
         plan()
 
 
 def test_the_pool_is_what_the_weights_leave_at_most(plan, block_bytes, monkeypatch):
     held = sum(size for what, size in plan().parts if what != "KV cache")
-    monkeypatch.setattr(_memory, "host_memory_bytes", lambda: held + 3 * block_bytes)
+    monkeypatch.setattr(_memory_plan, "host_memory_bytes", lambda: held + 3 * block_bytes)
     assert plan().num_blocks == 3
     assert plan(kv_cache_bytes=3 * block_bytes).num_blocks == 3
     with pytest.raises(InsufficientMemory, match="--kv-cache-memory-bytes asks for") as error:
