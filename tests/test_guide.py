@@ -1,4 +1,4 @@
-"""The serving guide names every flag, as it is, and its examples work."""
+"""The operator's guides name every flag and route, and their examples work."""
 
 import json
 import re
@@ -17,8 +17,11 @@ from openinfer._flags import FLAGS
 from openinfer._serve import _DEFAULTS
 from openinfer_engine import EngineOptions, installed_lines
 
-_GUIDE = (Path(__file__).parents[1] / "docs/guides/serving.md").read_text(encoding="utf-8")
-_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _GUIDE, re.MULTILINE | re.DOTALL)
+_GUIDES = Path(__file__).parents[1] / "docs/guides"
+_SERVING, _FLAGS, _ERRORS = (
+    (_GUIDES / f"{name}.md").read_text(encoding="utf-8") for name in ("serving", "flags", "errors")
+)
+_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _SERVING + _ERRORS, re.MULTILINE | re.DOTALL)
 _ENGINE = {field.name: field.default for field in msgspec.structs.fields(EngineOptions)}
 _URL = "http://127.0.0.1:8000"
 
@@ -34,11 +37,11 @@ def _row(flag):
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.dest)
 def test_every_flag_has_its_row(flag):
-    assert _row(flag) in _GUIDE, f"docs/guides/serving.md lacks the line\n{_row(flag)}"
+    assert _row(flag) in _FLAGS, f"docs/guides/flags.md lacks the line\n{_row(flag)}"
 
 
 def test_the_model_lines_own_flags_are_named_with_their_values():
-    words = " ".join(_GUIDE.split())
+    words = " ".join(_FLAGS.split())
     for line in installed_lines().values():
         for field in msgspec.structs.fields(line.options):
             choices = f" ({', '.join(get_args(field.type))})"
@@ -47,7 +50,7 @@ def test_the_model_lines_own_flags_are_named_with_their_values():
 
 @pytest.mark.parametrize("name", ENGINES.names())
 def test_the_flags_of_other_engines_are_named_with_their_values(name):
-    words = " ".join(_GUIDE.split())
+    words = " ".join(_FLAGS.split())
     assert f"`--engine {name}`" in words
     for field in msgspec.structs.fields(load_engine(name).options):
         (said,) = re.findall(rf"`--{field.name.replace('_', '-')}` \((.*?)\)", words)
@@ -55,7 +58,7 @@ def test_the_flags_of_other_engines_are_named_with_their_values(name):
 
 
 def test_no_row_names_a_flag_that_is_gone():
-    rows = re.findall(r"^\| `--.*$", _GUIDE, re.MULTILINE)
+    rows = re.findall(r"^\| `--.*$", _FLAGS, re.MULTILINE)
     assert sorted(rows) == sorted(map(_row, FLAGS))
 
 
@@ -81,7 +84,7 @@ def test_the_curl_commands_get_an_answer(tiny_server, command):
 def test_every_route_is_named(tiny_server):
     _, description = tiny_server.get("/openapi.json")
     for path in description["paths"]:
-        assert path in _GUIDE, path
+        assert path in _SERVING, path
 
 
 def test_the_fields_it_says_are_refused_are_refused(tiny_server):
@@ -137,9 +140,9 @@ def test_the_tools_guide_quotes_the_servers_log(tiny_server):
 
 
 def test_the_guide_quotes_the_servers_first_and_last_words(tiny_server):
-    (first,) = re.findall(r"begins with `(starting: .*?)`", _GUIDE)
+    (first,) = re.findall(r"begins with `(starting: .*?)`", _SERVING)
     assert tiny_server.log[0].endswith(first)
-    (cache,) = re.findall(r"INFO (KV cache: .*)$", _GUIDE, re.MULTILINE)
+    (cache,) = re.findall(r"INFO (KV cache: .*)$", _SERVING, re.MULTILINE)
     (said,) = (line for line in tiny_server.log if "KV cache: " in line)
     per_token = [
         float(text.split("(")[1].split()[0]) / int(text.split("cache: ")[1].split()[0])

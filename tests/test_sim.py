@@ -25,8 +25,8 @@ def _stream(server, **options):
 
 
 def _check_what_the_guide_says_of_it(server):
-    page = (Path(__file__).parents[1] / "docs/guides/serving.md").read_text(encoding="utf-8")
-    said = re.search(r"What it cannot do is(.*?)`tools`", page, re.DOTALL)
+    page = (Path(__file__).parents[1] / "docs/guides/flags.md").read_text(encoding="utf-8")
+    said = re.search(r"Fields that it cannot honour are(.*?)`tools`", page, re.DOTALL)
     function = {"type": "function", "function": {"name": "f"}}
     asked = {
         "logprobs": True,

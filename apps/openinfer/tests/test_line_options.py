@@ -98,7 +98,7 @@ def test_values_by_name_are_checked_alike():
     assert check_line_options({"num_experts": 2}, _Options, "a-line") == {"num_experts": 2}
     with pytest.raises(UsageError, match=r"^num_exparts .*did you mean num_experts"):
         check_line_options({"num_exparts": 2}, _Options, "a-line")
-    for name, words in (("max_modle_len", "mean max_model_len"), ("xyzzy", "serving.md")):
+    for name, words in (("max_modle_len", "mean max_model_len"), ("xyzzy", "flags.md")):
         with pytest.raises(UsageError, match=rf"^{name} is used by neither .*{words}"):
             check_line_options({name: 2}, _Options, "a-line")
     with pytest.raises(UsageError, match=r"^mode, .*takes one of fast, slow"):

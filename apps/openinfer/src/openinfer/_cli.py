@@ -96,7 +96,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         usage="openinfer serve [MODEL] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
-        epilog="A model's own line may take further flags: docs/guides/serving.md lists them.",
+        epilog="A model's own line may take further flags: docs/guides/flags.md lists them.",
     )
     parser.add_argument("--config", help="YAML file of flags; the command line wins over it")
     add_flags(parser, ("server", "engine", "frontend"))

@@ -118,7 +118,7 @@ def _unknown_option(name: str, line_name: str, known: Collection[str], where: st
     hint = (
         f"; did you mean {near[0].replace('_', separator)}?"
         if near
-        else "; docs/guides/serving.md lists the options"
+        else "; docs/guides/flags.md lists the options"
     )
     nobody = f"is used by neither OpenInfer nor the model line {line_name}"
     return UsageError(f"{where}{name} {nobody}{hint}")
