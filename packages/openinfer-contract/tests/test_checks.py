@@ -19,7 +19,7 @@ from openinfer_contract import (
     check_length,
     check_request,
     check_sampling,
-    nothing_left,
+    no_token_left_message,
     pack_ids,
 )
 
@@ -277,4 +277,6 @@ def test_the_fields_that_ban_tokens_are_named(make_request: Make) -> None:
         "sampling.bad_words",
         "stop.min_tokens",
     )
-    assert nothing_left(fields[1:]).endswith("by allowed_token_ids and bad_words and min_tokens")
+    assert no_token_left_message(fields[1:]).endswith(
+        "by allowed_token_ids and bad_words and min_tokens"
+    )

@@ -160,7 +160,7 @@ def test_outputs_are_the_same_however_many_threads_fill_masks(
         for number in range(12)
     ]
     noted_by, filled_by = set(), set()
-    fill, note = Constraint.fill_mask, ConstrainedRequest.note_mask
+    fill, note = Constraint.fill_mask, ConstrainedRequest.charge_mask
     monkeypatch.setattr(
         Constraint,
         "fill_mask",
@@ -168,7 +168,7 @@ def test_outputs_are_the_same_however_many_threads_fill_masks(
     )
     monkeypatch.setattr(
         ConstrainedRequest,
-        "note_mask",
+        "charge_mask",
         lambda *arguments: (noted_by.add(threading.get_ident()), note(*arguments))[1],
     )
     bench.run()

@@ -36,7 +36,7 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import EngineChild, LaunchSpec, ProcessSpec, RemoteEngine
-from openinfer_engine.process._main import _progress_to, _tell
+from openinfer_engine.process._main import _progress_to, _send
 from openinfer_engine.process._start_messages import Started
 from openinfer_testing.engine import EngineNeeds, Recorder
 
@@ -381,9 +381,9 @@ def test_a_parent_that_went_away_during_the_start_costs_no_traceback(
 ) -> None:
     ours, parents = socket.socketpair()
     with ours:
-        assert _tell(ours, Started(()))
+        assert _send(ours, Started(()))
         parents.close()
-        assert not _tell(ours, Started(()))
+        assert not _send(ours, Started(()))
         with _progress_to(ours):
             logging.getLogger("test").warning("loading")
     assert "Error" not in capsys.readouterr().err

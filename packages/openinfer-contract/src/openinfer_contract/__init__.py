@@ -10,7 +10,7 @@ from openinfer_contract._checks import (
     check_length,
     check_request,
     check_sampling,
-    nothing_left,
+    no_token_left_message,
 )
 from openinfer_contract._columns import num_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openinfer_contract._commands import (
@@ -58,7 +58,7 @@ from openinfer_contract._info import (
     Limits,
     Load,
 )
-from openinfer_contract._pile import Pile
+from openinfer_contract._merge_buffer import MergeBuffer
 from openinfer_contract._plugins import PluginGroup
 from openinfer_contract._request import (
     GREEDY_TEMPERATURE,
@@ -113,7 +113,7 @@ __all__ = [
     "check_length",
     "check_request",
     "check_sampling",
-    "nothing_left",
+    "no_token_left_message",
     # events
     "TokenEvent",
     "StepEvents",
@@ -130,7 +130,7 @@ __all__ = [
     "RejectionKind",
     "TierTokens",
     "Timings",
-    "Pile",
+    "MergeBuffer",
     # the engine
     "EngineHandle",
     "EventSink",

@@ -64,7 +64,7 @@ def banning_fields(request: GenerateRequest) -> tuple[str, ...]:
     return tuple(field for field, is_used in used.items() if is_used)
 
 
-def nothing_left(fields: Iterable[str]) -> str:
+def no_token_left_message(fields: Iterable[str]) -> str:
     """What a request hears whose `banning_fields` have ruled every token out between them."""
     names = " and ".join(field.rpartition(".")[2] for field in fields)
     return f"no token is left to draw: every one is ruled out by {names}"

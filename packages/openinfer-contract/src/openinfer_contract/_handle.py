@@ -10,7 +10,7 @@ from typing import Protocol
 from openinfer_contract._commands import Command, CommandResult
 from openinfer_contract._events import TokenEvent
 from openinfer_contract._info import EngineInfo, Load
-from openinfer_contract._pile import Pile
+from openinfer_contract._merge_buffer import MergeBuffer
 from openinfer_contract._request import GenerateRequest
 
 
@@ -80,7 +80,7 @@ class EventBuffer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._lock = threading.Condition()
-        self._pending: Pile[TokenEvent] | None = None
+        self._pending: MergeBuffer[TokenEvent] | None = None
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._loop_thread = threading.get_ident()
@@ -90,7 +90,7 @@ class EventBuffer:
         with self._lock:
             was_empty = self._pending is None
             if self._pending is None:
-                self._pending = Pile()
+                self._pending = MergeBuffer()
             self._pending.add(event, event.num_tokens)
             self._lock.notify()
         if was_empty and self._loop is not None:
@@ -105,8 +105,8 @@ class EventBuffer:
 
     def _take(self) -> TokenEvent | None:
         with self._lock:
-            pile, self._pending = self._pending, None
-        return None if pile is None else pile.whole()
+            buffer, self._pending = self._pending, None
+        return None if buffer is None else buffer.merge_all()
 
     async def get(self) -> TokenEvent:
         """Everything that happened since the last read, as one event."""

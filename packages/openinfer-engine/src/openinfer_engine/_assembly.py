@@ -12,8 +12,8 @@ from openinfer_contract import CacheGroupInfo, EngineInfo, Limits, StartTrace
 from openinfer_engine._executor import Executor, ExecutorInfo
 from openinfer_engine.lines._model_line import EngineOptions
 from openinfer_engine.loop._engine_loop import LOOP_COMMANDS, EngineLoop
-from openinfer_engine.loop._grammar_queue import GrammarDesk
-from openinfer_engine.loop._kv_events import KVEventOutlet
+from openinfer_engine.loop._grammar_queue import GrammarQueue
+from openinfer_engine.loop._kv_events import KVEventFlusher
 from openinfer_engine.trace._trace_control import check_places
 from openinfer_grammar import GrammarCompiler, check_backend, load_backend
 from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_slabs
@@ -102,7 +102,7 @@ def assemble(
     model_line: str = "",
     tokenizer: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
-    keeps_policy: bool = False,
+    raises_policy_errors: bool = False,
 ) -> EngineLoop:
     """An engine's loop over an executor, which it owns from now on; closed if this fails.
 
@@ -113,7 +113,7 @@ def assemble(
         tokenizer: the checkpoint's tokenizer.json, the vocabulary of grammars; it is read in the
             background. None, or where there is no such file: grammars are not honoured.
         clock: monotonic seconds; a simulator brings its own.
-        keeps_policy: as of `EngineLoop`.
+        raises_policy_errors: as of `EngineLoop`.
 
     Raises:
         BackendUnavailable: the backend of grammars is not installed.
@@ -124,7 +124,7 @@ def assemble(
         ValueError: limits that make no sense together.
     """
     try:
-        return _assembled(executor, options, model_line, tokenizer, clock, keeps_policy)
+        return _assembled(executor, options, model_line, tokenizer, clock, raises_policy_errors)
     except BaseException:
         executor.close()
         raise
@@ -136,20 +136,20 @@ def _assembled(
     model_line: str,
     tokenizer: Path | None,
     clock: Callable[[], float],
-    keeps_policy: bool,
+    raises_policy_errors: bool,
 ) -> EngineLoop:
     info = executor.info
     config = _scheduler_config(info, options)
     cache = _cache(info, config, options, clock)
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     with ExitStack() as undo:
-        grammars = _grammar_desk(info, options, tokenizer)
+        grammars = _grammar_queue(info, options, tokenizer)
         if grammars is not None:
             undo.callback(grammars.close)
-        events, outlet = options.kv_events_config, None
+        events, kv_events = options.kv_events_config, None
         if events is not None and events.is_publishing:
-            outlet = KVEventOutlet(cache, events)
-            undo.callback(outlet.close)
+            kv_events = KVEventFlusher(cache, events)
+            undo.callback(kv_events.close)
         engine_info = build_engine_info(
             info,
             options,
@@ -162,11 +162,11 @@ def _assembled(
             scheduler,
             engine_info,
             clock,
-            outlet,
+            kv_events,
             grammars,
             trace_dir=options.trace_dir,
             trace_max_bytes=options.trace_max_bytes,
-            keeps_policy=keeps_policy,
+            raises_policy_errors=raises_policy_errors,
         )
         if options.trace_file is not None:
             loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))
@@ -209,9 +209,9 @@ def _cache(
     )
 
 
-def _grammar_desk(
+def _grammar_queue(
     info: ExecutorInfo, options: EngineOptions, tokenizer: Path | None
-) -> GrammarDesk | None:
+) -> GrammarQueue | None:
     """What honours grammars, where the executor takes masks and there is a vocabulary."""
     check_backend(options.structured_outputs_backend)
     if "grammar" not in info.honoured or tokenizer is None or not tokenizer.is_file():
@@ -225,4 +225,4 @@ def _grammar_desk(
             eos_token_ids=info.eos_token_ids,
         )
     )
-    return GrammarDesk(compiler, vocab_size=info.vocab_size, num_slots=info.max_num_seqs)
+    return GrammarQueue(compiler, vocab_size=info.vocab_size, num_slots=info.max_num_seqs)

@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 _Task = Callable[[EngineLoop], None]
 
 
-class _GuardedSink:
+class _CheckedSink:
     """Holds a stream to its grammar and keeps a failing sink from taking the engine with it."""
 
     __slots__ = ("_abort", "_request_id", "_sink", "_state")
@@ -89,7 +89,7 @@ class InProcessEngine:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._death: str | None = None
-        self._waiting: set[Future[Any]] = set()
+        self._unresolved: set[Future[Any]] = set()
         started: Future[tuple[EngineLoop, LoadMeter]] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(factory, started), name="openinfer-step", daemon=True
@@ -110,14 +110,14 @@ class InProcessEngine:
         Raises:
             EngineDead: if the engine is gone.
         """
-        guarded = _GuardedSink(request.request_id, sink, self.abort)
+        checked = _CheckedSink(request.request_id, sink, self.abort)
         if self._tasks.qsize() > self._options.max_queued_requests:
             rejected = Rejected(
                 kind="overloaded", message="too many requests wait", retry_after_s=1.0
             )
-            guarded(TokenEvent(end=rejected))
+            checked(TokenEvent(end=rejected))
         else:
-            self._put(lambda loop: loop.submit(request, guarded))
+            self._put(lambda loop: loop.submit(request, checked))
         return Ticket(self, request.request_id)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
@@ -130,7 +130,9 @@ class InProcessEngine:
     def control(self, command: Command, /) -> "Future[CommandResult]":
         """Runs a command between two steps."""
         future: Future[CommandResult] = Future()
-        self._ask(future, lambda loop: loop.control(command, lambda r: self._answer(future, r)))
+        self._put_call(
+            future, lambda loop: loop.control(command, lambda r: self._resolve(future, r))
+        )
         return future
 
     def load(self) -> Load:
@@ -140,7 +142,7 @@ class InProcessEngine:
     def drain(self) -> "Future[None]":
         """Refuses new requests from now on; done when the last live one has ended."""
         future: Future[None] = Future()
-        self._ask(future, lambda loop: loop.drain(lambda: self._answer(future, None)))
+        self._put_call(future, lambda loop: loop.drain(lambda: self._resolve(future, None)))
         return future
 
     def close(self) -> None:
@@ -158,17 +160,17 @@ class InProcessEngine:
                 raise EngineDead(self._death)
             self._tasks.put(task)
 
-    def _ask(self, future: "Future[Any]", task: _Task) -> None:
+    def _put_call(self, future: "Future[Any]", task: _Task) -> None:
         with self._lock:
             if self._death is None:
-                self._waiting.add(future)
+                self._unresolved.add(future)
                 self._tasks.put(task)
                 return
         future.set_exception(EngineDead(self._death))
 
-    def _answer(self, future: "Future[Any]", result: CommandResult | None) -> None:
+    def _resolve(self, future: "Future[Any]", result: CommandResult | None) -> None:
         with self._lock:
-            self._waiting.discard(future)
+            self._unresolved.discard(future)
         if future.set_running_or_notify_cancel():
             future.set_result(result)
 
@@ -232,7 +234,7 @@ class InProcessEngine:
             if task is not None:
                 task(loop)
         # Those tasks may have answered some; nobody adds to them any more.
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._unresolved = self._unresolved, set()
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineDead(reason))

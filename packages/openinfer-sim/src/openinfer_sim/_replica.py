@@ -44,7 +44,7 @@ class Replica:
             self.clock,
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
         )
-        self._loop = assemble(self._executor, options, clock=self.clock, keeps_policy=True)
+        self._loop = assemble(self._executor, options, clock=self.clock, raises_policy_errors=True)
         self._num_repeats = 0
         """Steps that only repeat the one in flight."""
 

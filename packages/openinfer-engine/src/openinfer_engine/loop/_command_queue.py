@@ -16,7 +16,7 @@ from openinfer_contract import (
 Reply = Callable[[CommandResult], None]
 
 
-class CommandDesk:
+class CommandQueue:
     """Runs commands in order of arrival. For the step thread.
 
     Pause is a state of the loop: running --Pause--> settling (live requests end, new ones are
@@ -24,10 +24,10 @@ class CommandDesk:
 
     Args:
         has_live: whether requests are left that a pause waits for.
-        end_live: aborts them all, at a time.
-        let_in: hands over the requests that were held back.
+        abort_live: aborts them all, at a time.
+        submit_held: hands over the requests that were held back.
         load: what the loop holds.
-        obey: runs any command but those of the pause.
+        run_command: runs any command but those of the pause.
 
     Attributes:
         is_settling: whether a pause waits for live requests.
@@ -39,26 +39,26 @@ class CommandDesk:
         self,
         *,
         has_live: Callable[[], bool],
-        end_live: Callable[[float], None],
-        let_in: Callable[[], None],
+        abort_live: Callable[[float], None],
+        submit_held: Callable[[], None],
         load: Callable[[], Load],
-        obey: Callable[[Command], CommandResult],
+        run_command: Callable[[Command], CommandResult],
     ) -> None:
         self.is_settling = False
         self.is_paused = False
         self.is_draining = False
         self._has_live = has_live
-        self._end_live = end_live
-        self._let_in = let_in
+        self._abort_live = abort_live
+        self._submit_held = submit_held
         self._load = load
-        self._obey = obey
+        self._run_command = run_command
         self._commands: deque[tuple[Command, Reply]] = deque()
 
     def __len__(self) -> int:
         return len(self._commands)
 
     @property
-    def is_holding(self) -> bool:
+    def is_holding_new(self) -> bool:
         """Whether new requests come after a pause that the live ones still come before."""
         return self.is_settling or any(
             isinstance(command, Pause) and command.mode != "keep" for command, _ in self._commands
@@ -96,7 +96,7 @@ class CommandDesk:
         if not self.is_settling:
             self.is_settling = True
             if command.mode == "abort":
-                self._end_live(now)
+                self._abort_live(now)
         return not self._has_live()
 
     def _execute(self, command: Command) -> CommandResult:
@@ -108,7 +108,7 @@ class CommandDesk:
         elif isinstance(command, Resume):
             self._resume()
         else:
-            return self._obey(command)
+            return self._run_command(command)
         return CommandDone(load=self._load())
 
     def _resume(self) -> None:
@@ -117,4 +117,4 @@ class CommandDesk:
 
     def _end_settling(self) -> None:
         self.is_settling = False
-        self._let_in()
+        self._submit_held()

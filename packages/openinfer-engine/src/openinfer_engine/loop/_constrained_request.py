@@ -28,7 +28,7 @@ class ConstrainedRequest:
         self.is_forcible = _is_forcible(request)
         self._excess_s = 0.0
 
-    def note_mask(self) -> None:
+    def charge_mask(self) -> None:
         """Its constraint has just filled a mask.
 
         Raises:

@@ -39,12 +39,12 @@ from openinfer_contract import (
 )
 from openinfer_engine._executor import CompilingExecutor, Executor
 from openinfer_engine.errors import ExecutorDead, StepFailed
-from openinfer_engine.loop._command_queue import CommandDesk, Reply
-from openinfer_engine.loop._event_sinks import EventOutlet
-from openinfer_engine.loop._grammar_queue import GrammarDesk
-from openinfer_engine.loop._kv_events import KVEventOutlet, Replay
-from openinfer_engine.loop._request_intake import Reception
-from openinfer_engine.trace._trace_control import TraceDesk
+from openinfer_engine.loop._command_queue import CommandQueue, Reply
+from openinfer_engine.loop._event_sinks import EventSinks
+from openinfer_engine.loop._grammar_queue import GrammarQueue
+from openinfer_engine.loop._kv_events import KVEventFlusher, Replay
+from openinfer_engine.loop._request_intake import RequestIntake
+from openinfer_engine.trace._trace_control import TraceControl
 from openinfer_scheduler import Effects, PolicyError, Scheduler, StepPlan
 
 LOOP_COMMANDS = frozenset(
@@ -70,8 +70,8 @@ class EngineLoop:
         grammars: closed by `close`; None where no request may have one.
         trace_dir: where traces go whose file nobody names; None: such are refused.
         trace_max_bytes: of a trace that nobody bounds.
-        keeps_policy: whether a scheduling policy at fault ends the loop with its `PolicyError`, for
-            simulations that score it. Else it is let go, and the log says so.
+        raises_policy_errors: whether a `PolicyError` ends the loop, for simulations that score a
+            policy. Otherwise the loop logs it and falls back to first come, first served.
 
     Raises:
         TraceFailed: there is no such folder.
@@ -88,12 +88,12 @@ class EngineLoop:
         scheduler: Scheduler,
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
-        kv_events: KVEventOutlet | None = None,
-        grammars: GrammarDesk | None = None,
+        kv_events: KVEventFlusher | None = None,
+        grammars: GrammarQueue | None = None,
         *,
         trace_dir: str | None = None,
         trace_max_bytes: int = 256 << 20,
-        keeps_policy: bool = False,
+        raises_policy_errors: bool = False,
     ) -> None:
         self.info = info
         self.step_id = 0
@@ -103,26 +103,26 @@ class EngineLoop:
         self._clock = clock
         self._kv_events = kv_events
         self._grammars = grammars
-        self._traces = TraceDesk(executor, clock, self.load, trace_dir, trace_max_bytes)
+        self._traces = TraceControl(executor, clock, self.load, trace_dir, trace_max_bytes)
         self._depth = executor.info.depth
-        self._keeps_policy = keeps_policy
+        self._raises_policy_errors = raises_policy_errors
         self._in_flight: deque[int] = deque()
-        self._outlet = EventOutlet(grammars, self._traces)
-        self._commands = CommandDesk(
-            has_live=lambda: scheduler.has_work or self._reception.has_live,
-            end_live=self._end_live,
-            let_in=lambda: self._reception.release_all(),
+        self._sinks = EventSinks(grammars, self._traces)
+        self._commands = CommandQueue(
+            has_live=lambda: scheduler.has_work or self._intake.has_live,
+            abort_live=self._abort_live,
+            submit_held=lambda: self._intake.submit_paused(),
             load=self.load,
-            obey=self._obey,
+            run_command=self._run_command,
         )
-        self._reception = Reception(scheduler, info, self._outlet, grammars, self._commands)
+        self._intake = RequestIntake(scheduler, info, self._sinks, grammars, self._commands)
         self._drain_replies: list[Callable[[], None]] = []
         self._death: str | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether `step` should be called: something is live, asked for or in flight."""
-        return bool(self._in_flight or self._outlet or self._commands or self._drain_replies) or (
+        return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
             self._scheduler.has_work and not self._commands.is_paused
         )
 
@@ -148,9 +148,9 @@ class EngineLoop:
             sink(TokenEvent(end=Failed(message=self._death, is_retryable=True)))
             return
         now = self._clock()
-        rejected = self._reception.take(request, now)
+        rejected = self._intake.take(request, now)
         if rejected is None:
-            self._outlet.open(request.request_id, sink)
+            self._sinks.open(request.request_id, sink)
             self._traces.steps.arrived(request, now)
         else:
             sink(TokenEvent(end=rejected))
@@ -162,8 +162,8 @@ class EngineLoop:
         now = self._clock()
         ids = tuple(request_ids)
         for request_id in ids:
-            self._reception.release(request_id)
-        self._outlet.deliver(self._scheduler.abort(ids, now))
+            self._intake.submit_held(request_id)
+        self._sinks.deliver(self._scheduler.abort(ids, now))
 
     def control(self, command: Command, reply: Reply) -> None:
         """Runs a command once no step is in flight, in order of arrival; then calls `reply`."""
@@ -173,7 +173,7 @@ class EngineLoop:
         elif isinstance(command, GetLoad):
             reply(CommandDone(load=self.load()))
         elif isinstance(command, AddSpans):
-            self._traces.add(command, is_idle=not self._outlet)
+            self._traces.add(command, is_idle=not self._sinks)
             reply(CommandDone())
         else:
             self._commands.put(command, reply)
@@ -188,9 +188,9 @@ class EngineLoop:
         load, events, executor = self._scheduler.load(), self._kv_events, self._executor
         return replace(
             load,
-            num_waiting=load.num_waiting + len(self._reception),
-            num_waiting_tokens=load.num_waiting_tokens + self._reception.num_tokens,
-            num_rejected=self._reception.num_refused,
+            num_waiting=load.num_waiting + len(self._intake),
+            num_waiting_tokens=load.num_waiting_tokens + self._intake.num_tokens,
+            num_rejected=self._intake.num_rejected,
             is_paused=self._commands.is_paused,
             is_draining=self._commands.is_draining,
             num_kv_event_batches=0 if events is None else events.num_batches,
@@ -213,10 +213,10 @@ class EngineLoop:
         now = self._clock()
         self._traces.steps.resume()
         self._expire(now)
-        self._reception.take_compiled()
-        has_obeyed = bool(self._commands) and not self._in_flight and self._commands.run(now)
+        self._intake.submit_compiled()
+        has_run_commands = bool(self._commands) and not self._in_flight and self._commands.run(now)
         is_launched = self._commands.may_plan and self._launch(now)
-        self._traces.write(is_idle=not self._outlet)
+        self._traces.write(is_idle=not self._sinks)
         has_waited = bool(self._in_flight) and (
             not is_launched or len(self._in_flight) >= self._depth
         )
@@ -224,11 +224,11 @@ class EngineLoop:
             self._complete()
         if self._kv_events is not None:
             self._kv_events.flush()
-        if self._drain_replies and not self._outlet and not self._scheduler.has_work:
+        if self._drain_replies and not self._sinks and not self._scheduler.has_work:
             replies, self._drain_replies = self._drain_replies, []
             for reply in replies:
                 reply()
-        return is_launched or has_waited or has_obeyed
+        return is_launched or has_waited or has_run_commands
 
     @property
     def num_repeats(self) -> int:
@@ -239,7 +239,7 @@ class EngineLoop:
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
         commands = self._commands
-        is_held_up = commands.is_settling or commands.is_paused or commands or len(self._reception)
+        is_held_up = commands.is_settling or commands.is_paused or commands or len(self._intake)
         if is_watched or is_held_up or self._grammars is not None:
             return 0
         return self._scheduler.num_repeats
@@ -257,7 +257,7 @@ class EngineLoop:
         newest = self._in_flight.popleft() + num_steps
         self._in_flight.append(newest)
         self.step_id = newest - 1
-        self._outlet.deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
+        self._sinks.deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
 
     def start_trace(self, command: StartTrace) -> None:
         """Begins a trace before the first step; `control` does it later.
@@ -280,7 +280,7 @@ class EngineLoop:
         if isinstance(error, ExecutorDead):
             reason = f"the executor has died: {error}"
             _logger.error("%s", reason)
-            self._outlet.deliver(self._scheduler.fail_all(reason, self._clock()))
+            self._sinks.deliver(self._scheduler.fail_all(reason, self._clock()))
         else:
             reason = f"the engine has failed with {type(error).__name__}"
             _logger.error("%s", reason, exc_info=error)
@@ -290,7 +290,7 @@ class EngineLoop:
     def fail_all(self, reason: str) -> None:
         """Tells every live request, and every later one, that the engine is gone."""
         self._death = reason
-        self._outlet.fail_all(reason)
+        self._sinks.fail_all(reason)
 
     def close(self) -> None:
         """Frees the executor and ends the events. Idempotent."""
@@ -311,7 +311,7 @@ class EngineLoop:
         trace.mark(ticket, "launch")
         self._in_flight.append(ticket)
         grammars = self._grammars
-        if grammars is not None and grammars.has_constraints and grammars.note(plan):
+        if grammars is not None and grammars.has_constraints and grammars.track_slots(plan):
             self._sample_masked(plan, grammars)
         else:
             self._executor.sample(ticket, {})
@@ -322,7 +322,7 @@ class EngineLoop:
         try:
             return self._scheduler.plan(now)
         except PolicyError as error:
-            if self._keeps_policy:
+            if self._raises_policy_errors:
                 raise
             _logger.error(
                 "%s; until the engine is started again, requests are served as they came",
@@ -332,31 +332,31 @@ class EngineLoop:
             self._scheduler.fall_back()
             return self._scheduler.plan(now)
 
-    def _sample_masked(self, plan: StepPlan, grammars: GrammarDesk) -> None:
+    def _sample_masked(self, plan: StepPlan, grammars: GrammarQueue) -> None:
         """Samples the newest step by masks, once the tokens before it are known."""
         while self._in_flight[0] != plan.step_id:
             self._complete()
-        masks, failures = grammars.masks(plan)
+        masks, failures = grammars.fill_masks(plan)
         self._traces.steps.mark(plan.step_id, "masks")
         self._executor.sample(plan.step_id, masks)
         self._traces.steps.mark(plan.step_id, "sample")
         self._fail_grammars(failures)
 
-    def _constrain(self, effects: Effects, grammars: GrammarDesk) -> None:
+    def _advance_grammars(self, effects: Effects, grammars: GrammarQueue) -> None:
         """Tells the grammars what was sampled, and gives what they leave no choice about."""
-        self._fail_grammars(grammars.follow(effects))
+        self._fail_grammars(grammars.advance(effects))
         now = self._clock()
-        for request_id, token_ids in grammars.forced(effects):
+        for request_id, token_ids in grammars.forced_tokens(effects):
             given = self._scheduler.force(request_id, token_ids, now)
-            failures = grammars.follow(given)
-            self._outlet.deliver(given)
+            failures = grammars.advance(given)
+            self._sinks.deliver(given)
             self._fail_grammars(failures)
 
     def _fail_grammars(self, failures: Mapping[str, str]) -> None:
         """Ends requests whose grammar cannot go on: it is theirs, and nobody else's trouble."""
         if failures:
             now = self._clock()
-            self._outlet.deliver(self._scheduler.fail_some(failures, now, field="grammar"))
+            self._sinks.deliver(self._scheduler.fail_some(failures, now, field="grammar"))
 
     def _complete(self) -> None:
         ticket, trace = self._in_flight[0], self._traces.steps
@@ -367,30 +367,30 @@ class EngineLoop:
             _logger.error("step %d has failed: %s", ticket, error)
             trace.mark(ticket, "wait")
             self._in_flight.popleft()
-            self._outlet.deliver(self._scheduler.fail(ticket, str(error), self._clock()))
+            self._sinks.deliver(self._scheduler.fail(ticket, str(error), self._clock()))
             trace.completed(ticket, str(error))
             return
         trace.waited(ticket)
         self._in_flight.popleft()
         effects = self._scheduler.apply(result, self._clock())
-        self._outlet.deliver(effects)
+        self._sinks.deliver(effects)
         if self._grammars is not None and self._grammars.has_constraints:
-            self._constrain(effects, self._grammars)
+            self._advance_grammars(effects, self._grammars)
         trace.completed(ticket)
 
-    def _end_live(self, now: float) -> None:
-        self._reception.release_live()
-        self._outlet.deliver(self._scheduler.abort_all(now))
+    def _abort_live(self, now: float) -> None:
+        self._intake.submit_live()
+        self._sinks.deliver(self._scheduler.abort_all(now))
 
     def _expire(self, now: float) -> None:
         """Fails what is past its deadline, held requests too."""
-        self._reception.release_late(now)
-        self._outlet.deliver(self._scheduler.expire(now))
+        self._intake.submit_expired(now)
+        self._sinks.deliver(self._scheduler.expire(now))
 
-    def _obey(self, command: Command) -> CommandResult:
+    def _run_command(self, command: Command) -> CommandResult:
         """Runs a command, with no step in flight."""
         if isinstance(command, StartTrace | StopTrace):
-            return self._traces.obey(command)
+            return self._traces.run_command(command)
         if isinstance(command, ResetPrefixCache):
             self._scheduler.reset_prefix_cache()
             return CommandDone(load=self.load())

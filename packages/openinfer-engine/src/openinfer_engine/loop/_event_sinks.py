@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from openinfer_contract import EventSink, Failed, TokenEvent
-from openinfer_engine.loop._grammar_queue import GrammarDesk
-from openinfer_engine.trace._trace_control import TraceDesk
+from openinfer_engine.loop._grammar_queue import GrammarQueue
+from openinfer_engine.trace._trace_control import TraceControl
 
 
-class EventOutlet:
+class EventSinks:
     """The sinks of live requests by id. For the step thread.
 
     Args:
@@ -15,7 +15,7 @@ class EventOutlet:
         traces: told of it too.
     """
 
-    def __init__(self, grammars: GrammarDesk | None, traces: TraceDesk) -> None:
+    def __init__(self, grammars: GrammarQueue | None, traces: TraceControl) -> None:
         self._grammars = grammars
         self._traces = traces
         self._sinks: dict[str, EventSink] = {}
@@ -42,7 +42,7 @@ class EventOutlet:
     def finish(self, request_id: str, event: TokenEvent) -> None:
         """Tells one sink how its request has ended."""
         if self._grammars is not None:
-            self._grammars.forget(request_id)
+            self._grammars.drop(request_id)
         self._traces.steps.ended(request_id, event)
         self._sinks.pop(request_id)(event)
 

@@ -27,7 +27,7 @@ from openinfer_grammar import (
 from openinfer_scheduler import Effects, StepPlan
 
 
-class GrammarDesk:
+class GrammarQueue:
     """The constraints of one engine's requests.
 
     Args:
@@ -63,11 +63,11 @@ class GrammarDesk:
         future = self._compiler.compile(request.grammar, output)
         self._compiling[request.request_id] = request, future
 
-    def waits_for(self, request_id: str) -> bool:
+    def is_pending(self, request_id: str) -> bool:
         """Whether the request's grammar is being compiled."""
         return request_id in self._compiling
 
-    def compiled(self) -> list[tuple[str, Rejected | None]]:
+    def take_compiled(self) -> list[tuple[str, Rejected | None]]:
         """Requests whose grammar is through since the last call, and why it is refused."""
         done = [i for i, (_, future) in self._compiling.items() if future.done()]
         return [(request_id, self._take(request_id)) for request_id in done]
@@ -83,14 +83,14 @@ class GrammarDesk:
         self._live[request_id] = ConstrainedRequest(request, constraint)
         return None
 
-    def forget(self, request_id: str) -> None:
+    def drop(self, request_id: str) -> None:
         """The request has ended, or goes on without its grammar because it is about to."""
         self._live.pop(request_id, None)
         compiling = self._compiling.pop(request_id, None)
         if compiling is not None:
             compiling[1].cancel()
 
-    def note(self, plan: StepPlan) -> bool:
+    def track_slots(self, plan: StepPlan) -> bool:
         """Learns whose the slots of a plan are; whether its sampling has to wait for masks."""
         for start in plan.starts:
             if start.request.grammar is not None:
@@ -99,7 +99,7 @@ class GrammarDesk:
                 self._request_ids.pop(start.slot, None)
         return any(row.needs_mask for row in plan.rows)
 
-    def masks(self, plan: StepPlan) -> tuple[GrammarMasks, dict[str, str]]:
+    def fill_masks(self, plan: StepPlan) -> tuple[GrammarMasks, dict[str, str]]:
         """The masks of a plan whose earlier steps are all settled.
 
         Returns:
@@ -119,13 +119,13 @@ class GrammarDesk:
         for index, live in rows.items():
             try:
                 if index not in failures:
-                    live.note_mask()
+                    live.charge_mask()
                     masks[index] = self._words[index]
             except GrammarFailed as error:
                 failures[index] = error
         return masks, {rows[i].request.request_id: str(why) for i, why in failures.items()}
 
-    def follow(self, effects: Effects) -> dict[str, str]:
+    def advance(self, effects: Effects) -> dict[str, str]:
         """Goes on by what was sampled; by request id, why a grammar cannot go on."""
         failures: dict[str, str] = {}
         for request_id, event in effects:
@@ -138,7 +138,7 @@ class GrammarDesk:
                 failures[request_id] = str(error)
         return failures
 
-    def forced(self, effects: Effects) -> Iterator[tuple[str, bytes]]:
+    def forced_tokens(self, effects: Effects) -> Iterator[tuple[str, bytes]]:
         """What the requests of these effects can only go on with, as columns of ids."""
         for request_id, _ in effects:
             live = self._live.get(request_id)

@@ -8,7 +8,7 @@ from openinfer_contract import GenerateRequest, Limits, Rejected
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRequest:
     """A request, and when it came."""
 
     request: GenerateRequest
@@ -20,8 +20,8 @@ class HeldRequests:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held: dict[str, Held] = {}
-        self._nearest = math.inf
+        self._held: dict[str, HeldRequest] = {}
+        self._next_deadline = math.inf
         """No deadline of those that are held is before it."""
         self.num_tokens = 0
         """Of all prompts."""
@@ -32,7 +32,7 @@ class HeldRequests:
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._held))
 
-    def hold(self, request: GenerateRequest, now: float) -> Rejected | None:
+    def add(self, request: GenerateRequest, now: float) -> Rejected | None:
         """Takes a request, or says that there is no room."""
         limits = self._limits
         num_tokens = self.num_tokens + request.num_prompt_tokens
@@ -41,24 +41,24 @@ class HeldRequests:
             self._held and num_tokens > limits.max_queued_tokens
         ):
             return Rejected(kind="overloaded", message="the intake is full", retry_after_s=1.0)
-        self._held[request.request_id] = Held(request, now)
+        self._held[request.request_id] = HeldRequest(request, now)
         self.num_tokens = num_tokens
-        self._nearest = min(self._nearest, _deadline(request))
+        self._next_deadline = min(self._next_deadline, _deadline(request))
         return None
 
-    def take(self, request_id: str) -> Held | None:
+    def pop(self, request_id: str) -> HeldRequest | None:
         """Gives a request back; None: it is not here."""
         held = self._held.pop(request_id, None)
         if held is not None:
             self.num_tokens -= held.request.num_prompt_tokens
         return held
 
-    def late(self, now: float) -> list[str]:
+    def expired(self, now: float) -> list[str]:
         """Ids of those whose deadline has passed. Constant time where none has."""
-        if now < self._nearest:
+        if now < self._next_deadline:
             return []
         deadlines = {request_id: _deadline(held.request) for request_id, held in self._held.items()}
-        self._nearest = min((d for d in deadlines.values() if d > now), default=math.inf)
+        self._next_deadline = min((d for d in deadlines.values() if d > now), default=math.inf)
         return [request_id for request_id, deadline in deadlines.items() if deadline <= now]
 
 

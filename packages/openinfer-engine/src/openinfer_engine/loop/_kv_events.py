@@ -23,7 +23,7 @@ class Replay(Protocol):
         """Does a little work; never blocks."""
 
 
-class KVEventOutlet:
+class KVEventFlusher:
     """Publishes the events of one cache. For the step thread; close it.
 
     Args:

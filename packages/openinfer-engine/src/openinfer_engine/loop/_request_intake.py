@@ -1,47 +1,47 @@
 """From a request's arrival to the scheduler, which some may reach only later."""
 
 from openinfer_contract import EngineInfo, GenerateRequest, Rejected, TokenEvent
-from openinfer_engine.loop._command_queue import CommandDesk
-from openinfer_engine.loop._event_sinks import EventOutlet
-from openinfer_engine.loop._grammar_queue import GrammarDesk
-from openinfer_engine.loop._held_requests import Held, HeldRequests
+from openinfer_engine.loop._command_queue import CommandQueue
+from openinfer_engine.loop._event_sinks import EventSinks
+from openinfer_engine.loop._grammar_queue import GrammarQueue
+from openinfer_engine.loop._held_requests import HeldRequest, HeldRequests
 from openinfer_engine.loop._request_checks import check_intake
 from openinfer_scheduler import Scheduler
 
 DRAIN_RETRY_AFTER_S = 5.0
 
 
-class Reception:
+class RequestIntake:
     """Takes requests in; those that wait for a grammar or a pause are held. For the step thread.
 
     Args:
         scheduler: that they go to.
         info: what they are checked against.
-        outlet: tells those that are refused once they were taken in.
+        sinks: tells those that are refused once they were taken in.
         grammars: compile what a request may ask for; None where none may.
         commands: know of pauses, and of the end.
 
     Attributes:
-        num_refused: requests that were not let in, ever.
+        num_rejected: requests that were not let in, ever.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         info: EngineInfo,
-        outlet: EventOutlet,
-        grammars: GrammarDesk | None,
-        commands: CommandDesk,
+        sinks: EventSinks,
+        grammars: GrammarQueue | None,
+        commands: CommandQueue,
     ) -> None:
         self._scheduler = scheduler
         self._info = info
-        self._outlet = outlet
+        self._sinks = sinks
         self._grammars = grammars
         self._commands = commands
         self._held = HeldRequests(info.limits)
-        self._behind_pause: set[str] = set()
+        self._after_pause: set[str] = set()
         """Of the held ones those that came after a pause; it comes after all others."""
-        self.num_refused = 0
+        self.num_rejected = 0
 
     def __len__(self) -> int:
         """Requests that are held."""
@@ -50,7 +50,7 @@ class Reception:
     @property
     def has_live(self) -> bool:
         """Whether a request is held that a pause waits for."""
-        return len(self._held) > len(self._behind_pause)
+        return len(self._held) > len(self._after_pause)
 
     @property
     def num_tokens(self) -> int:
@@ -59,57 +59,57 @@ class Reception:
 
     def take(self, request: GenerateRequest, now: float) -> Rejected | None:
         """Why a request is not let in; None: it is, and its sink is to be opened."""
-        rejected = self._refusal(request) or self._admit(request, now)
-        self.num_refused += rejected is not None
+        rejected = self._check(request) or self._admit(request, now)
+        self.num_rejected += rejected is not None
         return rejected
 
-    def release(self, request_id: str) -> None:
+    def submit_held(self, request_id: str) -> None:
         """Hands a held request to the scheduler, which may refuse it after all."""
         held = self._take(request_id)
         if held is None:
             return
         rejected = self._scheduler.add(held.request, held.arrival)
         if rejected is not None:
-            self._refuse(request_id, rejected)
+            self._reject(request_id, rejected)
 
-    def release_late(self, now: float) -> None:
+    def submit_expired(self, now: float) -> None:
         """Hands over what is past its deadline: the scheduler says it."""
-        for request_id in self._held.late(now):
-            self.release(request_id)
+        for request_id in self._held.expired(now):
+            self.submit_held(request_id)
 
-    def release_all(self) -> None:
+    def submit_paused(self) -> None:
         """Hands over what a pause has held back; grammars are waited for all the same."""
-        self._behind_pause.clear()
+        self._after_pause.clear()
         for request_id in self._held:
-            if self._grammars is None or not self._grammars.waits_for(request_id):
-                self.release(request_id)
+            if self._grammars is None or not self._grammars.is_pending(request_id):
+                self.submit_held(request_id)
 
-    def release_live(self) -> None:
+    def submit_live(self) -> None:
         """Hands over what came before a pause that is to end it, its grammar ready or not."""
         for request_id in self._held:
-            if request_id not in self._behind_pause:
-                self.release(request_id)
+            if request_id not in self._after_pause:
+                self.submit_held(request_id)
 
-    def take_compiled(self) -> None:
+    def submit_compiled(self) -> None:
         """Hands over requests whose grammar is ready, and refuses those whose never will be."""
         if self._grammars is None or not self._grammars.is_compiling:
             return
-        for request_id, rejected in self._grammars.compiled():
+        for request_id, rejected in self._grammars.take_compiled():
             if rejected is not None:
                 self._take(request_id)
-                self._refuse(request_id, rejected)
-            elif request_id not in self._behind_pause:
-                self.release(request_id)
+                self._reject(request_id, rejected)
+            elif request_id not in self._after_pause:
+                self.submit_held(request_id)
 
-    def _take(self, request_id: str) -> Held | None:
-        self._behind_pause.discard(request_id)
-        return self._held.take(request_id)
+    def _take(self, request_id: str) -> HeldRequest | None:
+        self._after_pause.discard(request_id)
+        return self._held.pop(request_id)
 
-    def _refuse(self, request_id: str, rejected: Rejected) -> None:
-        self.num_refused += 1
-        self._outlet.finish(request_id, TokenEvent(end=rejected))
+    def _reject(self, request_id: str, rejected: Rejected) -> None:
+        self.num_rejected += 1
+        self._sinks.finish(request_id, TokenEvent(end=rejected))
 
-    def _refusal(self, request: GenerateRequest) -> Rejected | None:
+    def _check(self, request: GenerateRequest) -> Rejected | None:
         if self._commands.is_draining:
             return Rejected(
                 kind="draining",
@@ -120,19 +120,19 @@ class Reception:
 
     def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
         # Before anything else: the scheduler does not know of those that are held.
-        if request.request_id in self._outlet:
+        if request.request_id in self._sinks:
             return Rejected(
                 kind="duplicate",
                 field="request_id",
                 message=f"request {request.request_id!r} is live already",
             )
-        if not self._commands.is_holding and request.grammar is None:
+        if not self._commands.is_holding_new and request.grammar is None:
             return self._scheduler.add(request, now)
-        rejected = self._held.hold(request, now)
+        rejected = self._held.add(request, now)
         if rejected is not None:
             return rejected
-        if self._commands.is_holding:
-            self._behind_pause.add(request.request_id)
+        if self._commands.is_holding_new:
+            self._after_pause.add(request.request_id)
         if request.grammar is not None and self._grammars is not None:
             self._grammars.compile(request)
         return None

@@ -48,7 +48,7 @@ class _ProgressHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._parent is not None:
-            _tell(self._parent, Progress(record.getMessage()))
+            _send(self._parent, Progress(record.getMessage()))
 
     def close(self) -> None:
         """Passes nothing on from now, nor what another thread was about to."""
@@ -94,20 +94,20 @@ def _run(parent: socket.socket, addresses: Sequence[str], stack: ExitStack) -> i
                 stack.callback(remove_socket_file, listener.getsockname())
             loop = _build(spec)
     except Exception as error:
-        if not _is_explained(error):
+        if not _is_user_facing(error):
             _logger.error("the engine did not start", exc_info=error)
-        _tell(parent, _failure(error))
+        _send(parent, _failure(error))
         return EXIT_START_FAILED
     stack.callback(loop.close)
     bound = tuple(bound_address(listener) for listener in listeners)
-    if not _tell(parent, Started(bound)):
+    if not _send(parent, Started(bound)):
         return EXIT_START_FAILED
     server = EngineServer(loop, parent, listeners)
     reason = server.run()
     return 0 if reason is None else EXIT_DIED
 
 
-def _tell(parent: socket.socket, message: Progress | Started | StartFailed) -> bool:
+def _send(parent: socket.socket, message: Progress | Started | StartFailed) -> bool:
     """Whether the parent can still be told: one that was ended during the start listens no more."""
     try:
         parent.sendall(encode_start(message))
@@ -146,14 +146,14 @@ def _progress_to(parent: socket.socket) -> ExitStack:
     return stack
 
 
-def _is_explained(error: Exception) -> bool:
+def _is_user_facing(error: Exception) -> bool:
     """Whether the error's own sentence is enough for a person."""
     return isinstance(error, OpenInferError | ValueError)
 
 
 def _failure(error: Exception) -> StartFailed:
     kind = type(error).__name__
-    return StartFailed(kind, str(error) if _is_explained(error) else f"{kind}: {error}")
+    return StartFailed(kind, str(error) if _is_user_facing(error) else f"{kind}: {error}")
 
 
 def _receive_spec(parent: socket.socket) -> ProcessSpec | None:

@@ -167,7 +167,7 @@ class RemoteEngine(asyncio.Protocol):
         try:
             frame = encode_frame(Submit(self._free_stream_id(), request))
         except (OverflowError, UnicodeEncodeError, WireError) as error:
-            sink(TokenEvent(end=self._unsendable(request, error)))
+            sink(TokenEvent(end=self._rejection_of_unsendable(request, error)))
             return Ticket(self, request.request_id)
         if transport.get_write_buffer_size() + len(frame) > self._max_outgoing_bytes:
             rejected = Rejected(
@@ -291,12 +291,12 @@ class RemoteEngine(asyncio.Protocol):
             stream.state.advance(event)
             stream.is_open = True
         if has_end:
-            self._forget(stream_id, stream.request_id)
+            self._drop_stream(stream_id, stream.request_id)
         if not stream.deliver(event) and stream_id in self._streams:
             # Not by its id: a refused duplicate has that of a request which goes on.
             self._send(Abort((stream_id,)))
 
-    def _forget(self, stream_id: int, request_id: str) -> None:
+    def _drop_stream(self, stream_id: int, request_id: str) -> None:
         del self._streams[stream_id]
         others = tuple(i for i in self._stream_ids[request_id] if i != stream_id)
         if others:
@@ -304,7 +304,7 @@ class RemoteEngine(asyncio.Protocol):
         else:
             del self._stream_ids[request_id]
 
-    def _unsendable(self, request: GenerateRequest, error: Exception) -> Rejected:
+    def _rejection_of_unsendable(self, request: GenerateRequest, error: Exception) -> Rejected:
         """What the engine says of a request that no frame can hold, or would say."""
         return check_request(request, self.info) or Rejected(
             kind="invalid", message=f"the request cannot be sent to the engine: {error}"

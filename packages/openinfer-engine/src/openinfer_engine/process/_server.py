@@ -40,8 +40,8 @@ _QUIET_S = 0.1
 _ACCEPT_PAUSE_S = 1.0
 """The process has no descriptor left for a client that waits: it is asked again after this."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_FAREWELL_S = 1.0
-_FAREWELL_POLL_S = 0.01
+_LAST_FLUSH_S = 1.0
+_LAST_FLUSH_POLL_S = 0.01
 _STEPS_BETWEEN_COLLECTIONS = 20_000
 
 _logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class EngineServer:
         self._closing: str | None = None
         self._is_busy = False
         self._polls_until = 0.0
-        self._wanted_at = time.monotonic()
+        self._last_active_at = time.monotonic()
         """When something was last wanted of the engine."""
         self._may_prepare = True
         self._replay = loop.replay
@@ -104,8 +104,8 @@ class EngineServer:
         finally:
             gc.enable()
             gc.unfreeze()
-            self._say_farewell()
-            self._release()
+            self._flush_all()
+            self._close_sockets()
         return reason
 
     def _serve_once(self) -> None:
@@ -140,8 +140,8 @@ class EngineServer:
     def _prepare(self, *, is_wanted: bool) -> None:
         """Works for later, once nobody has wanted anything for a while."""
         if is_wanted:
-            self._wanted_at = time.monotonic()
-        elif self._may_prepare and time.monotonic() >= self._wanted_at + _QUIET_S:
+            self._last_active_at = time.monotonic()
+        elif self._may_prepare and time.monotonic() >= self._last_active_at + _QUIET_S:
             self._may_prepare = self._loop.prepare()
 
     def _timeout(self) -> float | None:
@@ -151,7 +151,7 @@ class EngineServer:
             return 0.0
         waits = (
             self._loop.stalled_wait_s if self._loop.has_work else None,
-            max(0.0, self._wanted_at + _QUIET_S - now) if self._may_prepare else None,
+            max(0.0, self._last_active_at + _QUIET_S - now) if self._may_prepare else None,
             self._meter.wait_s(now),
             None if self._replay is None else self._replay.wait_s,
             _BLOCKED_WAIT_S if self._writers else None,
@@ -257,16 +257,16 @@ class EngineServer:
             self._steps_since_collection = 0
             gc.collect()
 
-    def _say_farewell(self) -> None:
+    def _flush_all(self) -> None:
         """Gives every peer a moment to take its last events."""
-        give_up_at = time.monotonic() + _FAREWELL_S
+        deadline = time.monotonic() + _LAST_FLUSH_S
         waiting = {c for c in self._connections if c.has_output}
-        while waiting and (now := time.monotonic()) < give_up_at:
+        while waiting and (now := time.monotonic()) < deadline:
             waiting = {c for c in waiting if c.flush(self._loop.step_id, now) and c.has_output}
             if waiting:
-                time.sleep(_FAREWELL_POLL_S)
+                time.sleep(_LAST_FLUSH_POLL_S)
 
-    def _release(self) -> None:
+    def _close_sockets(self) -> None:
         self._selector.close()
         for connection in self._connections:
             connection.close()

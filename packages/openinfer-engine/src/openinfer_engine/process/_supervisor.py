@@ -30,7 +30,7 @@ from openinfer_engine.process._start_messages import LINE_FACTORY, LogLevel, Pro
 
 EngineState = Literal["starting", "ready", "restarting", "dead", "closed"]
 
-_LAST_WORDS_S = 2.0
+_EXIT_WAIT_S = 2.0
 """An engine that has closed its socket gets so long to end by itself."""
 
 _logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class EngineSupervisor:
 
     def close(self) -> None:
         """Kills the engine process. Live requests fail. Idempotent; `shutdown` is the kind way."""
-        self._retire()
+        self._mark_closed()
         self._kill_spawned()
         child, self._child = self._child, None
         if child is not None:
@@ -194,7 +194,7 @@ class EngineSupervisor:
             if done and (error := drained.exception()) is not None:
                 _logger.warning("the engine ended while it drained: %s", error)
             drained.cancel()
-        self._retire()
+        self._mark_closed()
         self._kill_spawned()
         if self._watch is not None:
             await asyncio.wait([self._watch])
@@ -207,7 +207,7 @@ class EngineSupervisor:
             raise EngineDead(self._reason)
         return self._child.engine
 
-    def _retire(self) -> None:
+    def _mark_closed(self) -> None:
         self._state, self._reason = "closed", "the engine was closed"
         if self._watch is not None:
             self._watch.cancel()
@@ -241,7 +241,7 @@ class EngineSupervisor:
             reason = await self._watch_child(self._child)
             child, self._child = self._child, None
             self._state, self._reason = "restarting", reason
-            status = await child.stop(_LAST_WORDS_S if child.engine.is_dead else 0.0)
+            status = await child.stop(_EXIT_WAIT_S if child.engine.is_dead else 0.0)
             self._reason = f"{reason} (exit status {status})"
             _logger.error("%s; restarting it", self._reason)
             if loop.time() - started_at > self._options.healthy_s:

@@ -39,7 +39,7 @@ def check_places(file: str | None, folder: str | None) -> None:
         raise TraceFailed(f"trace {file}: the folder {parent} is not there; make it first")
 
 
-class TraceDesk:
+class TraceControl:
     """At most one trace at a time. For the step thread.
 
     Args:
@@ -81,7 +81,7 @@ class TraceDesk:
         """Whether a trace is being written."""
         return self._tracer is not None
 
-    def obey(self, command: StartTrace | StopTrace) -> CommandResult:
+    def run_command(self, command: StartTrace | StopTrace) -> CommandResult:
         """Begins or ends a trace, with no step in flight."""
         try:
             path = self.start(command) if isinstance(command, StartTrace) else self.stop()

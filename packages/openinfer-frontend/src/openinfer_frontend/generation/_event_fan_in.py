@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from openinfer_contract import EventSink, Pile, TokenEvent
+from openinfer_contract import EventSink, MergeBuffer, TokenEvent
 
 
 class EventFanIn:
@@ -32,7 +32,7 @@ class EventFanIn:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._pending: dict[int, Pile[TokenEvent]] = {}
+        self._pending: dict[int, MergeBuffer[TokenEvent]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._is_waiting = False
         """Whether the reader waits and was not woken yet."""
@@ -65,10 +65,10 @@ class EventFanIn:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _keep(self, index: int, event: TokenEvent) -> None:
-        pile = self._pending.get(index)
-        if pile is None:
-            pile = self._pending[index] = Pile()
-        pile.add(event, event.num_tokens)
+        buffer = self._pending.get(index)
+        if buffer is None:
+            buffer = self._pending[index] = MergeBuffer()
+        buffer.add(event, event.num_tokens)
 
     def _pass_on(self, events: dict[int, TokenEvent]) -> None:
         """Hands events to who listens; else, or where that is asked for, wakes the reader."""
@@ -118,18 +118,18 @@ class EventFanIn:
     def take(self) -> dict[int, TokenEvent]:
         """What was not read yet, without waiting."""
         with self._lock:
-            piles, self._pending, self._has_end = self._pending, {}, False
-        return _merged(piles)
+            buffers, self._pending, self._has_end = self._pending, {}, False
+        return _merged(buffers)
 
     def take_plain(self) -> dict[int, TokenEvent] | None:
         """As `take`; None, and nothing taken, if a stream's last event is among it."""
         with self._lock:
             if self._has_end:
                 return None
-            piles, self._pending = self._pending, {}
-        return _merged(piles)
+            buffers, self._pending = self._pending, {}
+        return _merged(buffers)
 
 
-def _merged(piles: dict[int, Pile[TokenEvent]]) -> dict[int, TokenEvent]:
-    found = {index: pile.whole() for index, pile in piles.items()}
+def _merged(buffers: dict[int, MergeBuffer[TokenEvent]]) -> dict[int, TokenEvent]:
+    found = {index: buffer.merge_all() for index, buffer in buffers.items()}
     return {index: event for index, event in found.items() if event is not None}

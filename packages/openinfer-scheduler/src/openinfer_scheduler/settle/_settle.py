@@ -10,7 +10,7 @@ from openinfer_contract import (
     TokenEvent,
     TokenLogprobs,
     banning_fields,
-    nothing_left,
+    no_token_left_message,
 )
 from openinfer_scheduler._step_plan import PlannedRow, StepResult
 from openinfer_scheduler.plan._steady import SteadyPlan
@@ -180,7 +180,7 @@ class _Settling:
         if message is not None:
             fields = self._faults.get(index)
             if fields:
-                message = nothing_left(fields)
+                message = no_token_left_message(fields)
             field = fields[0] if fields else ""
             end = self._state.fail(sequence, message, is_retryable=False, field=field)
             self.effects.append(self._state.event(sequence, end))

@@ -11,7 +11,7 @@ from functools import cache
 from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
 
-from openinfer_contract import GenerateRequest, Pile, TokenLogprobs, unpack_ids
+from openinfer_contract import GenerateRequest, MergeBuffer, TokenLogprobs, unpack_ids
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._choice import Timing
 from openinfer_frontend.generation._generation import Delta, Usage
@@ -42,7 +42,7 @@ class ChoiceResult:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    scores: Pile[TokenLogprobs] = field(default_factory=Pile)
+    scores: MergeBuffer[TokenLogprobs] = field(default_factory=MergeBuffer)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     timing: Timing | None = None
@@ -62,7 +62,7 @@ class ChoiceResult:
     @property
     def logprobs(self) -> TokenLogprobs | None:
         """Of `token_ids`, where they are wanted."""
-        return self.scores.whole()
+        return self.scores.merge_all()
 
 
 class ChoicesFormat(AnswerFormat):

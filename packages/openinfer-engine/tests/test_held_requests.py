@@ -25,23 +25,23 @@ def request(name, deadline):
 def test_each_is_late_from_its_own_deadline_on_however_they_come():
     held = HeldRequests(LIMITS)
     for name, deadline in (("a", 5.0), ("b", 3.0), ("patient", None)):
-        assert held.hold(request(name, deadline), 0.0) is None
-    assert held.late(2.9) == []
-    assert held.late(3.0) == ["b"]
-    assert held.take("b") is not None
-    assert held.late(3.1) == []
-    held.hold(request("c", 4.0), 3.2)
-    assert held.late(3.9) == []
-    assert held.late(4.0) == ["c"]
-    assert held.late(6.0) == ["a", "c"]
-    assert held.take("a") is not None
-    assert held.take("c") is not None
-    assert held.late(1e9) == []
+        assert held.add(request(name, deadline), 0.0) is None
+    assert held.expired(2.9) == []
+    assert held.expired(3.0) == ["b"]
+    assert held.pop("b") is not None
+    assert held.expired(3.1) == []
+    held.add(request("c", 4.0), 3.2)
+    assert held.expired(3.9) == []
+    assert held.expired(4.0) == ["c"]
+    assert held.expired(6.0) == ["a", "c"]
+    assert held.pop("a") is not None
+    assert held.pop("c") is not None
+    assert held.expired(1e9) == []
 
 
 def test_who_is_not_late_is_not_looked_at():
     held = HeldRequests(LIMITS)
     for number in range(50):
-        held.hold(request(f"r{number}", 10.0 + number), 0.0)
+        held.add(request(f"r{number}", 10.0 + number), 0.0)
     held._held = None
-    assert held.late(9.0) == []
+    assert held.expired(9.0) == []

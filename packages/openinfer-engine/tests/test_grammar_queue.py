@@ -1,4 +1,4 @@
-"""The desk of grammars by itself, over a compiler whose answers are the test's."""
+"""The queue of grammars by itself, over a compiler whose answers are the test's."""
 
 import threading
 from concurrent.futures import Future
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from openinfer_contract import GenerateRequest, Grammar, StopRules, pack_ids
 from openinfer_engine import EngineOptions, TraceFailed, assemble
-from openinfer_engine.loop._grammar_queue import GrammarDesk
+from openinfer_engine.loop._grammar_queue import GrammarQueue
 from openinfer_testing import CountingShape, ZeroCostExecutor
 from openinfer_testing.grammar import VOCAB_SIZE, tokenizer_json
 
@@ -29,7 +29,7 @@ class Waiting:
 
 def test_what_nobody_waits_for_any_more_is_not_compiled():
     compiler = Waiting()
-    desk = GrammarDesk(compiler, vocab_size=32, num_slots=2)
+    queue = GrammarQueue(compiler, vocab_size=32, num_slots=2)
     for name in ("stays", "goes"):
         grammar = Grammar(kind="regex", text="a")
         request = GenerateRequest(
@@ -38,14 +38,14 @@ def test_what_nobody_waits_for_any_more_is_not_compiled():
             stop=StopRules(max_tokens=1),
             grammar=grammar,
         )
-        desk.compile(request)
-    desk.forget("goes")
+        queue.compile(request)
+    queue.drop("goes")
     assert [future.cancelled() for future in compiler.futures] == [False, True]
-    assert desk.compiled() == []
-    assert desk.is_compiling
-    desk.forget("stays")
-    assert not desk.is_compiling
-    desk.close()
+    assert queue.take_compiled() == []
+    assert queue.is_compiling
+    queue.drop("stays")
+    assert not queue.is_compiling
+    queue.close()
 
 
 def test_a_loop_that_cannot_be_made_leaves_no_thread(tmp_path):

@@ -10,7 +10,7 @@ class _Mergeable(Protocol):
 M = TypeVar("M", bound=_Mergeable)
 
 
-class Pile(Generic[M]):
+class MergeBuffer(Generic[M]):
     """Parts that merge by copying, each copied about log n times, in about log n objects.
 
     A part is merged with the one before it once it is as large. Not thread-safe.
@@ -28,7 +28,7 @@ class Pile(Generic[M]):
         while len(parts) > 1 and parts[-2][0] <= parts[-1][0]:
             self._merge_last()
 
-    def whole(self) -> M | None:
+    def merge_all(self) -> M | None:
         """All parts as one; None if there are none."""
         while len(self._parts) > 1:
             self._merge_last()

@@ -5,7 +5,7 @@ import time
 from openinfer_contract import (
     EventBuffer,
     Finished,
-    Pile,
+    MergeBuffer,
     TokenEvent,
     TokenLogprobs,
     pack_ids,
@@ -23,15 +23,15 @@ class Text(str):
 
 
 def test_parts_keep_their_order() -> None:
-    pile: Pile[Text] = Pile()
-    assert pile.whole() is None
+    buffer: MergeBuffer[Text] = MergeBuffer()
+    assert buffer.merge_all() is None
     sizes = [0, 1, 1, 5, 0, 2, 1, 1, 1, 0, 0, 9, 1]
     for number, size in enumerate(sizes):
-        pile.add(Text(f"{number},"), size)
+        buffer.add(Text(f"{number},"), size)
     whole = "".join(f"{number}," for number in range(len(sizes)))
-    assert (pile.whole(), pile.whole()) == (whole, whole)
-    pile.add(Text("end"), 1)
-    assert pile.whole() == whole + "end"
+    assert (buffer.merge_all(), buffer.merge_all()) == (whole, whole)
+    buffer.add(Text("end"), 1)
+    assert buffer.merge_all() == whole + "end"
 
 
 def test_a_reader_that_sleeps_costs_the_engine_little() -> None:
