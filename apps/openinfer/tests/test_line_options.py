@@ -170,7 +170,7 @@ def test_kv_events_are_consumed_key_by_key(monkeypatch):
             engine_options({"kv_events_config": {**config, key: value}})
     with pytest.raises(UsageError, match="without prefix caching"):
         engine_options({"kv_events_config": config, "enable_prefix_caching": False})
-    monkeypatch.setattr("openinfer_kv_cache._event_config.find_spec", lambda name: None)
+    monkeypatch.setattr("openinfer_kv_cache.events._config.find_spec", lambda name: None)
     with pytest.raises(PublisherError, match="pip install"):
         engine_options({"kv_events_config": config})
 

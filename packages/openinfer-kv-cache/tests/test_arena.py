@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openinfer_kv_cache import CacheUse, KVCache, Resume, Standing, plan_slabs
-from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache.arena._arena import Arena
 
 TOKEN = np.array([7], np.uint32)
 

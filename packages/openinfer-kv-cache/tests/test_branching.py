@@ -15,8 +15,8 @@ from openinfer_kv_cache import (
     KVCache,
     Plane,
     PriorityEviction,
-    _runs,
 )
+from openinfer_kv_cache.pool import _runs
 
 EVICTIONS = {
     "lru": None,

@@ -7,7 +7,7 @@ from time import thread_time
 import pytest
 
 from openinfer_kv_cache import KVCache
-from openinfer_kv_cache._arena import Arena
+from openinfer_kv_cache.arena._arena import Arena
 
 
 @pytest.fixture(scope="module")

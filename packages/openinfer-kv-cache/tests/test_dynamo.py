@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openinfer_kv_cache import BlockKeys
-from openinfer_kv_cache._dynamo import root_hash, sequence_hashes
+from openinfer_kv_cache.events._dynamo import root_hash, sequence_hashes
 
 
 def column(tokens):

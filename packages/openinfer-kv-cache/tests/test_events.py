@@ -12,11 +12,11 @@ from openinfer_kv_cache import (
     BlockStored,
     KVEventBatch,
 )
-from openinfer_kv_cache._blocks import SequenceBlocks
-from openinfer_kv_cache._dynamo import root_hash, sequence_hashes
-from openinfer_kv_cache._events import GroupEvents
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._steps import Reservation
+from openinfer_kv_cache.events._dynamo import root_hash, sequence_hashes
+from openinfer_kv_cache.events._events import GroupEvents
+from openinfer_kv_cache.pool._block_list import SequenceBlocks
+from openinfer_kv_cache.pool._pool import BlockPool
 from openinfer_testing.programs import random_programs
 
 

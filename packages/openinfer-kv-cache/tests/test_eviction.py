@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openinfer_kv_cache._eviction import EvictionQueue
+from openinfer_kv_cache.eviction._lru import EvictionQueue
 
 NUM = 8
 OPERATIONS = st.lists(

@@ -18,7 +18,7 @@ from openinfer_kv_cache import (
     PriorityEviction,
     Standing,
 )
-from openinfer_kv_cache._eviction_queue import PolicyQueue
+from openinfer_kv_cache.eviction._policy_queue import PolicyQueue
 from openinfer_testing.programs import random_programs
 
 

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _keys, _runs
-from openinfer_kv_cache._blocks import SequenceBlocks
-from openinfer_kv_cache._lease import CachedLease, MutableLease
-from openinfer_kv_cache._runs import ChainRuns
+from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _keys
 from openinfer_kv_cache._steps import StepLedger
+from openinfer_kv_cache.pool import _runs
+from openinfer_kv_cache.pool._block_list import SequenceBlocks
+from openinfer_kv_cache.pool._lease import CachedLease, MutableLease
+from openinfer_kv_cache.pool._runs import ChainRuns
 from openinfer_testing.programs import random_programs
 
 NUMBER = st.integers(0, 63)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from openinfer_kv_cache._runs import ChainRuns
+from openinfer_kv_cache.pool._runs import ChainRuns
 
 
 def ids(*blocks):

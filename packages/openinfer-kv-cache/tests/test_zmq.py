@@ -14,8 +14,8 @@ from openinfer_kv_cache import (
     KVEventsConfig,
     PublisherError,
     ZmqPublisher,
-    _event_config,
 )
+from openinfer_kv_cache.events import _config
 
 END = b"\xff" * 8
 
@@ -232,7 +232,7 @@ def test_nonsense_and_askers_that_leave_do_no_harm(publish, context, tmp_path):
 
 
 def test_an_asker_that_does_not_read_is_given_up(publish, context, tmp_path, monkeypatch):
-    monkeypatch.setattr("openinfer_kv_cache._zmq._GIVE_UP_S", 0.2)
+    monkeypatch.setattr("openinfer_kv_cache.events._zmq._GIVE_UP_S", 0.2)
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     for number in range(3000):
         publisher.publish(batch(number, size=2000))
@@ -264,7 +264,7 @@ def test_an_address_in_use_is_named(publish, context, key):
 
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setattr(_event_config, "find_spec", lambda name: None)
+    monkeypatch.setattr(_config, "find_spec", lambda name: None)
     with pytest.raises(PublisherError, match=r'pip install "openinfer-kv-cache\[events\]"'):
         ZmqPublisher(KVEventsConfig(enable_kv_cache_events=True))
     KVEventsConfig(enable_kv_cache_events=True, publisher="null").check_installed()

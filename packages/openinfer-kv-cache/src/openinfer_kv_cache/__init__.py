@@ -5,26 +5,11 @@
 """
 
 from openinfer_kv_cache._cache import KVCache
-from openinfer_kv_cache._event_batch import KVEventBatch
-from openinfer_kv_cache._event_config import KVEventsConfig
-from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policies import (
-    EVICTION_POLICIES,
-    FrequencyEviction,
-    PriorityEviction,
-)
-from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy, Standing
-from openinfer_kv_cache._group import CacheGroup, Plane, Resume
 from openinfer_kv_cache._keys import HASH_RECIPE, BlockKeys, TokenIds
-from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
-from openinfer_kv_cache._slabs import SlabLayout, plan_slabs
-from openinfer_kv_cache._state import BlockCopy
 from openinfer_kv_cache._stats import CacheStats, GroupStats
 from openinfer_kv_cache._steps import Reservation
-from openinfer_kv_cache._zmq import ZmqPublisher
+from openinfer_kv_cache.arena._slabs import SlabLayout, plan_slabs
 from openinfer_kv_cache.errors import (
     KVCacheError,
     KVEventError,
@@ -34,6 +19,21 @@ from openinfer_kv_cache.errors import (
     StepOrderError,
     UnsupportedGroup,
 )
+from openinfer_kv_cache.events._batch import KVEventBatch
+from openinfer_kv_cache.events._config import KVEventsConfig
+from openinfer_kv_cache.events._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from openinfer_kv_cache.events._zmq import ZmqPublisher
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policies import (
+    EVICTION_POLICIES,
+    FrequencyEviction,
+    PriorityEviction,
+)
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.groups._cache_group import CacheGroup, Plane, Resume
+from openinfer_kv_cache.groups._recurrent_state import BlockCopy
+from openinfer_kv_cache.pool._lease import CachedLease, MutableLease, SealedLease
+from openinfer_kv_cache.pool._pool import BlockPool
 
 __all__ = [
     "KVCache",

@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 
-from openinfer_kv_cache._events import CacheEvents, KVEvent
-from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse, EvictionPolicy
-from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._hit_counts import HitCounts
 from openinfer_kv_cache._keys import BlockKeys, TokenIds
-from openinfer_kv_cache._making import checked_groups, make_space
-from openinfer_kv_cache._origins import BlockOrigins
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._sequence import PrefixHit, SequenceCache
-from openinfer_kv_cache._space import PoolSpace
 from openinfer_kv_cache._stats import CacheStats
 from openinfer_kv_cache._steps import StepLedger
+from openinfer_kv_cache.arena._create_space import checked_groups, make_space
+from openinfer_kv_cache.arena._space import PoolSpace
 from openinfer_kv_cache.errors import NotIdle, UnsupportedGroup
+from openinfer_kv_cache.events._events import CacheEvents, KVEvent
+from openinfer_kv_cache.eviction._policy import ANONYMOUS, CacheUse, EvictionPolicy
+from openinfer_kv_cache.groups._cache_group import CacheGroup
+from openinfer_kv_cache.pool._origins import BlockOrigins
+from openinfer_kv_cache.pool._pool import BlockPool
 
 
 class KVCache:

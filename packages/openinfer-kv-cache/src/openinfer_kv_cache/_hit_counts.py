@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._origins import DEVICE, TierTokens
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache._stats import GroupStats
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.pool._origins import DEVICE, TierTokens
+from openinfer_kv_cache.pool._pool import BlockPool
 
 
 class HitCounts:

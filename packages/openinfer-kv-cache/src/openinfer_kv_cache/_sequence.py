@@ -6,16 +6,16 @@ Positions are absolute, so a step that needs neither a block nor a seal needs no
 
 from typing import final
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse
-from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys, TokenIds, num_ids
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._origins import TierTokens
-from openinfer_kv_cache._space import BlockSpace
-from openinfer_kv_cache._state import NO_COPIES
 from openinfer_kv_cache._steps import Reservation, StepLedger
+from openinfer_kv_cache.arena._space import BlockSpace
 from openinfer_kv_cache.errors import LeaseUsed, StepOrderError
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import CacheUse
+from openinfer_kv_cache.groups._grouped_blocks import GroupedBlocks
+from openinfer_kv_cache.groups._recurrent_state import NO_COPIES
+from openinfer_kv_cache.pool._lease import CachedLease
+from openinfer_kv_cache.pool._origins import TierTokens
 
 
 @final

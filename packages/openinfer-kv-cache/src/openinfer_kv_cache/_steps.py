@@ -12,12 +12,12 @@ only. A step that completes lets go of the sequences that were closed while it w
 from dataclasses import dataclass, field
 from typing import final
 
-from openinfer_kv_cache._blocks import Seals
-from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._space import Blocks
-from openinfer_kv_cache._state import NO_COPIES, StepCopies
+from openinfer_kv_cache.arena._space import Blocks
 from openinfer_kv_cache.errors import StepOrderError
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.groups._recurrent_state import NO_COPIES, StepCopies
+from openinfer_kv_cache.pool._block_list import Seals
 
 
 @final

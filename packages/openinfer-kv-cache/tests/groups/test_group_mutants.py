@@ -2,14 +2,15 @@
 
 import pytest
 
-from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle, _runs
-from openinfer_kv_cache._arena import Arena, SlabPool, _Offers
-from openinfer_kv_cache._match import GroupedMatch
-from openinfer_kv_cache._resume import ResumePoints
-from openinfer_kv_cache._runs import ChainRuns
-from openinfer_kv_cache._state import StateRow
+from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle
 from openinfer_kv_cache._steps import StepLedger
-from openinfer_kv_cache._window import WindowBlocks
+from openinfer_kv_cache.arena._arena import Arena, SlabPool, _Offers
+from openinfer_kv_cache.groups._grouped_match import GroupedMatch
+from openinfer_kv_cache.groups._recurrent_state import StateRow
+from openinfer_kv_cache.groups._resume_points import ResumePoints
+from openinfer_kv_cache.groups._window_blocks import WindowBlocks
+from openinfer_kv_cache.pool import _runs
+from openinfer_kv_cache.pool._runs import ChainRuns
 
 
 def free_at_once(self, blocks, step_id):

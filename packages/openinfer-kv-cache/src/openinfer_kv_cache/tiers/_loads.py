@@ -13,9 +13,9 @@ from typing import Literal, final
 
 from openinfer_kv_cache._cache import KVCache
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import MutableLease
-from openinfer_kv_cache._origins import BlockOrigins
 from openinfer_kv_cache._sequence import PrefixHit
+from openinfer_kv_cache.pool._lease import MutableLease
+from openinfer_kv_cache.pool._origins import BlockOrigins
 from openinfer_kv_cache.tiers._protocol import BlockSpan, CacheTier, TierHit, TierTransfer
 
 LoadState = Literal["loading", "done", "late", "failed"]

@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import final
 
-from openinfer_kv_cache._eviction import BlockIds
 from openinfer_kv_cache.errors import LeaseUsed
+from openinfer_kv_cache.eviction._lru import BlockIds
 from openinfer_kv_cache.tiers._protocol import BlockMemory, BlockSpan
 
 

@@ -10,7 +10,7 @@ the blocks, compare token ids, and turn whatever fails into a recompute.
 from dataclasses import dataclass
 from typing import Protocol
 
-from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache.eviction._lru import BlockIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from openinfer_kv_cache._cache import KVCache
-from openinfer_kv_cache._lease import CachedLease
 from openinfer_kv_cache._sequence import SequenceCache
+from openinfer_kv_cache.pool._lease import CachedLease
 from openinfer_kv_cache.tiers._protocol import BlockSpan, CacheTier, TierTransfer
 
 

@@ -16,13 +16,13 @@ from itertools import islice
 
 import numpy as np
 
-from openinfer_kv_cache._events import GroupEvents
-from openinfer_kv_cache._eviction import BlockIds, EvictionQueue
-from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy
-from openinfer_kv_cache._eviction_queue import PolicyQueue
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._origins import BlockOrigins
-from openinfer_kv_cache._runs import ChainRuns
+from openinfer_kv_cache.events._events import GroupEvents
+from openinfer_kv_cache.eviction._lru import BlockIds, EvictionQueue
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy
+from openinfer_kv_cache.eviction._policy_queue import PolicyQueue
+from openinfer_kv_cache.pool._origins import BlockOrigins
+from openinfer_kv_cache.pool._runs import ChainRuns
 
 _NO_BLOCKS = np.empty(0, np.int32)
 

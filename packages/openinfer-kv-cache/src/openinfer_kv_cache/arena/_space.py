@@ -2,12 +2,12 @@
 
 from typing import Protocol
 
-from openinfer_kv_cache._blocks import SequenceBlocks
-from openinfer_kv_cache._group import CacheGroup
-from openinfer_kv_cache._grouped import GroupedBlocks
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache.groups._cache_group import CacheGroup
+from openinfer_kv_cache.groups._grouped_blocks import GroupedBlocks
+from openinfer_kv_cache.pool._block_list import SequenceBlocks
+from openinfer_kv_cache.pool._lease import CachedLease
+from openinfer_kv_cache.pool._pool import BlockPool
 
 Blocks = SequenceBlocks | GroupedBlocks
 

@@ -12,13 +12,13 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from openinfer_kv_cache._arena import SlabPool
-from openinfer_kv_cache._blocks import Seals
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
-from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache.arena._arena import SlabPool
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import ANONYMOUS, CacheUse
+from openinfer_kv_cache.groups._resume_points import ResumePoints
+from openinfer_kv_cache.pool._block_list import Seals
+from openinfer_kv_cache.pool._lease import CachedLease, MutableLease, SealedLease
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _EVERYTHING = 2**62

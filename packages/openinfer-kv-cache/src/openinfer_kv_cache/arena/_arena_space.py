@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from openinfer_kv_cache._arena import Arena
-from openinfer_kv_cache._blocks import SequenceBlocks
-from openinfer_kv_cache._group import CacheGroup
-from openinfer_kv_cache._grouped import GroupedBlocks, Table
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._match import GroupedMatch
-from openinfer_kv_cache._resume import ResumePoints
-from openinfer_kv_cache._state import StateRow
-from openinfer_kv_cache._window import WindowBlocks
+from openinfer_kv_cache.arena._arena import Arena
+from openinfer_kv_cache.groups._cache_group import CacheGroup
+from openinfer_kv_cache.groups._grouped_blocks import GroupedBlocks, Table
+from openinfer_kv_cache.groups._grouped_match import GroupedMatch
+from openinfer_kv_cache.groups._recurrent_state import StateRow
+from openinfer_kv_cache.groups._resume_points import ResumePoints
+from openinfer_kv_cache.groups._window_blocks import WindowBlocks
+from openinfer_kv_cache.pool._block_list import SequenceBlocks
+from openinfer_kv_cache.pool._lease import CachedLease
 
 _UNBOUNDED = 2**62
 

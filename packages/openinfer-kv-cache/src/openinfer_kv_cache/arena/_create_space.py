@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from openinfer_kv_cache._arena_space import ArenaSpace
-from openinfer_kv_cache._group import CacheGroup
-from openinfer_kv_cache._slabs import plan_slabs
-from openinfer_kv_cache._space import BlockSpace, PoolSpace
+from openinfer_kv_cache.arena._arena_space import ArenaSpace
+from openinfer_kv_cache.arena._slabs import plan_slabs
+from openinfer_kv_cache.arena._space import BlockSpace, PoolSpace
 from openinfer_kv_cache.errors import UnsupportedGroup
+from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 
 def checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:

@@ -16,9 +16,9 @@ from heapq import nsmallest
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import Standing
-from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import Standing
+from openinfer_kv_cache.pool._pool import BlockPool
 
 Rank = tuple[tuple[float, ...], int]
 """What is given up first is lowest: a policy's score, empty where there is none, then the tick at

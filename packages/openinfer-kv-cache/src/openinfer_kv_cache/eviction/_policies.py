@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
 
 DEMOTED, ORDINARY, SESSION, PINNED = range(4)
 

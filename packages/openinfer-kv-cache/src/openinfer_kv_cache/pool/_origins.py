@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache.eviction._lru import BlockIds
 
 DEVICE = "device"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache.eviction._lru import BlockIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache.errors import UnsupportedGroup
+from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 MAX_PADDING = 0.02
 """Share of a block's stride that may be padding."""

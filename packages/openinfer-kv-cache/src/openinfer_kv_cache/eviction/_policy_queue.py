@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
 
 _SPARE_ENTRIES = 64
 

@@ -4,11 +4,11 @@ from typing import final
 
 import numpy as np
 
-from openinfer_kv_cache._blocks import Seals, SequenceBlocks
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._pool import BlockPool
-from openinfer_kv_cache._resume import ResumePoints
+from openinfer_kv_cache.groups._resume_points import ResumePoints
+from openinfer_kv_cache.pool._block_list import Seals, SequenceBlocks
+from openinfer_kv_cache.pool._lease import CachedLease
+from openinfer_kv_cache.pool._pool import BlockPool
 
 
 @final

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from openinfer_kv_cache._arena import Arena, SlabPool
-from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease
-from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache.arena._arena import Arena, SlabPool
+from openinfer_kv_cache.groups._cache_group import CacheGroup
+from openinfer_kv_cache.pool._lease import CachedLease
+from openinfer_kv_cache.pool._pool import BlockPool
 
 
 class GroupedMatch:

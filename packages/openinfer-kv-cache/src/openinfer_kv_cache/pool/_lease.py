@@ -23,10 +23,10 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse
-from openinfer_kv_cache._pool import BlockPool
 from openinfer_kv_cache.errors import LeaseUsed
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import CacheUse
+from openinfer_kv_cache.pool._pool import BlockPool
 
 
 class _Lease:

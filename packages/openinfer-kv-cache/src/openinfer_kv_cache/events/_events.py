@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import Struct
 
-from openinfer_kv_cache._dynamo import root_hash, sequence_hashes
-from openinfer_kv_cache._group import CacheGroup
 from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache.events._dynamo import root_hash, sequence_hashes
+from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 DEVICE_MEDIUM = "GPU"
 """The device tier on the wire, whatever the device is."""

@@ -14,9 +14,9 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from openinfer_kv_cache._event_batch import KVEventBatch
-from openinfer_kv_cache._event_config import KVEventsConfig
 from openinfer_kv_cache.errors import PublisherError
+from openinfer_kv_cache.events._batch import KVEventBatch
+from openinfer_kv_cache.events._config import KVEventsConfig
 
 if TYPE_CHECKING:
     import zmq

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from openinfer_kv_cache._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from openinfer_kv_cache.errors import KVEventError
+from openinfer_kv_cache.events._events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 
 class KVEventBatch(Struct, frozen=True, array_like=True):

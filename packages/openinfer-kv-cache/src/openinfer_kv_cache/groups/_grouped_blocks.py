@@ -6,12 +6,12 @@ or in none.
 
 from collections.abc import Sequence
 
-from openinfer_kv_cache._arena import Arena
-from openinfer_kv_cache._blocks import Seals, SequenceBlocks
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import CacheUse
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._state import StateRow, StepCopies
+from openinfer_kv_cache.arena._arena import Arena
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import CacheUse
+from openinfer_kv_cache.groups._recurrent_state import StateRow, StepCopies
+from openinfer_kv_cache.pool._block_list import Seals, SequenceBlocks
 
 Table = SequenceBlocks | StateRow
 

@@ -2,8 +2,8 @@
 
 from bisect import bisect_right
 
-from openinfer_kv_cache._group import Resume
 from openinfer_kv_cache._keys import BlockKeys
+from openinfer_kv_cache.groups._cache_group import Resume
 
 
 class ResumePoints:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
-from openinfer_kv_cache._eviction_policy import ANONYMOUS, CacheUse
 from openinfer_kv_cache._keys import BlockKeys
-from openinfer_kv_cache._lease import CachedLease, MutableLease, SealedLease
-from openinfer_kv_cache._pool import BlockPool
+from openinfer_kv_cache.eviction._lru import BlockIds
+from openinfer_kv_cache.eviction._policy import ANONYMOUS, CacheUse
+from openinfer_kv_cache.pool._lease import CachedLease, MutableLease, SealedLease
+from openinfer_kv_cache.pool._pool import BlockPool
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _NO_GROWTH = (_NO_BLOCKS,)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openinfer_kv_cache._eviction import BlockIds
+from openinfer_kv_cache.eviction._lru import BlockIds
 
 _MIN_BLOCKS = 8
 """Shorter runs are not worth their bookkeeping."""

@@ -1,0 +1,1 @@
+"""Cache groups: their description, and a sequence's blocks in full, window and state groups."""
