@@ -46,7 +46,7 @@ def test_defaults():
             "tool_call_parser": "auto",
             "reasoning_parser": "auto",
             "reasoning_field": "both",
-            "max_body_bytes": 64 << 20,
+            "max_body_bytes": 16 << 20,
             "max_in_flight": 8192,
             "body_timeout_s": 60.0,
             "stall_timeout_s": 30.0,

@@ -9,6 +9,12 @@ import pytest
 
 from openinfer_contract import CommandFailed, EngineDead
 from openinfer_frontend import FrontendConfig, create_app
+from openinfer_frontend.errors import ApiError
+from openinfer_frontend.protocols.anthropic._messages_request import MessagesRequest
+from openinfer_frontend.protocols.openai._chat_request import ChatRequest
+from openinfer_frontend.protocols.openai._completion_request import CompletionRequest
+from openinfer_frontend.protocols.openai._token_requests import TokenizeRequest
+from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
 
 
 def error_of(response):
@@ -253,8 +259,31 @@ def test_tokenize_and_detokenize(client, text):
     assert client.post("/tokenize", {}).status_code == 400
     assert client.post("/tokenize", {"prompt": "a", "messages": messages}).status_code == 400
     assert client.post("/detokenize", {"tokens": [2**32]}).status_code == 400
-    refused = client.post("/detokenize", {"tokens": [2**32 - 1]})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_ids_that_the_model_does_not_have_decode_to_nothing(client):
+    answer = client.post("/detokenize", {"tokens": [72, 300, 151_643, 2**32 - 1, 105]})
+    assert (answer.status_code, answer.json()) == (200, {"prompt": "Hi"})
+
+
+@pytest.mark.parametrize(
+    "model", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, TokenizeRequest]
+)
+def test_unknown_fields_are_dropped_once_a_body_is_checked(model):
+    known = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "model": "m"}
+    if model in (CompletionRequest, ResponsesRequest):
+        known = {"prompt" if model is CompletionRequest else "input": "Hi"}
+    refused = next(iter(model.UNSUPPORTED))
+    body = known | {"padding": [[]] * 1000, refused: [1]}
+    request = model.model_validate_json(json.dumps(body))
+    assert request.model_extra == {refused: [1]}
+    with pytest.raises(ApiError, match=refused):
+        request.refuse_unsupported()
+
+
+def test_a_prompt_of_a_million_ids_fits_into_a_body():
+    body = json.dumps({"prompt": [151_643] * 1_048_576})
+    assert len(body) < FrontendConfig(served_model_names=("m",), version="1").max_body_bytes
 
 
 def test_long_prompts_leave_the_event_loop(engine, make_app, client_of, text, monkeypatch):

@@ -3,7 +3,7 @@
 import threading
 
 from openinfer_contract import Finished, TokenEvent, TokenLogprobs, pack_floats, pack_ids
-from openinfer_frontend.protocols._dialect import to_json, to_json_in_slices
+from openinfer_frontend.protocols._json import to_json, to_json_in_slices
 from openinfer_frontend.protocols.openai import _choices_format
 from openinfer_frontend.protocols.openai._logprobs import TokenNames, echoed_logprobs
 from openinfer_frontend.routes import _generate_routes

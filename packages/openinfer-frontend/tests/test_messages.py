@@ -86,6 +86,9 @@ def test_the_stream_says_what_the_whole_says(client, engine, say, is_paced):
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [part.split("\n") for part in response.text.removesuffix("\n\n").split("\n\n")]
     datas = [json.loads(data.removeprefix("data: ")) for _, data in events]
+    # Clients such as the Vercel AI SDK take a list or no field, and fail at null.
+    assert "citations" not in response.text
+    assert all("citations" not in block for block in whole["content"])
     assert [name.removeprefix("event: ") for name, _ in events] == [d["type"] for d in datas]
     assert "[DONE]" not in response.text
     blocks = {}

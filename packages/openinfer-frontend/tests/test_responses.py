@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from openinfer_contract import Failed, Finished, unpack_ids
+from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols.responses import _responses_format
 
 TOOL = {
@@ -225,14 +226,20 @@ def test_blank_tokens_that_open_a_text_keep_their_logprobs(client, engine, is_st
     assert "".join(entry["token"] for entry in part["logprobs"]) == "\n\nHello"
 
 
+def test_an_end_of_text_is_ignored_on_demand(client, engine):
+    client.post(ROUTE, {"input": "Hi", "ignore_eos": True, "max_output_tokens": 3})
+    assert engine.requests[-1].stop.ignore_eos
+    refused = client.post(ROUTE, {"input": "Hi", "ignore_eos": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ignore_eos")
+
+
 def test_logprobs_are_spelled_once(client, engine, monkeypatch):
     """Every event that ends something repeats those of its deltas."""
     spelled = []
 
     def spell(value):
-        text = json.dumps(value)
-        spelled.append(text.count('"bytes"'))
-        return text.encode()
+        spelled.append(repr(value).count("'bytes'"))
+        return to_json(value)
 
     monkeypatch.setattr(_responses_format, "to_json", spell)
     engine.is_paced = True
@@ -276,7 +283,7 @@ def test_an_engine_without_logprobs_says_so_in_our_words(make_app, fakes, client
 
 def test_every_form_that_a_field_takes_is_said(client):
     message = client.post(ROUTE, {"input": 3}).json()["error"]["message"]
-    assert message == "input: Input should be a valid string or a valid array"
+    assert message == "input: must be a string or a list"
 
 
 def test_a_chats_fields_are_unknown_here(client, engine):

@@ -30,7 +30,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 16 << 20
     max_in_flight: int = 8192
     request_timeout_s: float | None = None
     body_timeout_s: float = 60.0

@@ -126,7 +126,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         ("--max-body-bytes",),
         "count",
         "server",
-        "size of a request; beyond it 413",
+        "longest request body in bytes; a longer one is a 413",
     ),
     Flag(
         "max_in_flight",

@@ -44,7 +44,9 @@ class FrontendConfig:
     """What reasoning is called in chat completions."""
     trust_request_chat_template: bool = False
     """Whether requests may bring chat templates, which are programs."""
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 16 << 20
+    """Longest request body; a longer one is a 413. The default holds two million token ids at
+    8 bytes each: eight prompts of 262,144 tokens."""
     max_pending_body_bytes: int = 1 << 30
     """Bodies that are being received or read, together; beyond it 503."""
     max_in_flight: int = 8192

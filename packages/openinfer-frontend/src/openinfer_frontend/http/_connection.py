@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.http._exchange import ABORT, BEGIN_NOW, SEND_NOW
-from openinfer_frontend.protocols._dialect import to_json
+from openinfer_frontend.protocols._json import to_json
 
 HEAD_TIMEOUT_S = 30.0
 """A request line and its headers that take longer end the connection."""

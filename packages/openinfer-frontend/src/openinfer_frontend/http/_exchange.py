@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend.errors import ApiError, ClientGone
 from openinfer_frontend.http._request_spans import RequestSpans
-from openinfer_frontend.protocols._dialect import OPENAI, Dialect, to_json
+from openinfer_frontend.protocols._dialect import OPENAI, Dialect
 from openinfer_frontend.protocols._generation_request import RequestModel
-from openinfer_frontend.protocols._validation_errors import explained
+from openinfer_frontend.protocols._json import to_json
+from openinfer_frontend.protocols._validation_errors import body_error
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -154,7 +155,7 @@ class Exchange:
             self.spans.mark("read")
             return read
         except ValidationError as error:
-            raise explained(error, model, body) from None
+            raise body_error(error, model, body) from None
         finally:
             self._bodies.num_bytes -= self.num_body_bytes
 
@@ -183,7 +184,8 @@ class Exchange:
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
-            raise ApiError(413, f"the request body exceeds {self._max_body_bytes} bytes")
+            message = f"the body exceeds {self._max_body_bytes} bytes (--max-body-bytes)"
+            raise ApiError(413, message)
 
     def _stop_waiting(self) -> None:
         self.interrupt(ApiError(408, "the request body did not arrive in time"))

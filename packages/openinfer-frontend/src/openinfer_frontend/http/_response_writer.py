@@ -7,7 +7,7 @@ from openinfer_contract import TokenEvent
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta, Generation
 from openinfer_frontend.http._exchange import Exchange
-from openinfer_frontend.protocols._dialect import to_json, to_json_in_slices
+from openinfer_frontend.protocols._json import to_json, to_json_in_slices
 from openinfer_frontend.protocols._response_format import AnswerFormat
 
 RunLong = Callable[[Callable[[], bytes]], Awaitable[bytes]]

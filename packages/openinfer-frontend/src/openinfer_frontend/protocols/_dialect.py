@@ -1,45 +1,10 @@
 """How each protocol frames errors, and how its streams end."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from openinfer_frontend.errors import ApiError
-
-_SLICE = 512
-# json.dumps with these options would make an encoder for every call.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def to_json(value: object) -> bytes:
-    """Compact UTF-8 JSON."""
-    return _ENCODER.encode(value).encode()
-
-
-def to_json_in_slices(value: object) -> bytes:
-    """The same bytes, of lists of any length: the encoder holds the interpreter for a slice only.
-
-    For a thread that is to let others run.
-    """
-    return b"".join(_slices(value))
-
-
-def _slices(value: object) -> Iterator[bytes]:
-    if isinstance(value, dict):
-        for number, (key, item) in enumerate(value.items()):
-            yield b"%b%b:" % (b"," if number else b"{", to_json(str(key)))
-            yield from _slices(item)
-        yield b"}" if value else b"{}"
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value[:1]):
-        for number, item in enumerate(value):
-            yield b"," if number else b"["
-            yield from _slices(item)
-        yield b"]"
-    elif isinstance(value, list) and len(value) > _SLICE:
-        parts = (to_json(value[at : at + _SLICE])[1:-1] for at in range(0, len(value), _SLICE))
-        yield b"[%b]" % b",".join(parts)
-    else:
-        yield to_json(value)
+from openinfer_frontend.protocols._json import to_json
 
 
 class Dialect(Protocol):

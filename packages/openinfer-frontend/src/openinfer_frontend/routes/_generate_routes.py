@@ -29,7 +29,7 @@ from openinfer_frontend.protocols._response_format import (
     AnswerFormat,
     FormatOptions,
 )
-from openinfer_frontend.protocols._validation_errors import translated
+from openinfer_frontend.protocols._validation_errors import renaming_errors
 from openinfer_frontend.protocols.anthropic._messages_format import MessagesFormat
 from openinfer_frontend.protocols.anthropic._messages_request import MessagesRequest
 from openinfer_frontend.protocols.openai._chat_request import ChatRequest
@@ -101,7 +101,7 @@ class GenerateRoutes:
         body.refuse_unsupported()
         chat = self._text.placed(body.conversation())
         make_format = partial(ResponsesFormat, request=body)
-        with translated(body.field_names()):
+        with renaming_errors(body.field_names()):
             await self._converse(exchange, chat, "resp_", make_format)
 
     async def messages(self, exchange: Exchange) -> None:
@@ -110,7 +110,7 @@ class GenerateRoutes:
         body.refuse_unsupported()
         chat = self._text.placed(body.conversation())
         names = body.field_names()
-        with translated(names):
+        with renaming_errors(names):
             make_format = partial(MessagesFormat, names=names)
             await self._converse(exchange, chat, "msg_", make_format)
 

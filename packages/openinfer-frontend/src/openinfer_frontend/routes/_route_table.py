@@ -6,7 +6,8 @@ from typing import Literal
 from openinfer_frontend._backend import Backend
 from openinfer_frontend.http._exchange import Exchange
 from openinfer_frontend.http._router import Handler, Route
-from openinfer_frontend.protocols._dialect import ANTHROPIC, RESPONSES, to_json
+from openinfer_frontend.protocols._dialect import ANTHROPIC, RESPONSES
+from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols.anthropic._messages_request import (
     CountTokensRequest,
     MessagesRequest,

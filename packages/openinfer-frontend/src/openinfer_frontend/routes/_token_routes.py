@@ -5,10 +5,9 @@ from contextlib import contextmanager
 
 from openinfer_contract import num_ids, unpack_ids
 from openinfer_frontend._backend import Backend
-from openinfer_frontend.errors import ApiError
 from openinfer_frontend.http._exchange import Exchange
-from openinfer_frontend.protocols._dialect import to_json, to_json_in_slices
-from openinfer_frontend.protocols._validation_errors import translated
+from openinfer_frontend.protocols._json import to_json, to_json_in_slices
+from openinfer_frontend.protocols._validation_errors import renaming_errors
 from openinfer_frontend.protocols.anthropic._messages_request import CountTokensRequest
 from openinfer_frontend.protocols.openai._chat_request import ChatRequest
 from openinfer_frontend.protocols.openai._token_requests import DetokenizeRequest, TokenizeRequest
@@ -57,7 +56,7 @@ class TokenRoutes:
             self._backend.check_model(body.model)
             body.refuse_unsupported()
             request = self._text.placed(body.conversation())
-            with translated(body.field_names()):
+            with renaming_errors(body.field_names()):
                 prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             await exchange.respond_json({"input_tokens": num_ids(prompt.token_ids)})
 
@@ -84,9 +83,9 @@ class TokenRoutes:
         with self._admitted(exchange):
             self._backend.check_model(request.model)
             size = self._backend.engine().info.vocab_size
-            if max(request.tokens, default=0) >= size:
-                raise ApiError(400, f"tokens: ids must be below {size}", param="tokens")
-            text = await self._text.decode(request.tokens)
+            # A model may have fewer ids than the client's tokenizer; unknown ids have no text.
+            known = [token_id for token_id in request.tokens if token_id < size]
+            text = await self._text.decode(known)
             await self._respond(exchange, lambda: {"prompt": text}, len(text))
 
     @contextmanager

@@ -1,9 +1,9 @@
 """Anthropic's Messages on the wire, whole and event by event."""
 
-import json
 from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring
 from typing import Any
+
+import msgspec
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_frontend.errors import ApiError
@@ -11,6 +11,7 @@ from openinfer_frontend.generation._generation import Usage
 from openinfer_frontend.protocols._block_format import Block, BlockFormat
 from openinfer_frontend.protocols._dialect import ANTHROPIC, named_event
 from openinfer_frontend.protocols._field_names import FieldNames
+from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols._response_format import FormatOptions
 
 _STOP_REASONS: Mapping[str, str] = {
@@ -109,7 +110,7 @@ class MessagesFormat(BlockFormat):
         return named_event("content_block_start", data)
 
     def _delta_events(self, block: Block, text: str) -> bytes:
-        return self._delta_head + encode_basestring(text).encode() + b"}}\n\n"
+        return self._delta_head + to_json(text) + b"}}\n\n"
 
     def _stop_events(self, block: Block) -> bytes:
         signature = b""
@@ -126,7 +127,7 @@ def _content_block(block: Block) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == "text":
-        return {"type": "text", "text": block.text, "citations": None}
+        return {"type": "text", "text": block.text}
     return {
         "type": "tool_use",
         "id": block.call_id,
@@ -138,7 +139,6 @@ def _content_block(block: Block) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """The object that a call's arguments spell; an empty one for a call that was cut off."""
     try:
-        value = json.loads(text)
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}

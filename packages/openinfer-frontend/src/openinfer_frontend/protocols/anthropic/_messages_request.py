@@ -16,7 +16,7 @@ from openinfer_frontend.protocols._generation_request import (
     StopStrings,
     refuse_boolean,
 )
-from openinfer_frontend.protocols._validation_errors import translated
+from openinfer_frontend.protocols._validation_errors import renaming_errors
 from openinfer_frontend.protocols.openai._chat_request import ChatRequest, Effort, thinking_kwargs
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -116,7 +116,7 @@ class CountTokensRequest(RequestModel):
             ApiError: 400, naming what cannot be translated, or what a chat does not take.
         """
         fields = self._fields()
-        with translated(self.field_names()):
+        with renaming_errors(self.field_names()):
             return ChatRequest(**fields)
 
     def field_names(self) -> FieldNames:

@@ -8,14 +8,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from json.encoder import encode_basestring  # the C function behind json.dumps(ensure_ascii=False)
 from typing import Any
 
 from openinfer_contract import GenerateRequest, MergeBuffer, TokenLogprobs, unpack_ids
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._choice import Timing
 from openinfer_frontend.generation._generation import Delta, Usage
-from openinfer_frontend.protocols._dialect import OPENAI, to_json, to_json_in_slices
+from openinfer_frontend.protocols._dialect import OPENAI
+from openinfer_frontend.protocols._json import to_json, to_json_in_slices
 from openinfer_frontend.protocols._response_format import AnswerFormat, FormatOptions
 from openinfer_frontend.protocols.openai._logprobs import (
     Columns,
@@ -156,7 +156,7 @@ class ChoicesFormat(AnswerFormat):
 
     def _payload(self, delta: Delta) -> bytes:
         """What goes between open and close."""
-        return encode_basestring(delta.text).encode()
+        return to_json(delta.text)
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
         """What the client is told of why choice `index` ended, None while it goes on."""
@@ -216,7 +216,7 @@ class CompletionFormat(ChoicesFormat):
         if not (echo or wants_ids):
             return b""
         ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(index)) if wants_ids else b""
-        text = encode_basestring(echo).encode()
+        text = to_json(echo)
         end, scores = self._plain_end, self._echoed_logprobs(index, prompt_logprobs)
         if scores is not None:
             end = b',"logprobs":%b,"finish_reason":null' % to_json_in_slices(scores)

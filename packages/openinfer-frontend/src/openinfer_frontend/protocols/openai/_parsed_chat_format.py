@@ -1,12 +1,11 @@
 """Chat completions whose text is parsed: reasoning and tool calls in fields of their own."""
 
 from collections.abc import Iterable, Sequence
-from json.encoder import encode_basestring
 from typing import Any
 
 from openinfer_contract import GenerateRequest
 from openinfer_frontend.generation._generation import Delta
-from openinfer_frontend.protocols._dialect import to_json
+from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols._response_format import (
     REASONING_NAMES,
     FormatOptions,
@@ -52,7 +51,7 @@ class ParsedChatFormat(ChatFormat):
     def _payload(self, delta: Delta) -> bytes:
         pieces = self._parsed[delta.index].pieces(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Content):
-            return b'{"content":%b}' % encode_basestring(pieces[0].text).encode()
+            return b'{"content":%b}' % to_json(pieces[0].text)
         return to_json(_delta(pieces, self.options.reasoning_names))
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:

@@ -1,16 +1,16 @@
 """OpenAI's Responses on the wire, whole and event by event."""
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring
 from typing import Any
+
+import msgspec
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta, Usage
 from openinfer_frontend.protocols._block_format import Block, BlockFormat
-from openinfer_frontend.protocols._dialect import to_json
+from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols._response_format import FormatOptions
 from openinfer_frontend.protocols.openai._logprobs import chat_logprobs
 from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
@@ -46,8 +46,6 @@ class ResponsesFormat(BlockFormat):
         """Of the text blocks of a response that is not streamed, by their index."""
         self._sent_logprobs: dict[int, list[bytes]] = {}
         """Of those of a stream, as its deltas spelled them: every later event repeats them."""
-        self._stand_in = uuid.uuid4().hex
-        """Begins the words that stand for them in an event, which nobody else can write."""
         self._delta_logprobs: list[Any] = []
         """Of the tokens that came since the last text did."""
 
@@ -170,7 +168,7 @@ class ResponsesFormat(BlockFormat):
         return b'%b"sequence_number":%d,"delta":%b%b}\n\n' % (
             self._delta_head,
             self._number(),
-            encode_basestring(text).encode(),
+            to_json(text),
             logprobs,
         )
 
@@ -194,15 +192,7 @@ class ResponsesFormat(BlockFormat):
         if not self._is_streamed:
             return b""
         data = {"type": name, "sequence_number": self._number()} | fields
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), self._with_logprobs(to_json(data)))
-
-    def _with_logprobs(self, data: bytes) -> bytes:
-        """An event with what was sent before in the place of the words that stand for it."""
-        for index, parts in self._sent_logprobs.items():
-            data = data.replace(
-                b'"%b_%d"' % (self._stand_in.encode(), index), b"[%b]" % b",".join(parts)
-            )
-        return data
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))
 
     def _number(self) -> int:
         number = self._num_events
@@ -232,11 +222,11 @@ class ResponsesFormat(BlockFormat):
     def _part(self, block: Block) -> dict[str, Any]:
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
+        sent = self._sent_logprobs.get(block.index)
+        logprobs = self._logprobs.get(block.index, [])
         return {
             "type": "output_text",
             "text": block.text,
             "annotations": [],
-            "logprobs": f"{self._stand_in}_{block.index}"
-            if block.index in self._sent_logprobs
-            else self._logprobs.get(block.index, []),
+            "logprobs": logprobs if sent is None else msgspec.Raw(b"[%b]" % b",".join(sent)),
         }

@@ -16,7 +16,7 @@ from openinfer_frontend.protocols._generation_request import (
     Strings,
     refuse_boolean,
 )
-from openinfer_frontend.protocols._validation_errors import translated
+from openinfer_frontend.protocols._validation_errors import renaming_errors
 from openinfer_frontend.protocols.openai._chat_request import ChatRequest, Effort
 
 LOGPROBS = "message.output_text.logprobs"
@@ -90,6 +90,8 @@ class ResponsesRequest(RequestModel):
     """As in a chat."""
     seed: int | None = None
     """As in a chat."""
+    ignore_eos: Off = False
+    """As in a chat."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Logprobs, with so many alternatives to each token."""
     logprobs_mode: LogprobsMode = "raw"
@@ -155,7 +157,7 @@ class ResponsesRequest(RequestModel):
             ApiError: 400, naming what cannot be translated, or what a chat does not take.
         """
         fields = self._fields()
-        with translated(self.field_names()):
+        with renaming_errors(self.field_names()):
             return ChatRequest(**fields)
 
     def _fields(self) -> dict[str, Any]:
@@ -174,6 +176,7 @@ class ResponsesRequest(RequestModel):
             "top_k": self.top_k,
             "min_p": self.min_p,
             "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
             "logprobs": has_logprobs,
             "top_logprobs": self.top_logprobs,
             "logprobs_mode": self.logprobs_mode,
