@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.protocols._field_names import FieldNames
@@ -89,20 +88,20 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
     return ApiError(400, f"{param}: {reason}", param=param)
 
 
-def _form(error: ErrorDetails) -> str:
+def _form(error: Mapping[str, Any]) -> str:
     """Returns what the value must be; empty if the error is none of the known types."""
     if error["type"] in _TYPES:
         return _TYPES[error["type"]]
     return _BOUNDS.get(error["type"], "").format_map(error.get("ctx", {}))
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: Mapping[str, Any]) -> str:
     """Returns what is wrong with a value, where that is not a matter of its form."""
     if error["type"] == "missing":
         return "is required"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    return error["msg"]
+    return str(error["msg"])
 
 
 def _invalid_json(reason: str, body: bytes) -> ApiError:
