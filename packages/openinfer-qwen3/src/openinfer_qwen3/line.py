@@ -96,7 +96,8 @@ class Qwen3Line:
             from openinfer_runtime import launch_torch
 
         def build(options: "BuildOptions") -> "Qwen3Model":
-            num_layers = min(config.num_layers, options.max_layers or config.num_layers)
+            # All layers of Qwen3 are of one kind.
+            num_layers = 1 if options.layers == "one_of_each" else config.num_layers
             try:
                 return Qwen3Model(
                     replace(config, num_layers=num_layers),

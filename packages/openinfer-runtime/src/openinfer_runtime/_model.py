@@ -39,15 +39,21 @@ class TorchModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What a model is built for.
+    """How a model is built.
+
+    Every option that changes which kernels a step launches must be a field here or in
+    `openinfer_engine.ServePlan`. The list of kernels that `compile_ahead` stores is looked up by
+    both. An option that is missing from them would find the list of another configuration, and a
+    request would wait for the compiler.
 
     Attributes:
-        device: where its weights go.
-        dtype: of weights, activations and cache.
-        block_size: tokens a cache block holds.
-        max_model_len: longest sequence.
-        quantization: of the products' weights; None keeps the dtype.
-        max_layers: layers that are built at most; None builds all.
+        device: Device of the weights.
+        dtype: Type of weights, activations and cache.
+        block_size: Tokens per cache block.
+        max_model_len: Longest sequence, in tokens.
+        quantization: Format of the linear layers' weights; None keeps `dtype`.
+        layers: "one_of_each" builds one layer of each kind that the model has, for a dry run
+            that lists kernels. Layers of one kind launch the same kernels.
     """
 
     device: torch.device
@@ -55,8 +61,8 @@ class BuildOptions:
     block_size: int
     max_model_len: int
     quantization: Literal["int8", "int4"] | None = None
-    max_layers: int | None = None
+    layers: Literal["all", "one_of_each"] = "all"
 
 
 Build = Callable[[BuildOptions], TorchModel]
-"""Allocates a model; others fill its weights."""
+"""Allocates a model. The runtime fills its weights."""

@@ -1,8 +1,9 @@
-"""The GPU kernels of an executor, compiled before it needs them."""
+"""GPU kernels of an executor, compiled while its weights are loaded."""
 
 import hashlib
 import importlib
 import json
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from openinfer_runtime.startup._dry_run import META, run_dry
 from openinfer_runtime.startup._executor_info import cache_group, executor_info
 from openinfer_runtime.startup._memory_plan import MemoryPlan
 
+_PACKAGES = ("openinfer_kernels", "openinfer_runtime", "openinfer_nn", "openinfer_sampler")
+
 
 def compile_ahead(
     spec: LaunchSpec,
@@ -25,29 +28,42 @@ def compile_ahead(
     options: BuildOptions,
     arch: int,
 ) -> CompileAhead:
-    """Begins to compile the GPU kernels of an executor, in processes beside this one.
+    """Starts to compile the GPU kernels of an executor in processes beside this one.
 
     Args:
-        spec: what was asked for.
-        plan: what the line decided.
-        build: allocates the model.
-        options: what it will be built for.
-        arch: compute capability of the GPU, 90 for sm_90.
+        spec: Launch request.
+        plan: Limits, device and dtype that the model line chose.
+        build: Allocates the model.
+        options: Options of the model that will be built.
+        arch: Compute capability of the GPU, 90 for sm_90.
     """
-    packages = ("openinfer_kernels", "openinfer_runtime", "openinfer_nn", "openinfer_sampler")
+    run = partial(launch_dry, spec, plan, build, options)
+    return CompileAhead(run, kernel_list_identity(spec, plan, build, options), arch)
+
+
+def kernel_list_identity(
+    spec: LaunchSpec, plan: ServePlan, build: Build, options: BuildOptions
+) -> str:
+    """Returns the key under which the list of an executor's kernels is stored.
+
+    It covers the checkpoint's config, all options that change launches (see `BuildOptions`) and
+    the source of every package that takes part in a step.
+    """
     identity = (
         read_config(spec.model_path),
         repr((plan, sorted(spec.line_options.items()), options)),
-        [_source_digest(package) for package in (*packages, build.__module__.partition(".")[0])],
+        [_source_digest(module) for module in (*_PACKAGES, _module_of(build))],
     )
-    run = partial(launch_dry, spec, plan, build, options)
-    return CompileAhead(run, json.dumps(identity, sort_keys=True), arch)
+    return json.dumps(identity, sort_keys=True)
 
 
 def launch_dry(spec: LaunchSpec, plan: ServePlan, build: Build, options: BuildOptions) -> None:
-    """Launches an executor on the meta device, and lets it step; under `noted_launches`."""
+    """Runs every kind of step on the meta device, over one layer of each kind.
+
+    Call it under `openinfer_kernels.noted_launches`.
+    """
     with torch.inference_mode():
-        model = build(replace(options, device=META, max_layers=1))
+        model = build(replace(options, device=META, layers="one_of_each"))
         assert isinstance(model, torch.nn.Module)
         pack_weights(model)
         group = cache_group(model.cache_spec(), options.block_size)
@@ -55,10 +71,28 @@ def launch_dry(spec: LaunchSpec, plan: ServePlan, build: Build, options: BuildOp
         run_dry(model, executor_info(spec, plan, memory, group, META, ""))
 
 
-def _source_digest(package: str) -> str:
-    """Of a package's modules: what steps launch may change with each of them."""
+def _module_of(build: Build) -> str:
+    """Returns the top-level package or module that defines a model line's build function."""
+    function: object = build
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__qualname__"):  # an object with __call__
+        function = type(function)
+    return function.__module__.partition(".")[0]
+
+
+def _source_digest(name: str) -> str:
+    """Returns a digest of the source of a package, or of a module that is a single file."""
+    module = importlib.import_module(name)
+    folders = getattr(module, "__path__", None)
+    if folders is not None:
+        paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    elif getattr(module, "__file__", None):
+        paths = [Path(str(module.__file__))]
+    else:
+        # Typed into a shell: nothing says whether it has changed, so no list is found again.
+        return os.urandom(16).hex()
     digest = hashlib.sha256()
-    (folder,) = (Path(path) for path in importlib.import_module(package).__path__)
-    for path in sorted(folder.rglob("*.py")):
+    for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()
