@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from openinfer_qwen3 import Qwen3Config, UnsupportedConfig
+from openinfer_engine import UnsupportedConfig
+from openinfer_qwen3 import Qwen3Config
 
 
 @pytest.fixture

@@ -105,14 +105,11 @@ def test_an_option_that_is_not_honoured_is_named(spec, option, value, words):
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantization_is_refused_on_a_gpu(spec, quantization, monkeypatch):
+def test_quantization_is_refused_on_a_gpu(spec, quantization):
     words = f"{quantization} is not yet on CUDA; leave out --quantization"
     with pytest.raises(OptionRejected, match=words) as error:
         LINE.plan(spec(device="cuda", quantization=quantization))
     assert error.value.option == "quantization"
-    monkeypatch.setattr("openinfer_qwen3.line._has_nvidia_driver", lambda: True)
-    with pytest.raises(OptionRejected, match=words):
-        LINE.plan(spec(quantization=quantization))
     options = {"device": "cpu", "dtype": "bfloat16", "quantization": quantization}
     assert LINE.plan(spec(**options)).device == "cpu"
 
@@ -159,6 +156,15 @@ def test_it_launches_with_the_backend_asked_for(spec, backend):
     )
     assert executor.info.vocab_size == 320
     executor.close()
+
+
+def test_the_reference_runs_layers_as_they_are_written(spec):
+    for backend, is_fused in (("reference", False), ("torch", True)):
+        executor = LINE.launch(
+            spec(device="cpu", num_threads=1, line_options={"attention_backend": backend})
+        )
+        assert all((layer.fused is not None) == is_fused for layer in executor._model.layers)
+        executor.close()
 
 
 def test_a_backend_that_cannot_run_here_is_refused_by_its_flag(spec, monkeypatch):

@@ -28,6 +28,8 @@ from openinfer_engine.errors import (
 )
 from openinfer_engine.flags._engine_flags import ENGINE_FLAGS
 from openinfer_engine.flags._flag import Flag, FlagFormatter, add_flags
+from openinfer_engine.lines._checkpoint_line import CheckpointLine
+from openinfer_engine.lines._config_reader import ConfigReader, UnsupportedConfig
 from openinfer_engine.lines._heavy_imports import heavy_imports
 from openinfer_engine.lines._model_line import (
     Claim,
@@ -39,6 +41,8 @@ from openinfer_engine.lines._model_line import (
     read_config,
 )
 from openinfer_engine.lines._registry import LINES, detect_line, installed_lines, launch_line
+from openinfer_engine.lines._rope_config import RopeConfig, read_rope
+from openinfer_engine.lines._serve_plan import ModelFacts, serve_plan
 from openinfer_engine.loop._engine_loop import EngineLoop
 from openinfer_engine.process._child_process import EngineChild
 from openinfer_engine.process._remote_engine import RemoteEngine
@@ -62,6 +66,13 @@ __all__ = [
     "ServePlan",
     "Claim",
     "Refusal",
+    "CheckpointLine",
+    "ConfigReader",
+    "ModelFacts",
+    "RopeConfig",
+    "UnsupportedConfig",
+    "read_rope",
+    "serve_plan",
     "read_config",
     "detect_line",
     "installed_lines",

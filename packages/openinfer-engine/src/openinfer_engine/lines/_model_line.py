@@ -103,6 +103,8 @@ class Claim(Struct, frozen=True):
     """The line serves this checkpoint exactly."""
 
     architecture: str
+    rank: Literal["exact", "fallback"] = "exact"
+    """A fallback serves the checkpoint only where no line of rank exact claims it."""
 
 
 class Refusal(Struct, frozen=True):

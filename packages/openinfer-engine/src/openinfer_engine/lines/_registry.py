@@ -6,7 +6,7 @@ from typing import Any
 from openinfer_contract import PluginGroup
 from openinfer_engine._executor import Executor
 from openinfer_engine.errors import ModelLineConflict, NoModelLine
-from openinfer_engine.lines._model_line import LaunchSpec, ModelLine, Refusal
+from openinfer_engine.lines._model_line import Claim, LaunchSpec, ModelLine, Refusal
 
 
 def _line(loaded: Any) -> ModelLine:
@@ -32,17 +32,17 @@ def detect_line(
     lines: Mapping[str, ModelLine] | None = None,
     name: str | None = None,
 ) -> ModelLine:
-    """The line that serves a checkpoint.
+    """Returns the line that serves a checkpoint.
 
     Args:
-        config: the checkpoint's config.json.
-        lines: by name; the installed ones if not given.
-        name: the line asked for (`--model-line`). It must claim the checkpoint too.
+        config: The checkpoint's config.json.
+        lines: Lines by name; the installed ones if not given.
+        name: The line asked for (`--model-line`). It must claim the checkpoint too.
 
     Raises:
-        NoModelLine: none claims it; carries every line's reason.
-        ModelLineConflict: several do and none was named.
-        PluginError: the line asked for does not load.
+        NoModelLine: No line claims it; carries every line's reason.
+        ModelLineConflict: Several lines of the same rank claim it and none was named.
+        PluginError: The line asked for does not load.
     """
     architecture = _architecture(config)
     if lines is None:
@@ -50,18 +50,20 @@ def detect_line(
     elif name is not None and name not in lines:
         raise _not_installed(name, lines, architecture)
     refusals: dict[str, str] = {}
-    claims: list[str] = []
+    claims: dict[str, Claim] = {}
     for candidate in sorted(lines) if name is None else [name]:
         answer = lines[candidate].probe(config)
         if isinstance(answer, Refusal):
             refusals[candidate] = answer.reason
         else:
-            claims.append(candidate)
+            claims[candidate] = answer
     if not claims:
         raise NoModelLine(architecture, refusals)
-    if len(claims) > 1:
-        raise ModelLineConflict(tuple(claims))
-    return lines[claims[0]]
+    exact = [line for line, claim in claims.items() if claim.rank == "exact"]
+    best = exact or list(claims)
+    if len(best) > 1:
+        raise ModelLineConflict(tuple(best))
+    return lines[best[0]]
 
 
 def launch_line(spec: LaunchSpec) -> Executor:
