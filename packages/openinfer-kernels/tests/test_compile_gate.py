@@ -15,7 +15,7 @@ from dataclasses import replace
 from openinfer_kernels import compile_gate
 
 case = compile_gate.compile_cases(["silu_and_mul"])[0]
-prefill = compile_gate.compile_cases(["paged_attention"])[2]
+prefill = compile_gate.compile_cases(["paged_attention"])[0]
 cases = [
     case,
     replace(case, name="unknown-argument", signature={**case.signature, "x": "i32"}),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,19 +151,22 @@ def test_native_rounds_where_its_parts_do(backend, eps, random):
     assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
 
 
-def _use_load(monkeypatch, load, *, extra_programs, whole_keys=0):
-    """Cuts every step up as that load is, which few sequences would not get."""
-    changed = load._replace(max_seqs=_tuning.MAX_SEQS, extra_programs=extra_programs)
-    monkeypatch.setattr(_tuning, "LOADS", (changed,))
-    monkeypatch.setattr(_tuning, "WHOLE_KEYS", whole_keys)
+SIZES = _tuning.SIZES["default"]
 
 
-@pytest.mark.parametrize("load", _tuning.LOADS, ids=lambda load: f"up-to-{load.max_seqs}")
+def _use_sizes(monkeypatch, decode, *, extra_programs, whole_keys=0):
+    """Cuts steps of any number of sequences up with the given sizes of the decode kernel."""
+    decode = replace(decode, max_seqs=_tuning.MAX_SEQS, extra_programs=extra_programs)
+    sizes = replace(SIZES, decode=(decode,), whole_keys=whole_keys)
+    monkeypatch.setitem(_tuning.SIZES, "default", sizes)
+
+
+@pytest.mark.parametrize("sizes", SIZES.decode, ids=lambda sizes: f"up-to-{sizes.max_seqs}")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_triton(step, heads, load, random, triton_device, dtype, monkeypatch):
+def test_triton(step, heads, sizes, random, triton_device, dtype, monkeypatch):
     # Idle programs cost nothing but where they are interpreted.
-    _use_load(monkeypatch, load, extra_programs=4)
+    _use_sizes(monkeypatch, sizes, extra_programs=4)
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
     spec, problem = _problem(heads, step, dtype, random)
@@ -180,8 +184,8 @@ def test_triton_without_head_norms(step, random, triton_device):
 def test_triton_splits_long_sequences(
     length, whole_keys, num_programs, random, triton_device, monkeypatch
 ):
-    load = _tuning.load_of(1)
-    _use_load(monkeypatch, load, extra_programs=num_programs, whole_keys=whole_keys)
+    sizes = SIZES.decode_sizes(1)
+    _use_sizes(monkeypatch, sizes, extra_programs=num_programs, whole_keys=whole_keys)
     steps = [(1, length), (1, 3), (1, 130)]
     spec, problem = _problem((2, 1, 32), steps, torch.float32, random)
     _check(spec, problem, triton_device, "triton")
@@ -240,7 +244,7 @@ def test_triton_over_a_prefix_of_members_of_two_units(random, triton_device, mon
 
 
 def _check_sharing(lengths, groups, heads, dtype, random, triton_device, monkeypatch):
-    _use_load(monkeypatch, _tuning.load_of(64), extra_programs=4, whole_keys=64)
+    _use_sizes(monkeypatch, SIZES.decode_sizes(64), extra_programs=4, whole_keys=64)
     monkeypatch.setattr(_shared_prefixes, "_TARGET_PROGRAMS", 8)
     spec, problem = _problem(heads, [(int(n > 0), n) for n in lengths], dtype, random)
     _share(problem, groups)

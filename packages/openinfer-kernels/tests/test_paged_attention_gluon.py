@@ -140,8 +140,8 @@ def test_other_devices_heads_and_blocks_take_the_other_kernel(monkeypatch):
 def test_few_tokens_and_many_sequences_take_the_other_kernel():
     # A tile is 32 queries of 4 heads each, for 8 key heads.
     launch = GluonPrefill(_spec())
-    assert launch.is_worth_it(256, 1)
-    assert launch.is_worth_it(1024, 32)
-    assert not launch.is_worth_it(255, 1)
-    assert not launch.is_worth_it(1024, 33)
-    assert not launch.is_worth_it(2048, 512)
+    assert launch.fills_tiles(256, 1)
+    assert launch.fills_tiles(1024, 32)
+    assert not launch.fills_tiles(255, 1)
+    assert not launch.fills_tiles(1024, 33)
+    assert not launch.fills_tiles(2048, 512)

@@ -1,8 +1,8 @@
-"""All of a layer's attention between its two products: from projections to heads' outputs.
+"""The attention of a layer between its two products: from projections to the outputs of heads.
 
-Queries and keys are normalised head by head if the model does that, rotated to their positions,
-keys and values written to the paged cache, and queries attended: `rms_norm`, `rope`, `store_kv` and
-`paged_attention`, one after another, is the definition.
+Queries and keys are normalised head by head if the model does that, and rotated to their positions.
+Keys and values are written to the paged cache, then queries attend to it. The definition is
+`rms_norm`, `rope`, `store_kv` and `paged_attention`, one after another.
 """
 
 from dataclasses import dataclass
@@ -33,12 +33,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedAttentionSpec:
-    """What is fixed about it when the model is built.
+    """The attention and its head norms, fixed when the model is built.
 
     Attributes:
-        attention: Of the attention itself.
-        norm_eps: Query and key heads are normalised as `rms_norm` does, with this eps; None if
-            they are not.
+        attention: Spec of the attention itself.
+        norm_eps: Eps of the `rms_norm` of query and key heads; None if they are not normalised.
     """
 
     attention: PagedAttentionSpec
@@ -46,7 +45,7 @@ class FusedAttentionSpec:
 
 
 class AttentionStep(Protocol):
-    """The rows of a step, as attention wants them; shapes and bounds as in `PagedAttention`."""
+    """The rows of a step as attention reads them; shapes and bounds as in `PagedAttention`."""
 
     @property
     def positions(self) -> torch.Tensor:
@@ -70,19 +69,19 @@ class AttentionStep(Protocol):
 
     @property
     def max_seqlen_q(self) -> int:
-        """At least the most queries of a sequence."""
+        """Upper bound of the queries of a sequence."""
 
     @property
     def max_seqlen_k(self) -> int:
-        """At least the longest sequence."""
+        """Upper bound of `seq_lens`."""
 
     @property
     def shared(self) -> SharedPrefixes | None:
-        """What a step of one token a sequence knows of shared prefixes; None for nothing."""
+        """Shared prefixes of a decode step; None if unknown, or for other steps."""
 
 
 class FusedAttention(Protocol):
-    """A bound `fused_attention`."""
+    """The `fused_attention` that `plan_fused_attention` returns."""
 
     def __call__(
         self,
@@ -94,20 +93,21 @@ class FusedAttention(Protocol):
         v_cache: torch.Tensor,
         /,
     ) -> torch.Tensor:
-        """Attends.
+        """Writes the step's keys and values to the cache and attends with its queries.
 
-        On a device the step's tensors and the tokens that are cached already must have been
-        written before the step's first launch of a kernel that is no op of this package: fused
-        kernels read them while the op before is still running.
+        On a GPU, fused kernels read the step's tensors and the cached tokens while the op before
+        is still running. Both must have been written before an ordinary kernel of this step, such
+        as the embedding's: one that is no op of this package.
 
         Args:
             qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous: queries, keys,
-                values. It is consumed: a backend may overwrite it.
-            norm_weights: Those of queries and of keys, [head_dim] each, if the spec normalises.
+                values. A back end may overwrite it.
+            norm_weights: Norm weights of queries and of keys, [head_dim] each; None if the spec has
+                no `norm_eps`.
             cos_sin: [max_positions, head_dim], float32, as in `Rope`.
-            step: The rows.
+            step: The rows of the step.
             k_cache: As in `PagedAttention`; this step's keys are written to it.
-            v_cache: Same shape and strides; likewise.
+            v_cache: Same shape and strides; this step's values are written to it.
 
         Returns:
             [num_tokens, num_heads * head_dim], a new tensor.
@@ -140,16 +140,16 @@ EXAMPLES = {
 def plan_fused_attention(
     spec: FusedAttentionSpec, device: torch.device | str, backend: str = "auto"
 ) -> FusedAttention:
-    """Chooses and binds `fused_attention`.
+    """Chooses a back end of `fused_attention` and binds it to a spec and a device.
 
     Args:
-        spec: Of the attention.
-        device: Where it runs.
-        backend: "auto", one of its own, or one of `paged_attention`: then its parts run in turn,
-            that one by the backend named.
+        spec: The attention and its head norms.
+        device: Device of all tensors.
+        backend: "auto", a back end of `fused_attention`, or one of `paged_attention`. With the
+            latter, the parts run one after another, and `paged_attention` by that back end.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     if is_of_part("paged_attention", "fused_attention", backend):
         module = backend_module("fused_attention", spec, device, "composed")

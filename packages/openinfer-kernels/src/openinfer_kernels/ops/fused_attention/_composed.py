@@ -1,4 +1,4 @@
-"""fused_attention as the ops it is made of, each by the backend that suits the device."""
+"""fused_attention as its parts, one after another, each by the back end that suits the device."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from openinfer_kernels.ops.store_kv import StoreKVSpec, plan_store_kv
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
-    """Whatever `paged_attention` supports on the device."""
+    """Returns None if some back end of `paged_attention` runs this spec here, else the reasons."""
     try:
         choose("paged_attention", spec.attention, device)
     except BackendUnavailable as error:
@@ -29,12 +29,12 @@ def plan(
     backend: str = "auto",
     attention_backend: str | None = None,
 ) -> FusedAttention:
-    """Binds fused_attention; `backend` is that of every part, or of all but `paged_attention`."""
+    """Binds the parts, `paged_attention` by `attention_backend` if given, others by `backend`."""
     return Composed(spec, device, backend, attention_backend or backend)
 
 
 class Composed:
-    """The parts in turn."""
+    """The parts of fused_attention, one after another."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Composed:
     ) -> torch.Tensor:
         q, k, v = torch.split(qkv, self._sizes, dim=1)
         if self._norm is not None:
-            assert norm_weights is not None, "the spec normalises"
+            assert norm_weights is not None, "norm_weights are missing"
             q, k = self._norm(q, norm_weights[0]), self._norm(k, norm_weights[1])
         q, k = self._rope(q, k, cos_sin, step.positions)
         self._store_kv(k, v, k_cache, v_cache, step.slot_mapping)

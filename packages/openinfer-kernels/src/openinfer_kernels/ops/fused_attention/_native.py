@@ -1,4 +1,4 @@
-"""fused_attention in one native call; its parts are those of the native ops, rounded alike."""
+"""fused_attention on the CPU in one native call, rounded where its native parts round."""
 
 import torch
 
@@ -7,17 +7,17 @@ from openinfer_kernels.native._checks import refused
 from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
 from openinfer_kernels.ops.paged_attention._native import supports as supports_attention
 
-# What the kernel returns.
+# Error codes of the kernel.
 _NO_MEMORY, _POSITION_BEYOND, _SLOT_BEYOND = 1, 2, 3
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
-    """What `paged_attention` supports natively."""
+    """Returns None if the native `paged_attention` runs this spec here, else the reason."""
     return supports_attention(spec.attention, device)
 
 
 def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:
-    """Binds fused_attention."""
+    """Binds the native kernel to a spec."""
     return _Native(spec)
 
 

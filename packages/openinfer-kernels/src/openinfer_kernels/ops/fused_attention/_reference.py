@@ -1,4 +1,4 @@
-"""fused_attention, as defined: the definitions of its parts, one after another."""
+"""The definition of fused_attention: the definitions of its parts, one after another."""
 
 import torch
 
@@ -7,10 +7,10 @@ from openinfer_kernels.ops.fused_attention._composed import plan as plan_compose
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:
-    """Binds fused_attention."""
+    """Binds the definitions of the parts."""
     return plan_composed(spec, device, backend="reference")

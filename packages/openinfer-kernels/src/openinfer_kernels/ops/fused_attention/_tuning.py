@@ -1,6 +1,11 @@
-"""How the Triton kernels of fused_attention cut up their work."""
+"""Tile sizes and thresholds of the Triton kernels of fused_attention, by GPU family.
 
-from typing import Any, NamedTuple
+All numbers were measured on one H200 with 8 key heads and lengths of 100 to 16,384 tokens. They are
+used on the other families unchanged.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -9,122 +14,160 @@ from openinfer_kernels.ops.fused_attention import FusedAttentionSpec
 from openinfer_kernels.ops.fused_attention._shared_prefixes import UNIT_MEMBERS
 
 MAX_SEQS = 1024
-_PADDED_SEQS = (8, 64, 256, MAX_SEQS)
+"""Sequences of a decode step at most: a program holds all their lengths in registers."""
 
 
-class Load(NamedTuple):
-    """How a decode step of up to so many sequences is cut up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSizes:
+    """How the decode kernel cuts up a step of at most `max_seqs` sequences.
 
     Attributes:
-        max_seqs: Sequences at most.
-        extra_programs: Beyond one a sequence and key head: what long sequences are split into.
-        tile_keys: Keys attended to at a time, of 128 dimensions in 16 bits.
-        merged_chunks: Chunks merged at a time.
-        registers: Of a thread at most, so that enough programs run at a time; None for any.
+        max_seqs: Sequences of the step at most.
+        extra_programs: Programs beside one for each sequence and key head. Long sequences are split
+            among them.
+        block_n: Keys attended to at a time, for heads of 256 bytes.
+        merged_chunks: Chunks of a sequence that are merged at a time.
+        max_registers: Registers of a thread at most, so that more programs run at a time; None for
+            no limit.
     """
 
     max_seqs: int
     extra_programs: int
-    tile_keys: int
+    block_n: int
     merged_chunks: int
-    registers: int | None
+    max_registers: int | None
 
 
-# As found on an H200, with 8 key heads and lengths of 100 to 16,384.
-LOADS = (
-    Load(4, 264, 128, 8, None),
-    Load(8, 256, 64, 8, None),
-    Load(MAX_SEQS, 528, 64, 4, 128),
-)
-# Keys of a sequence that one program attends to alone: merging takes longer than reading.
-WHOLE_KEYS = 256
-# Over shared prefixes, likewise: rows of a product, of 128 dimensions in 16 bits, that is query
-# heads of so many members; keys of a tile.
-_SHARED_ROWS = 64
-_SHARED_TILE = 64
-# One tile of keys and values on its way beside the one attended to: the blocks of a tile are known
-# before its turn. What more needs leaves room for fewer programs at a time.
-NUM_STAGES = 2
-# Registers of a thread that also merges; else it takes more, and fewer programs run at a time.
-_MERGING_REGISTERS = 128
-# Tokens of one head that a program of a prefill prepares.
-PREPARED_TOKENS = 16
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """The sizes of all kernels of fused_attention on one GPU family.
+
+    Attributes:
+        decode: Sizes of the decode kernel, by ascending `max_seqs`; the last one is `MAX_SEQS`.
+        whole_keys: A sequence with at most this many keys is never split: merging would take longer
+            than reading its keys.
+        shared_block_m: Rows of a tile over a shared prefix: query heads of several members.
+        shared_block_n: Keys of a tile over a shared prefix. Both hold for heads of 256 bytes.
+        num_stages: Pipeline depth over keys. With 2, one tile is loaded while another is computed.
+            Deeper pipelines leave shared memory for fewer programs.
+        merging_registers: Registers of a thread at most in a decode kernel that also merges a
+            shared prefix. Without the limit it takes more, and fewer programs run at a time.
+        prepare_block_m: Tokens of one head that a program of `prepare_kernel` takes.
+    """
+
+    decode: tuple[DecodeSizes, ...]
+    whole_keys: int
+    shared_block_m: int
+    shared_block_n: int
+    num_stages: int
+    merging_registers: int
+    prepare_block_m: int
+
+    def decode_sizes(self, num_seqs: int) -> DecodeSizes:
+        """Returns the sizes for a decode step of `num_seqs` sequences."""
+        return next(sizes for sizes in self.decode if num_seqs <= sizes.max_seqs)
+
+    def decode_registers(self, num_seqs: int, is_shared: bool) -> int | None:
+        """Returns the limit of registers a thread of the decode kernel; None for no limit."""
+        return self.merging_registers if is_shared else self.decode_sizes(num_seqs).max_registers
 
 
-def prepare_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices of the kernel before a prefill, but PDL."""
-    of = spec.attention
+SIZES: dict[str, AttentionSizes] = {
+    "default": AttentionSizes(
+        decode=(
+            DecodeSizes(
+                max_seqs=4, extra_programs=264, block_n=128, merged_chunks=8, max_registers=None
+            ),
+            DecodeSizes(
+                max_seqs=8, extra_programs=256, block_n=64, merged_chunks=8, max_registers=None
+            ),
+            DecodeSizes(
+                max_seqs=MAX_SEQS,
+                extra_programs=528,
+                block_n=64,
+                merged_chunks=4,
+                max_registers=128,
+            ),
+        ),
+        whole_keys=256,
+        shared_block_m=64,
+        shared_block_n=64,
+        num_stages=2,
+        merging_registers=128,
+        prepare_block_m=16,
+    ),
+}
+
+# Sizes that the number of sequences is padded to as a compile-time argument: few, so that few
+# kernels are compiled for all batch sizes of a server.
+_PADDED_SEQS = (8, 64, 256, MAX_SEQS)
+# Bytes of a head at which the tile sizes above hold; wider heads take smaller tiles.
+_HEAD_BYTES = 256
+
+
+def prepare_constexprs(spec: FusedAttentionSpec, sizes: AttentionSizes) -> dict[str, Any]:
+    """Returns the compile-time arguments of `prepare_kernel`, but PDL."""
     return {
-        "NUM_HEADS": of.num_heads,
-        "NUM_KV_HEADS": of.num_kv_heads,
-        "HEAD_DIM": of.head_dim,
-        "BLOCK_SIZE": of.block_size,
-        "TOKENS": PREPARED_TOKENS,
-        "NORM": spec.norm_eps is not None,
+        **_head_constexprs(spec),
+        "BLOCK_M": sizes.prepare_block_m,
+        "HAS_NORM": spec.norm_eps is not None,
     }
 
 
-def load_of(num_seqs: int) -> Load:
-    """The first load that takes so many sequences."""
-    return next(load for load in LOADS if num_seqs <= load.max_seqs)
-
-
-def by_load(spec: FusedAttentionSpec, num_seqs: int) -> dict[str, Any]:
-    """Compile-time choices that follow from the number of sequences."""
-    of, load = spec.attention, load_of(num_seqs)
-    tile = load.tile_keys // max(1, of.head_dim * of.dtype.itemsize // 256)
+def decode_constexprs(
+    spec: FusedAttentionSpec, sizes: AttentionSizes, num_seqs: int, is_shared: bool
+) -> dict[str, Any]:
+    """Returns the compile-time arguments of `decode_kernel`, but PDL."""
+    of, decode = spec.attention, sizes.decode_sizes(num_seqs)
+    group_size = of.num_heads // of.num_kv_heads
+    block_n = decode.block_n // _head_units(spec)
     return {
-        # Few sizes, so that few kernels are compiled for all the batches of a server.
-        "NUM_SEQS_PAD": next(size for size in _PADDED_SEQS if num_seqs <= size),
-        "TILE": tile,
-        "WHOLE": WHOLE_KEYS // tile,
-        "CHUNKS": load.merged_chunks,
-        # One row's products are many small programs, which fill whatever is free; see `Tile`.
-        "LATE": num_seqs == 1,
-    }
-
-
-def constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices, but PDL and what follows from the number of sequences."""
-    of = spec.attention
-    group = of.num_heads // of.num_kv_heads
-    return {
-        "NUM_HEADS": of.num_heads,
-        "NUM_KV_HEADS": of.num_kv_heads,
-        "HEAD_DIM": of.head_dim,
-        "BLOCK_SIZE": of.block_size,
+        **_head_constexprs(spec),
         # The group's heads and the new key; a matrix product has at least 16 rows.
-        "ROWS": max(16, triton.next_power_of_2(group + 1)),
-        "GROUP_PAD": triton.next_power_of_2(group),
-        "NORM": spec.norm_eps is not None,
-        "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
+        "BLOCK_M": max(16, triton.next_power_of_2(group_size + 1)),
+        "GROUP_PAD": triton.next_power_of_2(group_size),
+        "HAS_NORM": spec.norm_eps is not None,
+        "PRECISION": _precision(spec),
+        "IS_SHARED": is_shared,
+        "UNIT_MEMBERS": UNIT_MEMBERS,
+        "NUM_SEQS_PAD": next(size for size in _PADDED_SEQS if num_seqs <= size),
+        "BLOCK_N": block_n,
+        "WHOLE_TILES": sizes.whole_keys // block_n,
+        "MERGED_CHUNKS": decode.merged_chunks,
+        # At one row the next product consists of many small programs, which would fill whatever is
+        # free; see `Gemv.is_late` of fused_linear.
+        "LAUNCH_LATE": num_seqs == 1,
     }
 
 
-def shared_constexprs(spec: FusedAttentionSpec) -> dict[str, Any]:
-    """Compile-time choices of the kernel over shared prefixes, but PDL."""
-    of = spec.attention
+def shared_constexprs(spec: FusedAttentionSpec, sizes: AttentionSizes) -> dict[str, Any]:
+    """Returns the compile-time arguments of `shared_prefix_kernel`, but PDL."""
+    of, units = spec.attention, _head_units(spec)
     group_pad = triton.next_power_of_2(of.num_heads // of.num_kv_heads)
-    wide = max(1, of.head_dim * of.dtype.itemsize // 256)
+    return {
+        **_head_constexprs(spec),
+        "GROUP_PAD": group_pad,
+        "UNIT_MEMBERS": UNIT_MEMBERS,
+        "BLOCK_M": min(sizes.shared_block_m // units, UNIT_MEMBERS * group_pad),
+        "BLOCK_N": sizes.shared_block_n // units,
+        "HAS_NORM": spec.norm_eps is not None,
+        "PRECISION": _precision(spec),
+    }
+
+
+def _head_constexprs(spec: FusedAttentionSpec) -> dict[str, int]:
+    of = spec.attention
     return {
         "NUM_HEADS": of.num_heads,
         "NUM_KV_HEADS": of.num_kv_heads,
         "HEAD_DIM": of.head_dim,
         "BLOCK_SIZE": of.block_size,
-        "GROUP_PAD": group_pad,
-        "MEMBERS": UNIT_MEMBERS,
-        "ROWS": min(_SHARED_ROWS // wide, UNIT_MEMBERS * group_pad),
-        "TILE": _SHARED_TILE // wide,
-        "NORM": spec.norm_eps is not None,
-        "PRECISION": "ieee" if of.dtype is torch.float32 else "tf32",
     }
 
 
-def sharing(is_shared: bool) -> dict[str, Any]:
-    """Compile-time choices of a decode step that may have shared prefixes, or has none."""
-    return {"SHARED": is_shared, "MEMBERS": UNIT_MEMBERS}
+def _head_units(spec: FusedAttentionSpec) -> int:
+    return max(1, spec.attention.head_dim * spec.attention.dtype.itemsize // _HEAD_BYTES)
 
 
-def registers_of(num_seqs: int, is_shared: bool) -> int | None:
-    """Registers of a thread at most, of a decode step; None for any."""
-    return _MERGING_REGISTERS if is_shared else load_of(num_seqs).registers
+def _precision(spec: FusedAttentionSpec) -> str:
+    return "ieee" if spec.attention.dtype is torch.float32 else "tf32"

@@ -1,8 +1,8 @@
 """Causal attention of a step's queries over each sequence's blocks in the paged cache.
 
-One call serves prefill, prefill after a cached prefix, decode and any mix of them: sequence s has
-`cu_seqlens_q[s + 1] - cu_seqlens_q[s]` queries, the last ones of its `seq_lens[s]` tokens. The
-keys and values of all those tokens are in the cache already, this step's included.
+One call serves prefill, prefill after a cached prefix, decode and any mix of them. Sequence s has
+`cu_seqlens_q[s + 1] - cu_seqlens_q[s]` queries: the last of its `seq_lens[s]` tokens. The keys and
+values of all its tokens are in the cache already, including those of this step.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from openinfer_kernels.dispatch._choice import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedAttentionSpec:
-    """What is fixed about an attention when the model is built.
+    """Shapes and dtype of an attention, fixed when the model is built.
 
     Attributes:
         num_heads: Query heads.
         num_kv_heads: Key and value heads; query head h reads h // (num_heads / num_kv_heads).
         head_dim: Dimensions of a head.
-        block_size: Tokens a cache block holds.
-        scale: Multiplies the scores, usually head_dim ** -0.5; positive.
-        dtype: Of queries, cache and output.
+        block_size: Tokens in a cache block.
+        scale: Factor of the scores, usually head_dim ** -0.5; positive.
+        dtype: Dtype of queries, cache and output.
     """
 
     num_heads: int
@@ -34,18 +34,18 @@ class PagedAttentionSpec:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        """Checks that query heads divide evenly over key heads, and the scale's sign."""
+        """Checks that key heads divide the query heads, and that the scale is positive."""
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
             )
-        # Kernels find the largest score before they scale.
+        # Kernels look for the largest score before they scale.
         if not self.scale > 0:
             raise ValueError(f"scale must be positive, got {self.scale}")
 
 
 class PagedAttention(Protocol):
-    """A bound `paged_attention`."""
+    """The `paged_attention` that `plan_paged_attention` returns."""
 
     def __call__(
         self,
@@ -59,24 +59,26 @@ class PagedAttention(Protocol):
         max_seqlen_k: int,
         /,
     ) -> torch.Tensor:
-        """Attends.
+        """Attends with each query to the keys of its sequence up to its own position.
 
         Args:
-            q: [num_tokens, num_heads, head_dim], heads contiguous; sequences one after another.
-            k_cache: [num_blocks, block_size, num_kv_heads, head_dim]; blocks may lie apart, the
-                last three dimensions are contiguous. Slots past a sequence's end may hold anything.
-            v_cache: Same shape and strides.
-            cu_seqlens_q: [num_seqs + 1], int32: where each sequence's queries begin.
-            seq_lens: [num_seqs], int32: tokens of each sequence, this step's included; 0 pads.
-            block_table: [num_seqs, max_blocks], int32: entry j holds tokens from j * block_size.
-                Entries beyond a sequence's length are not read on the CPU; on a device they must
-                still name blocks that exist.
-            max_seqlen_q: At least the most queries of a sequence.
-            max_seqlen_k: At least the longest seq_len.
+            q: [num_tokens, num_heads, head_dim], heads contiguous; the sequences' queries in order.
+            k_cache: [num_blocks, block_size, num_kv_heads, head_dim]; the last three dimensions
+                are contiguous, the stride between blocks is free. Slots after a sequence's last
+                token may hold anything, NaN included.
+            v_cache: Same shape and strides as `k_cache`.
+            cu_seqlens_q: [num_seqs + 1], int32: index of each sequence's first query.
+            seq_lens: [num_seqs], int32: tokens of each sequence, including this step's; 0 for
+                padding.
+            block_table: [num_seqs, max_blocks], int32: column j is the block of the tokens from
+                j * block_size on. On a GPU, columns after a sequence's last block may be read, so
+                they must name blocks that exist.
+            max_seqlen_q: Upper bound of the queries of a sequence.
+            max_seqlen_k: Upper bound of `seq_lens`.
 
         Returns:
             [num_tokens, num_heads, head_dim], a new tensor. Scores and sums are float32. Rows of a
-            sequence of length 0 are zero, rows past cu_seqlens_q[-1] unspecified.
+            sequence of length 0 are zero. Rows past cu_seqlens_q[-1] are unspecified.
         """
         ...
 
@@ -103,7 +105,7 @@ EXAMPLES = {
 def plan_paged_attention(
     spec: PagedAttentionSpec, device: torch.device | str, backend: str = "auto"
 ) -> PagedAttention:
-    """Chooses and binds `paged_attention`.
+    """Chooses a back end of `paged_attention` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The backend cannot run this spec on this device.

@@ -1,7 +1,7 @@
-"""paged_attention on the CPU: sequence by sequence, over that sequence's own blocks.
+"""paged_attention on the CPU with torch's operators: sequence by sequence.
 
-The host may read host tensors, so the work is exactly what the lengths say and nothing is padded:
-a decode step of a short sequence costs little however long the others are.
+The host reads the lengths, so nothing is padded: a decode row of a short sequence costs little
+however long the other sequences are.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,20 @@ import torch.nn.functional as F
 
 from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
 
-# Queries attended at a time in a prefill: bounds the mask, and skips keys after the chunk.
+# Queries of a prefill computed at a time: bounds the mask, and skips the keys after the chunk.
 _QUERY_CHUNK = 256
-# Tokens a decode attends at a time: keys and values of a usual layer are then 2 MiB.
-_STRETCH = 512
+# Keys that a decode row attends to at a time: with 8 key heads of 128 dimensions in bf16 their
+# keys and values are 2 MiB.
+_CHUNK_KEYS = 512
 
 
 def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """Every spec on a CPU."""
+    """Returns None on a CPU, else the reason."""
     return None if device.type == "cpu" else f"needs a CPU, this is {device.type}"
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
-    """Binds paged_attention."""
+    """Binds paged_attention to a spec."""
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size
     decode = _plan_decode(spec)
 
@@ -61,13 +62,14 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
 
 
 def _plan_decode(spec: PagedAttentionSpec) -> Callable[..., torch.Tensor]:
-    """One query over a sequence's blocks, a stretch at a time, so that the cost stays linear.
+    """Returns a function that attends with one query to a sequence's blocks, chunk by chunk.
 
-    Heads are far apart in a gathered stretch; beyond the cache each of them would read memory anew.
+    The heads of gathered keys are far apart. A chunk stays in the CPU's cache, so each head reads
+    it from there and not from memory, and the cost grows linearly with the length.
     """
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size
     group_size = spec.num_heads // num_kv_heads
-    blocks_per_stretch = max(1, _STRETCH // block_size)
+    blocks_per_chunk = max(1, _CHUNK_KEYS // block_size)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
     def decode(
@@ -77,10 +79,10 @@ def _plan_decode(spec: PagedAttentionSpec) -> Callable[..., torch.Tensor]:
         blocks: torch.Tensor,
         seq_len: int,
     ) -> torch.Tensor:
-        # One query sees every key, so the heads of a group are rows of one product.
+        # One query attends to every key, so the heads of a group are rows of one product.
         rows = q.view(1, num_kv_heads, group_size, head_dim)
         outs, sums = [], []
-        for part in torch.split(blocks, blocks_per_stretch):
+        for part in torch.split(blocks, blocks_per_chunk):
             length = min(seq_len, part.numel() * block_size)
             seq_len -= length
             k, v = (
@@ -107,7 +109,7 @@ def _plan_decode(spec: PagedAttentionSpec) -> Callable[..., torch.Tensor]:
 def _prefill(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
 ) -> None:
-    """Attends the last rows of one sequence: q, out [Tq, H, D]; k, v [1, KVH, L, D]."""
+    """Attends with the last queries of one sequence: q, out [Tq, H, D]; k, v [1, KVH, L, D]."""
     num_queries, seq_len = q.shape[0], k.shape[2]
     prefix = seq_len - num_queries
     for begin in range(0, num_queries, _QUERY_CHUNK):

@@ -1,4 +1,4 @@
-"""How prompts are launched on Hopper, see `_gluon_prefill_kernels`."""
+"""Launches of the attention kernel for Hopper (`_gluon_prefill_kernels`), for long prefills."""
 
 from typing import Any
 
@@ -7,10 +7,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_hopper
 from openinfer_kernels.ops.paged_attention import PagedAttentionSpec, _gluon_prefill_kernels
-from openinfer_kernels.ops.paged_attention._tuning import prefill_inputs
-
-# Programs from which on the kernel for Hopper is faster, though an H200 would run 132 at a time.
-_MIN_GLUON_PROGRAMS = 64
+from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL, prefill_signature
 
 
 def why_not_gluon(spec: PagedAttentionSpec, device: torch.device) -> str | None:
@@ -28,26 +25,29 @@ def why_not_gluon(spec: PagedAttentionSpec, device: torch.device) -> str | None:
 
 
 class GluonPrefill:
-    """The launch of `_gluon_prefill_kernels`. It takes no memory but the output."""
+    """Launches `prefill_kernel` of Hopper. It allocates no memory."""
 
     def __init__(self, spec: PagedAttentionSpec) -> None:
-        """Binds it."""
+        """Computes the sizes of a tile."""
         self._spec = spec
-        self._queries = _gluon_prefill_kernels.ROWS * spec.num_kv_heads // spec.num_heads
+        self._queries_per_tile = (
+            _gluon_prefill_kernels.BLOCK_M * spec.num_kv_heads // spec.num_heads
+        )
         self._constexprs = {
             "NUM_HEADS": spec.num_heads,
             "NUM_KV_HEADS": spec.num_kv_heads,
             "BLOCK_SIZE": spec.block_size,
         }
 
-    def is_worth_it(self, num_tokens: int, num_seqs: int) -> bool:
-        """Whether so many tokens fill tiles enough, and a tile for each sequence.
+    def fills_tiles(self, num_tokens: int, num_seqs: int) -> bool:
+        """Returns whether this kernel is faster for a step than the Triton kernel.
 
-        A sequence of one token takes a program longer here than the other kernel's, and so does
-        padding that has none: a multiprocessor runs one program at a time.
+        Its tiles must be filled, and there must be a full tile for each sequence on average. A
+        multiprocessor runs one of these programs at a time, so a sequence of one token, or padding
+        with none, delays others for longer than in the Triton kernel.
         """
-        num_tiles = num_tokens // self._queries
-        enough = num_tiles * self._spec.num_kv_heads >= _MIN_GLUON_PROGRAMS
+        num_tiles = num_tokens // self._queries_per_tile
+        enough = num_tiles * self._spec.num_kv_heads >= GLUON_PREFILL["hopper"].min_programs
         return enough and num_tiles >= num_seqs
 
     def __call__(
@@ -59,15 +59,15 @@ class GluonPrefill:
         max_seqlen_k: int,
         /,
     ) -> None:
-        """Attends."""
+        """Attends into `out`; arguments as in `TritonPrefill`."""
         k_cache, v_cache, cu_seqlens_q, seq_lens, block_table = cache
         num_seqs = seq_lens.shape[0]
-        num_tiles = q.shape[0] // self._queries + num_seqs
+        num_tiles = q.shape[0] // self._queries_per_tile + num_seqs
         kernel: Any = _gluon_prefill_kernels.prefill_kernel
         kernel[(self._spec.num_kv_heads, num_tiles)](
             q,
-            _blocks_of(k_cache),
-            _blocks_of(v_cache),
+            _block_descriptor(k_cache),
+            _block_descriptor(v_cache),
             cu_seqlens_q,
             seq_lens,
             block_table,
@@ -83,8 +83,11 @@ class GluonPrefill:
         )
 
 
-def _blocks_of(cache: torch.Tensor) -> TensorDescriptor:
-    """Half a head of a block, as one copy moves it; the descriptor's offsets are 64 bits wide."""
+def _block_descriptor(cache: torch.Tensor) -> TensorDescriptor:
+    """Returns the TMA descriptor of a cache, whose box is half a head of one block.
+
+    A descriptor's strides are 64 bits wide, so the cache may exceed 2**31 elements.
+    """
     num_blocks, block_size, num_kv_heads, head_dim = cache.shape
     width = num_kv_heads * head_dim
     return TensorDescriptor(
@@ -97,7 +100,7 @@ def _blocks_of(cache: torch.Tensor) -> TensorDescriptor:
 
 
 def compile_case(spec: PagedAttentionSpec, shape: str) -> CompileCase | None:
-    """The kernel for a spec, if it is for such heads; `shape` ends its name."""
+    """Returns the kernel for a spec, or None if its heads are not supported."""
     if spec.head_dim != _gluon_prefill_kernels.HEAD_DIM or spec.dtype.itemsize != 2:
         return None
     dtype = TRITON_DTYPES[spec.dtype]
@@ -106,7 +109,7 @@ def compile_case(spec: PagedAttentionSpec, shape: str) -> CompileCase | None:
     return CompileCase(
         name=f"paged_attention.prefill-hopper-{shape}",
         kernel=_gluon_prefill_kernels.prefill_kernel,
-        signature={**prefill_inputs(dtype), "k_cache": cache, "v_cache": cache},
+        signature={**prefill_signature(dtype), "k_cache": cache, "v_cache": cache},
         constexprs={
             "NUM_HEADS": spec.num_heads,
             "NUM_KV_HEADS": spec.num_kv_heads,

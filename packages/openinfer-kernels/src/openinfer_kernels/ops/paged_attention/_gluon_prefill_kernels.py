@@ -1,14 +1,15 @@
-"""Attention of many queries on Hopper, in Gluon: copies, products and softmax side by side.
+"""Attention of long prefills on Hopper, in Gluon: loads, products and softmax overlap.
 
-A program is a tile of 128 rows: a few queries of one sequence with all heads that share a key head.
-One warp copies keys and values, block by block, into two stages of shared memory, where they lie as
-if the cache were in one piece. Two warpgroups have 64 rows each. They take turns: while one
-multiplies, the other is at its softmax; and of a warpgroup's own two products, scores and weighted
-values, the second runs beside the softmax of the first (Shah et al., 2024). Keys are taken from the
-last to the first, so that what needs a mask comes first.
+A tile is 128 rows: a few queries of one sequence times all query heads that share a key head. One
+warp (the producer) copies keys and values with TMA, block by block, into two stages of shared
+memory, where a tile lies as if the cache were contiguous. Two warpgroups (the consumers) compute 64
+rows each and take turns: while one multiplies, the other computes its softmax. Within a warpgroup,
+the product of weights and values overlaps the softmax of the next tile (FlashAttention-3; Shah et
+al., 2024). Keys are taken from the last tile to the first, so that the tiles that need a mask come
+first.
 
-Tiles are numbered over all sequences as in `_triton_prefill_kernels`; the last ones, which see
-furthest, come first.
+Tiles are numbered over all sequences as in `_triton_prefill_kernels`. They run from the last to the
+first, because the last ones attend to the most keys.
 """
 
 # Kernel arguments are Gluon's values, which have no Python types.
@@ -26,20 +27,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ROWS = 128
-"""Queries times heads of a tile."""
-TILE_KEYS = 128
+BLOCK_M = 128
+"""Rows of a tile: queries times query heads that share a key head."""
+BLOCK_N = 128
+"""Keys of a tile."""
 HEAD_DIM = 128
-# A swizzled row of shared memory: half a head of 16-bit numbers.
+# Half a head of 16-bit numbers: 128 bytes, one swizzled row of shared memory.
 BLOCK_COLUMNS = 64
 BLOCK_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
-_ROWS = gl.constexpr(ROWS // 2)
-_KEYS = gl.constexpr(TILE_KEYS)
+_ROWS = gl.constexpr(BLOCK_M // 2)
+_KEYS = gl.constexpr(BLOCK_N)
 _DIMS = gl.constexpr(HEAD_DIM)
 _COLUMNS = gl.constexpr(BLOCK_COLUMNS)
 _STAGES = gl.constexpr(2)
-_TILE_BYTES = gl.constexpr(TILE_KEYS * HEAD_DIM * 2)
+_TILE_BYTES = gl.constexpr(BLOCK_N * HEAD_DIM * 2)
 _TILE_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 )
@@ -54,6 +56,7 @@ _BLOCK_REGISTERS = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 4, 8], [1, 4, 1]
 
 @gluon.jit
 def _sequence_of(tile, cu_seqlens_q_ptr, num_seqs, QUERIES: gl.constexpr):
+    """Returns the sequence of a tile, by bisection over `cu_seqlens_q`."""
     low = 0
     high = num_seqs
     while high - low > 1:
@@ -65,28 +68,26 @@ def _sequence_of(tile, cu_seqlens_q_ptr, num_seqs, QUERIES: gl.constexpr):
 
 
 @gluon.jit
-def _copy_tile(cache, blocks, kv_head, into, step):
-    """Waits until the stage is free, then copies the blocks of a tile into it."""
+def _load_tile(cache, blocks, kv_head, into, step):
+    """Waits until a stage is empty, then starts to copy the blocks of a tile into it."""
     COUNT: gl.constexpr = len(blocks)
-    places, _, is_free, is_there = into
+    blocks_smem, _, is_empty, is_full = into
     stage = step % _STAGES
     phase = (step // _STAGES) & 1
-    mbarrier.wait(is_free.index(stage), phase ^ 1)
-    mbarrier.expect(is_there.index(stage), _TILE_BYTES)
+    mbarrier.wait(is_empty.index(stage), phase ^ 1)
+    mbarrier.expect(is_full.index(stage), _TILE_BYTES)
     for half in gl.static_range(_DIMS // _COLUMNS):
         column = kv_head * _DIMS + half * _COLUMNS
         for i in gl.static_range(COUNT):
-            at = places.index((stage * (_DIMS // _COLUMNS) + half) * COUNT + i)
-            tma.async_copy_global_to_shared(
-                cache, [blocks[i], 0, column], is_there.index(stage), at
-            )
+            at = blocks_smem.index((stage * (_DIMS // _COLUMNS) + half) * COUNT + i)
+            tma.async_copy_global_to_shared(cache, [blocks[i], 0, column], is_full.index(stage), at)
 
 
 @gluon.jit
-def _copy(
+def _load_keys_and_values(
     k_cache, v_cache, k, v, table_ptr, num_tiles, num_blocks, kv_head, BLOCK_SIZE: gl.constexpr
 ):
-    """The copying warp: all tiles, from the last to the first."""
+    """Runs the producer warp: copies all tiles of keys and values, from the last to the first."""
     COUNT: gl.constexpr = _KEYS // BLOCK_SIZE
     for step in range(num_tiles):
         first = (num_tiles - 1 - step) * COUNT
@@ -94,43 +95,47 @@ def _copy(
         for i in gl.static_range(COUNT):
             is_block = first + i < num_blocks
             block = gl.load(table_ptr + gl.where(is_block, first + i, 0))
-            # What lies outside of the cache arrives as zeros.
+            # TMA fills boxes outside of the cache with zeros.
             block = gl.where(is_block, block, -1)
             blocks = blocks + (block,)  # type: ignore[assignment]  # noqa: RUF005
-        _copy_tile(k_cache, blocks, kv_head, k, step)
-        _copy_tile(v_cache, blocks, kv_head, v, step)
+        _load_tile(k_cache, blocks, kv_head, k, step)
+        _load_tile(v_cache, blocks, kv_head, v, step)
 
 
 @gluon.jit
-def _scores(q, k, step, turn, WHO: gl.constexpr):
-    """Starts to multiply queries with a tile's keys, when it is this warpgroup's turn."""
-    tiles, is_there = k[1], k[3]
-    mbarrier.wait(is_there.index(step % _STAGES), (step // _STAGES) & 1)
-    # Of turns, the second warpgroup's n-th comes after the first one's n-th. Before its first, the
-    # first one finds a phase that has not begun, which counts as over.
-    mbarrier.wait(turn.index(WHO), (step + 1 + WHO) & 1)
+def _start_scores(q, k, step, turn, WARPGROUP: gl.constexpr):
+    """Starts q @ k.T for a tile, once it is loaded and it is this warpgroup's turn."""
+    tiles, is_full = k[1], k[3]
+    mbarrier.wait(is_full.index(step % _STAGES), (step // _STAGES) & 1)
+    # The second warpgroup's n-th turn comes after the first one's n-th. At its first turn the first
+    # warpgroup waits for the phase before the barrier's initial one, which counts as completed.
+    mbarrier.wait(turn.index(WARPGROUP), (step + 1 + WARPGROUP) & 1)
     scores = gl.zeros([_ROWS, _KEYS], gl.float32, _MMA)
     keys = tiles.index(step % _STAGES).permute((1, 0))
     return warpgroup_mma(q, keys, scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _add_values(weights, v, step, acc):
-    """Starts to multiply weights with a tile's values."""
-    tiles, is_there = v[1], v[3]
-    mbarrier.wait(is_there.index(step % _STAGES), (step // _STAGES) & 1)
+def _start_values(weights, v, step, acc):
+    """Starts acc + weights @ v for a tile, once its values are loaded."""
+    tiles, is_full = v[1], v[3]
+    mbarrier.wait(is_full.index(step % _STAGES), (step // _STAGES) & 1)
     return warpgroup_mma(weights, tiles.index(step % _STAGES), acc, is_async=True)
 
 
 @gluon.jit
-def _soften(scores, state, first_key, rows, MASKED: gl.constexpr):
-    """One step of the online softmax, in base 2. Rows that see no key so far stay empty."""
+def _softmax_step(scores, state, first_key, rows, MASKED: gl.constexpr):
+    """Updates the online softmax with the scores of a tile; maxima and exponents are in base 2.
+
+    If MASKED, keys after a row's position, and keys from `num_keys` on, score -inf. A row that has
+    seen no key so far has maximum -inf and total 0.
+    """
     maximum, total = state
-    log2_scale, positions, visible = rows
+    log2_scale, positions, num_keys = rows
     if MASKED:
         keys = first_key + gl.arange(0, _KEYS, gl.SliceLayout(0, _MMA))
-        sees = (keys[None, :] <= positions[:, None]) & (keys < visible)[None, :]
-        scores = gl.where(sees, scores, float("-inf"))
+        is_visible = (keys[None, :] <= positions[:, None]) & (keys < num_keys)[None, :]
+        scores = gl.where(is_visible, scores, float("-inf"))
     new_maximum = gl.maximum(maximum, gl.max(scores, axis=1) * log2_scale)
     shift = new_maximum
     if MASKED:
@@ -143,16 +148,16 @@ def _soften(scores, state, first_key, rows, MASKED: gl.constexpr):
 @gluon.jit
 def _attend_tile(
     step, num_tiles, q, k, v, turn, weights, acc, state, rows,
-    WHO: gl.constexpr, MASKED: gl.constexpr,
+    WARPGROUP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """The softmax of one tile, beside the weighted values of the tile before."""
-    scores = _scores(q, k, step, turn, WHO)
-    acc = _add_values(weights, v, step - 1, acc)
-    mbarrier.arrive(turn.index(1 - WHO), count=1)
+    """Computes the softmax of one tile while the values of the tile before are multiplied."""
+    scores = _start_scores(q, k, step, turn, WARPGROUP)
+    acc = _start_values(weights, v, step - 1, acc)
+    mbarrier.arrive(turn.index(1 - WARPGROUP), count=1)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(k[2].index(step % _STAGES), count=1)
     first_key = (num_tiles - 1 - step) * _KEYS
-    new_weights, state, decay = _soften(scores, state, first_key, rows, MASKED)
+    new_weights, state, decay = _softmax_step(scores, state, first_key, rows, MASKED)
     acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
     mbarrier.arrive(v[2].index((step - 1) % _STAGES), count=1)
     acc = acc * decay[:, None]
@@ -160,71 +165,71 @@ def _attend_tile(
 
 
 @gluon.jit
-def _clear_tail(v, visible, BLOCK_SIZE: gl.constexpr):
-    """Values of the first stage behind the last key: they may be anything, and 0 * NaN is NaN.
+def _zero_after_last_key(v, num_keys, BLOCK_SIZE: gl.constexpr):
+    """Sets the values after the tile's last visible key to 0: they may be NaN, and 0 * NaN is NaN.
 
-    Both warpgroups do it, each before it multiplies: they write the same.
+    They lie in the first stage. Both warpgroups do this before they multiply, and write the same.
     """
     COUNT: gl.constexpr = _KEYS // BLOCK_SIZE
     mbarrier.wait(v[3].index(0), 0)
     keys = gl.arange(0, BLOCK_SIZE, gl.SliceLayout(0, gl.SliceLayout(2, _BLOCK_REGISTERS)))
-    is_key = gl.expand_dims(gl.expand_dims(keys < visible % BLOCK_SIZE, 0), 2)
+    is_key = gl.expand_dims(gl.expand_dims(keys < num_keys % BLOCK_SIZE, 0), 2)
     for half in gl.static_range(_DIMS // _COLUMNS):
-        block = v[0].index(half * COUNT + visible // BLOCK_SIZE % COUNT)
+        block = v[0].index(half * COUNT + num_keys // BLOCK_SIZE % COUNT)
         block.store(gl.where(is_key, block.load(_BLOCK_REGISTERS), 0.0))
     fence_async_shared()
     gl.thread_barrier()
 
 
 @gluon.jit
-def _attend(
+def _compute(
     q_ptr, out_ptr, q, k, v, turn, tile, kv_head, q_stride, log2_scale, NUM_HEADS: gl.constexpr,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, WHO: gl.constexpr,
+    GROUP_SIZE: gl.constexpr, BLOCK_SIZE: gl.constexpr, WARPGROUP: gl.constexpr,
 ):  # fmt: skip
-    """One of the two warpgroups: its half of the tile's queries."""
-    begin, first_query, num_queries, first_position, visible, num_tiles = tile
+    """Runs one of the two consumer warpgroups: its half of the tile's rows."""
+    begin, first_query, num_queries, first_position, num_keys, num_tiles = tile
     rows = gl.arange(0, _ROWS, gl.SliceLayout(1, _COALESCED))
     dims = gl.arange(0, _DIMS, gl.SliceLayout(0, _COALESCED))
-    first = first_query + WHO * (_ROWS // GROUP)
-    is_row = (first + rows // GROUP < num_queries)[:, None]
-    tokens = (begin + first + rows // GROUP).to(gl.int64)
-    heads = kv_head * GROUP + rows % GROUP
+    first = first_query + WARPGROUP * (_ROWS // GROUP_SIZE)
+    is_row = (first + rows // GROUP_SIZE < num_queries)[:, None]
+    tokens = (begin + first + rows // GROUP_SIZE).to(gl.int64)
+    heads = kv_head * GROUP_SIZE + rows % GROUP_SIZE
     q_ptrs = q_ptr + (tokens * q_stride + heads * _DIMS)[:, None] + dims[None, :]
     q.store(gl.load(q_ptrs, mask=is_row, other=0.0))
     fence_async_shared()
     gl.thread_barrier()
 
-    positions = first_position + first + gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA)) // GROUP
-    seen = (log2_scale, positions, visible)
+    positions = first_position + first + gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA)) // GROUP_SIZE
+    softmax_rows = (log2_scale, positions, num_keys)
     maximum = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, _MMA))
     total = gl.zeros([_ROWS], gl.float32, gl.SliceLayout(1, _MMA))
-    scores = _scores(q, k, 0, turn, WHO)
-    mbarrier.arrive(turn.index(1 - WHO), count=1)
+    scores = _start_scores(q, k, 0, turn, WARPGROUP)
+    mbarrier.arrive(turn.index(1 - WARPGROUP), count=1)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k[2].index(0), count=1)
     first_key = (num_tiles - 1) * _KEYS
-    weights, state, _ = _soften(scores, (maximum, total), first_key, seen, True)
+    weights, state, _ = _softmax_step(scores, (maximum, total), first_key, softmax_rows, True)
     weights = gl.convert_layout(weights.to(q.dtype), _WEIGHTS)
-    if visible % BLOCK_SIZE > 0:
-        _clear_tail(v, visible, BLOCK_SIZE)
+    if num_keys % BLOCK_SIZE > 0:
+        _zero_after_last_key(v, num_keys, BLOCK_SIZE)
 
-    # Keys up to the first query's own are seen by all.
-    seen_by_all = gl.maximum(first_position + first_query + 1, 0) // _KEYS
-    unmasked = gl.maximum(num_tiles - seen_by_all, 1)
+    # All rows of the tile attend to the keys up to the first query's own.
+    num_unmasked = gl.maximum(first_position + first_query + 1, 0) // _KEYS
+    unmasked = gl.maximum(num_tiles - num_unmasked, 1)
     acc = gl.zeros([_ROWS, _DIMS], gl.float32, _MMA)
     for step in range(1, unmasked):
         weights, acc, state = _attend_tile(
-            step, num_tiles, q, k, v, turn, weights, acc, state, seen, WHO, True
+            step, num_tiles, q, k, v, turn, weights, acc, state, softmax_rows, WARPGROUP, True
         )
     for step in range(unmasked, num_tiles):
         weights, acc, state = _attend_tile(
-            step, num_tiles, q, k, v, turn, weights, acc, state, seen, WHO, False
+            step, num_tiles, q, k, v, turn, weights, acc, state, softmax_rows, WARPGROUP, False
         )
-    acc = _add_values(weights, v, num_tiles - 1, acc)
+    acc = _start_values(weights, v, num_tiles - 1, acc)
     acc = warpgroup_mma_wait(0, deps=[acc])
     total = state[1]
     acc = acc / gl.where(total > 0.0, total, 1.0)[:, None]
-    # The queries' place serves to bring rows together.
+    # Goes through the shared memory of the queries, so that rows are stored 16 bytes a thread.
     gl.thread_barrier()
     q.store(acc.to(q.dtype))
     gl.thread_barrier()
@@ -233,20 +238,24 @@ def _attend(
 
 
 @gluon.jit
-def _stages(cache, BLOCK_SIZE: gl.constexpr):
-    """Shared memory for tiles of keys or values: as blocks, as tiles; a stage is free, is there."""
+def _allocate_stages(cache, BLOCK_SIZE: gl.constexpr):
+    """Allocates shared memory for tiles of keys or values.
+
+    Returns it as blocks, as the copies fill it, and as tiles, as products read it; then a barrier
+    for each stage that says that it is empty, and one that says that it is full.
+    """
     HALVES: gl.constexpr = _DIMS // _COLUMNS
     count: gl.constexpr = _STAGES * HALVES * (_KEYS // BLOCK_SIZE)
     shape: gl.constexpr = [count, 1, BLOCK_SIZE, _COLUMNS]
     blocks = gl.allocate_shared_memory(cache.dtype, shape, cache.layout)
-    # First halves of all heads, then second ones: as a tile of whole heads lies in its layout.
+    # A tile holds the first halves of all its heads, then the second halves, as its layout asks.
     tiles = blocks._reinterpret(cache.dtype, [_STAGES, _KEYS, _DIMS], _TILE_LAYOUT)
-    is_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    is_there = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    is_empty = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    is_full = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(_STAGES):
-        mbarrier.init(is_free.index(i), count=2)
-        mbarrier.init(is_there.index(i), count=1)
-    return blocks, tiles, is_free, is_there
+        mbarrier.init(is_empty.index(i), count=2)
+        mbarrier.init(is_full.index(i), count=1)
+    return blocks, tiles, is_empty, is_full
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "table_stride"])
@@ -267,9 +276,14 @@ def prefill_kernel(
     BLOCK_SIZE: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Program (key head, tile). `k_cache` and `v_cache` describe blocks, see `BLOCK_LAYOUT`."""
-    GROUP: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    QUERIES: gl.constexpr = 2 * _ROWS // GROUP
+    """Attends to one tile of queries: program (key head, tile).
+
+    Tensors are those of `PagedAttention`; `out_ptr` is [num_tokens, NUM_HEADS, HEAD_DIM].
+    `k_cache` and `v_cache` are TMA descriptors of [num_blocks, BLOCK_SIZE, num_kv_heads * HEAD_DIM]
+    with boxes of [1, BLOCK_SIZE, BLOCK_COLUMNS] in `BLOCK_LAYOUT`.
+    """
+    GROUP_SIZE: gl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    QUERIES: gl.constexpr = 2 * _ROWS // GROUP_SIZE
     kv_head = gl.program_id(0)
     tile = gl.num_programs(1) - 1 - gl.program_id(1)
     seq = _sequence_of(tile, cu_seqlens_q_ptr, num_seqs, QUERIES)
@@ -277,39 +291,40 @@ def prefill_kernel(
     num_queries = gl.load(cu_seqlens_q_ptr + seq + 1) - begin
     first_query = (tile - (begin // QUERIES + seq)) * QUERIES
     if PDL:
-        # What is read before is older kernels' work.
+        # cu_seqlens_q, read above, was written before the previous kernel was launched.
         gdc_wait()
         gdc_launch_dependents()
     if first_query < num_queries:
         first_position = gl.load(seq_lens_ptr + seq) - num_queries
-        # The tile's last query is the one that sees furthest. Padding may see no key at all.
-        visible = first_position + gl.minimum(first_query + QUERIES, num_queries)
-        num_tiles = gl.maximum((visible + _KEYS - 1) // _KEYS, 1)
-        num_blocks = (visible + BLOCK_SIZE - 1) // BLOCK_SIZE
+        # The tile's last query attends to the most keys. Padding may attend to none.
+        num_keys = first_position + gl.minimum(first_query + QUERIES, num_queries)
+        num_tiles = gl.maximum((num_keys + _KEYS - 1) // _KEYS, 1)
+        num_blocks = (num_keys + BLOCK_SIZE - 1) // BLOCK_SIZE
         table_ptr = block_table_ptr + seq.to(gl.int64) * table_stride
-        k = _stages(k_cache, BLOCK_SIZE)
-        v = _stages(v_cache, BLOCK_SIZE)
+        k = _allocate_stages(k_cache, BLOCK_SIZE)
+        v = _allocate_stages(v_cache, BLOCK_SIZE)
         q = gl.allocate_shared_memory(k_cache.dtype, [2, _ROWS, _DIMS], _TILE_LAYOUT)
         turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         mbarrier.init(turn.index(0), count=1)
         mbarrier.init(turn.index(1), count=1)
         log2_scale = scale * 1.4426950408889634
-        cut = (begin, first_query, num_queries, first_position, visible, num_tiles)
+        work = (begin, first_query, num_queries, first_position, num_keys, num_tiles)
         gl.warp_specialize(
             [
-                (_attend, (
-                    q_ptr, out_ptr, q.index(0), k, v, turn, cut, kv_head, q_stride, log2_scale,
-                    NUM_HEADS, GROUP, BLOCK_SIZE, 0,
+                (_compute, (
+                    q_ptr, out_ptr, q.index(0), k, v, turn, work, kv_head, q_stride, log2_scale,
+                    NUM_HEADS, GROUP_SIZE, BLOCK_SIZE, 0,
                 )),
-                (_attend, (
-                    q_ptr, out_ptr, q.index(1), k, v, turn, cut, kv_head, q_stride, log2_scale,
-                    NUM_HEADS, GROUP, BLOCK_SIZE, 1,
+                (_compute, (
+                    q_ptr, out_ptr, q.index(1), k, v, turn, work, kv_head, q_stride, log2_scale,
+                    NUM_HEADS, GROUP_SIZE, BLOCK_SIZE, 1,
                 )),
-                (_copy, (
+                (_load_keys_and_values, (
                     k_cache, v_cache, k, v, table_ptr, num_tiles, num_blocks, kv_head, BLOCK_SIZE,
                 )),
             ],
-            # Warps, and registers of a thread: softmax and both sums are held in them.
+            # Warps and registers a thread of the second consumer and of the producer. A consumer
+            # keeps scores, weights and sums in registers.
             [4, 1],
             [232, 40],
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""paged_attention on the CPU in one native call: keys and values are read where their blocks lie.
+"""paged_attention on the CPU in one native call, over the cache's blocks in place.
 
-A decode row's cost grows by what reading a token costs; prefills go through keys block by block.
-`seq_lens` and the numbers in `block_table` are taken as they are.
+A decode row costs what reading its keys and values costs; prefills go through the keys block by
+block. `seq_lens` and `block_table` are not checked against the cache.
 """
 
 import torch
@@ -14,14 +14,14 @@ _HEAD_DIMS = (32, 64, 128, 256)
 
 
 def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """bf16 heads of 32, 64, 128 or 256 on a CPU with the native kernels."""
+    """Returns None for bf16 heads that the native kernels support on this CPU, else the reason."""
     if spec.head_dim not in _HEAD_DIMS:
         return f"heads of {', '.join(map(str, _HEAD_DIMS))} dimensions, got {spec.head_dim}"
     return why_not(spec.dtype, device)
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
-    """Binds paged_attention."""
+    """Binds paged_attention to a spec."""
     native = library().paged_attention
     sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size)
     rows, block = sizes[:1] + sizes[2:3], (spec.block_size, *sizes[1:3])

@@ -1,4 +1,4 @@
-"""paged_attention, as defined: token by token, head by head."""
+"""The definition of paged_attention: token by token and head by head, in float32."""
 
 import torch
 
@@ -6,12 +6,12 @@ from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttention
 
 
 def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
-    """Binds paged_attention."""
+    """Binds paged_attention to a spec."""
     group_size = spec.num_heads // spec.num_kv_heads
 
     def attend(

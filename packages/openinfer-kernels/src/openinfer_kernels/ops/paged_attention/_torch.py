@@ -16,7 +16,7 @@ def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
-    """Binds paged_attention."""
+    """Binds paged_attention to a spec."""
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size
 
     def gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:

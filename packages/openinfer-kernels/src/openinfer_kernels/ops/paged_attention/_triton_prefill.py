@@ -1,91 +1,32 @@
-"""How steps in which a sequence has more than one query are launched.
+"""Launches of the portable attention kernel (`_triton_prefill_kernels`), for steps of any kind."""
 
-On a Hopper GPU by `_gluon_prefill` where tokens fill its tiles, else by that of
-`_triton_prefill_kernels`, whose tiles are smaller and which splits keys among programs where tiles
-are few.
-What decides is known when a step is recorded: tokens and sequences, no lengths.
-"""
-
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 
-from openinfer_kernels.gpu._support import (
-    TRITON_DTYPES,
-    CompileCase,
-    launches_dependents,
-    why_not_hopper,
-)
+from openinfer_kernels.gpu._family import tuned_for
+from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
 from openinfer_kernels.ops.paged_attention import PagedAttentionSpec
 from openinfer_kernels.ops.paged_attention._triton_prefill_kernels import (
     merge_splits_kernel,
     prefill_kernel,
 )
 from openinfer_kernels.ops.paged_attention._tuning import (
-    MAX_SPLITS,
-    constexprs,
+    TRITON_PREFILL,
     num_splits,
-    prefill_inputs,
-    prefill_rows,
+    prefill_block_m,
+    prefill_constexprs,
+    prefill_signature,
 )
-
-if TYPE_CHECKING:
-    from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill
-
-
-class Prefill(Protocol):
-    """A bound launch."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        cache: tuple[torch.Tensor, ...],
-        out: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        /,
-    ) -> None:
-        """Attends, into `out`; `cache` is all that `PagedAttention` takes after `q`, in order."""
-
-
-def plan_prefill(spec: PagedAttentionSpec, device: torch.device) -> Prefill:
-    """Binds what suits the device."""
-    anywhere = TritonPrefill(spec, device)
-    if why_not_hopper(device) is not None:
-        return anywhere
-    # Imported on Hopper only: other versions of Triton may not have Gluon's names.
-    from openinfer_kernels.ops.paged_attention import _gluon_prefill
-
-    if _gluon_prefill.why_not_gluon(spec, device) is not None:
-        return anywhere
-    return _ByNumber(anywhere, _gluon_prefill.GluonPrefill(spec))
-
-
-class _ByNumber:
-    """The kernel for Hopper where it is worth it."""
-
-    def __init__(self, few: Prefill, many: "GluonPrefill") -> None:
-        self._few, self._many = few, many
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        cache: tuple[torch.Tensor, ...],
-        out: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        /,
-    ) -> None:
-        is_many = self._many.is_worth_it(q.shape[0], cache[3].shape[0])
-        (self._many if is_many else self._few)(q, cache, out, max_seqlen_q, max_seqlen_k)
 
 
 class TritonPrefill:
-    """The launches of `_triton_prefill_kernels`."""
+    """Launches `prefill_kernel`, and `merge_splits_kernel` where keys are split."""
 
     def __init__(self, spec: PagedAttentionSpec, device: torch.device) -> None:
-        """Binds them."""
+        """Looks up the sizes for this device."""
         self._spec = spec
+        self._sizes = tuned_for(TRITON_PREFILL, device)
         has_pdl = launches_dependents(device)
         self._launch = {"PDL": has_pdl, **({"launch_pdl": True} if has_pdl else {})}
 
@@ -98,14 +39,23 @@ class TritonPrefill:
         max_seqlen_k: int,
         /,
     ) -> None:
-        """Attends; where keys are split, what the splits found takes memory."""
-        spec, num_tokens = self._spec, q.shape[0]
+        """Attends into `out`. Allocates the results of the splits where keys are split.
+
+        Args:
+            q: As in `PagedAttention`.
+            cache: The arguments of `PagedAttention` from `k_cache` to `block_table`.
+            out: [num_tokens, num_heads, head_dim], contiguous.
+            max_seqlen_q: As in `PagedAttention`.
+            max_seqlen_k: As in `PagedAttention`.
+        """
+        spec, sizes, num_tokens = self._spec, self._sizes, q.shape[0]
         num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
         k_cache, _, cu_seqlens_q, seq_lens, block_table = cache
         num_seqs = seq_lens.shape[0]
-        rows = prefill_rows(spec, max_seqlen_q)
-        num_tiles = num_tokens // (rows // (num_heads // num_kv_heads)) + num_seqs
-        splits = num_splits(num_tiles * num_kv_heads, max_seqlen_k)
+        block_m = prefill_block_m(spec, sizes, max_seqlen_q)
+        # The most tiles that any lengths of this many sequences can need.
+        num_tiles = num_tokens // (block_m // (num_heads // num_kv_heads)) + num_seqs
+        splits = num_splits(sizes, num_tiles * num_kv_heads, max_seqlen_k)
         acc = lse = out  # not written
         if splits > 1:
             size = (num_tokens, num_heads, splits, spec.head_dim)
@@ -124,10 +74,10 @@ class TritonPrefill:
             num_seqs,
             splits,
             spec.scale,
-            **constexprs(spec, rows),
+            **prefill_constexprs(spec, sizes, block_m),
             IS_SPLIT=splits > 1,
-            num_warps=4,
-            num_stages=2,
+            num_warps=sizes.num_warps,
+            num_stages=sizes.num_stages,
             **self._launch,
         )
         if splits > 1:
@@ -141,54 +91,48 @@ class TritonPrefill:
                 splits,
                 NUM_HEADS=num_heads,
                 HEAD_DIM=spec.head_dim,
-                MAX_SPLITS=MAX_SPLITS,
+                MAX_SPLITS=sizes.max_splits,
                 num_warps=1,
                 **self._launch,
             )
 
 
 def compile_cases(spec: PagedAttentionSpec, shape: str) -> list[CompileCase]:
-    """The prefill kernels of a spec, and the merge; `shape` ends their names."""
-    pointer = f"*{TRITON_DTYPES[spec.dtype]}"
-    cases = [_triton_case(spec, shape, is_split) for is_split in (False, True)]
-    cases.append(
-        CompileCase(
-            name=f"paged_attention.merge-splits-{shape}",
-            kernel=merge_splits_kernel,
-            signature={
-                "acc_ptr": "*fp32",
-                "lse_ptr": "*fp32",
-                "cu_seqlens_q_ptr": "*i32",
-                "out_ptr": pointer,
-                "num_seqs": "i32",
-                "num_splits": "i32",
-            },
-            constexprs={
-                "NUM_HEADS": spec.num_heads,
-                "HEAD_DIM": spec.head_dim,
-                "MAX_SPLITS": MAX_SPLITS,
-            },
-            num_warps=1,
-            has_pdl=True,
-        )
+    """Returns the kernels of a spec: whole keys, split keys and the merge. Names end in `shape`."""
+    cases = [_prefill_case(spec, shape, is_split) for is_split in (False, True)]
+    merge = CompileCase(
+        name=f"paged_attention.merge-splits-{shape}",
+        kernel=merge_splits_kernel,
+        signature={
+            "acc_ptr": "*fp32",
+            "lse_ptr": "*fp32",
+            "cu_seqlens_q_ptr": "*i32",
+            "out_ptr": f"*{TRITON_DTYPES[spec.dtype]}",
+            "num_seqs": "i32",
+            "num_splits": "i32",
+        },
+        constexprs={
+            "NUM_HEADS": spec.num_heads,
+            "HEAD_DIM": spec.head_dim,
+            "MAX_SPLITS": TRITON_PREFILL["default"].max_splits,
+        },
+        num_warps=1,
+        has_pdl=True,
     )
-    from openinfer_kernels.ops.paged_attention import _gluon_prefill
-
-    case = _gluon_prefill.compile_case(spec, shape)
-    return cases if case is None else [*cases, case]
+    return [*cases, merge]
 
 
-def _triton_case(spec: PagedAttentionSpec, shape: str, is_split: bool) -> CompileCase:
-    dtype = TRITON_DTYPES[spec.dtype]
-    rows = prefill_rows(spec, 16 if is_split else 1024)
+def _prefill_case(spec: PagedAttentionSpec, shape: str, is_split: bool) -> CompileCase:
+    dtype, sizes = TRITON_DTYPES[spec.dtype], TRITON_PREFILL["default"]
+    block_m = prefill_block_m(spec, sizes, 16 if is_split else 1024)
     caches = {"k_cache_ptr": f"*{dtype}", "v_cache_ptr": f"*{dtype}", "block_stride": "i64"}
     partials = {"acc_ptr": "*fp32", "lse_ptr": "*fp32", "num_splits": "i32"}
     return CompileCase(
         name=f"paged_attention.{'extend' if is_split else 'prefill'}-{shape}",
         kernel=prefill_kernel,
-        signature={**prefill_inputs(dtype), **caches, **partials},
-        constexprs={**constexprs(spec, rows), "IS_SPLIT": is_split},
-        num_warps=4,
-        num_stages=2,
+        signature={**prefill_signature(dtype), **caches, **partials},
+        constexprs={**prefill_constexprs(spec, sizes, block_m), "IS_SPLIT": is_split},
+        num_warps=sizes.num_warps,
+        num_stages=sizes.num_stages,
         has_pdl=True,
     )

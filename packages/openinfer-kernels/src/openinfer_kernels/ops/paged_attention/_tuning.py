@@ -1,5 +1,10 @@
-"""How the Triton kernels of paged_attention cut up their work."""
+"""Tile sizes and thresholds of the GPU kernels of paged_attention, by GPU family.
 
+All numbers were measured on one H200 with the heads of Qwen3-4B (32 query heads, 8 key heads, 128
+dimensions, bf16). They are used on the other families unchanged.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,54 +12,101 @@ import triton
 
 from openinfer_kernels.ops.paged_attention import PagedAttentionSpec
 
-MAX_SPLITS = 32
-_TILE_KEYS = 64
-_TILE_ROWS = 64
-_MIN_KEYS_PER_SPLIT = 256
-# Programs that fill a large GPU about twice; more splits than that only cost merging.
-_TARGET_PROGRAMS = 264
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPrefillSizes:
+    """How the Triton kernel of prefills and decode steps cuts up its work.
+
+    Attributes:
+        block_m: Rows of a tile at most: queries times query heads that share a key head.
+        block_n: Keys that a program attends to at a time.
+        num_warps: Warps of a program.
+        num_stages: Depth of the software pipeline over keys.
+        max_splits: Programs that share the keys of one tile at most.
+        min_keys_per_split: Keys that a split has at least.
+        target_programs: Programs up to which keys are split. 264 fill an H200 twice; more splits
+            only add merging.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_splits: int
+    min_keys_per_split: int
+    target_programs: int
 
 
-def _most(spec: PagedAttentionSpec, size: int) -> int:
-    # Keys and values of a tile are in flight twice; wide heads of wide numbers take smaller tiles
-    # so that they fit the smallest shared memory (99 KiB).
-    return size // max(1, spec.head_dim * spec.dtype.itemsize // 256)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GluonPrefillSizes:
+    """When a step takes the Gluon kernel; its tile sizes are fixed in `_gluon_prefill_kernels`.
+
+    Attributes:
+        min_programs: Full tiles times key heads from which on it is faster than the Triton kernel,
+            although an H200 runs 132 programs at a time.
+    """
+
+    min_programs: int
 
 
-def constexprs(spec: PagedAttentionSpec, rows: int) -> dict[str, Any]:
-    """Compile-time choices of the decode and the prefill kernel."""
+TRITON_PREFILL: dict[str, TritonPrefillSizes] = {
+    "default": TritonPrefillSizes(
+        block_m=64,
+        block_n=64,
+        num_warps=4,
+        num_stages=2,
+        max_splits=32,
+        min_keys_per_split=256,
+        target_programs=264,
+    ),
+}
+
+GLUON_PREFILL: dict[str, GluonPrefillSizes] = {"hopper": GluonPrefillSizes(min_programs=64)}
+
+# Bytes of a head at which `block_m` and `block_n` hold; wider heads take smaller tiles. Two tiles
+# of keys and values are in flight, and must fit the smallest shared memory (99 KiB).
+_HEAD_BYTES = 256
+
+
+def prefill_constexprs(
+    spec: PagedAttentionSpec, sizes: TritonPrefillSizes, block_m: int
+) -> dict[str, Any]:
+    """Returns the compile-time arguments of the Triton kernel, but IS_SPLIT and PDL."""
     return {
         "NUM_HEADS": spec.num_heads,
         "NUM_KV_HEADS": spec.num_kv_heads,
         "HEAD_DIM": spec.head_dim,
         "BLOCK_SIZE": spec.block_size,
-        "ROWS": rows,
-        "TILE": _most(spec, _TILE_KEYS),
+        "BLOCK_M": block_m,
+        "BLOCK_N": _narrowed(spec, sizes.block_n),
         "PRECISION": "ieee" if spec.dtype is torch.float32 else "tf32",
     }
 
 
-def decode_rows(spec: PagedAttentionSpec) -> int:
-    """Rows of a decode program: its group's heads, and a matrix product has at least 16."""
-    return max(16, int(triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)))
+def prefill_block_m(spec: PagedAttentionSpec, sizes: TritonPrefillSizes, max_seqlen_q: int) -> int:
+    """Returns the rows of a tile: few where no sequence has many queries.
+
+    A tile has at least one query of the whole group, and a matrix product at least 16 rows.
+    """
+    group_size = spec.num_heads // spec.num_kv_heads
+    wanted = int(triton.next_power_of_2(group_size * max_seqlen_q))
+    smallest = int(triton.next_power_of_2(group_size))
+    return max(16, smallest, min(_narrowed(spec, sizes.block_m), wanted))
 
 
-def prefill_rows(spec: PagedAttentionSpec, max_seqlen_q: int) -> int:
-    """Queries times heads of a tile: few for few queries, fewer for wide heads of wide numbers."""
-    group = spec.num_heads // spec.num_kv_heads
-    wanted = int(triton.next_power_of_2(group * max_seqlen_q))
-    return max(16, int(triton.next_power_of_2(group)), min(_most(spec, _TILE_ROWS), wanted))
+def num_splits(sizes: TritonPrefillSizes, num_programs: int, max_seqlen_k: int) -> int:
+    """Returns how many programs share the keys of each of `num_programs` tiles."""
+    by_length = max_seqlen_k // sizes.min_keys_per_split
+    return max(1, min(sizes.max_splits, by_length, sizes.target_programs // num_programs))
 
 
-def num_splits(num_programs: int, max_seqlen_k: int) -> int:
-    """Into how many the keys of each of `num_programs` are split."""
-    by_length = max_seqlen_k // _MIN_KEYS_PER_SPLIT
-    return max(1, min(MAX_SPLITS, by_length, _TARGET_PROGRAMS // num_programs))
-
-
-def prefill_inputs(dtype: str) -> dict[str, str]:
-    """Triton types of the arguments that all prefill kernels have."""
+def prefill_signature(dtype: str) -> dict[str, str]:
+    """Returns the Triton types of the arguments that both prefill kernels have."""
     integers = ("cu_seqlens_q", "seq_lens", "block_table")
     inputs = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "q_stride": "i64"}
     inputs |= {f"{name}_ptr": "*i32" for name in integers}
     return inputs | {"table_stride": "i64", "num_seqs": "i32", "scale": "fp32"}
+
+
+def _narrowed(spec: PagedAttentionSpec, size: int) -> int:
+    return size // max(1, spec.head_dim * spec.dtype.itemsize // _HEAD_BYTES)

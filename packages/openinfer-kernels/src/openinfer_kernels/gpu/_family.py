@@ -1,0 +1,48 @@
+"""What tuning depends on: the architecture family of a GPU and its number of multiprocessors."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import torch
+
+from openinfer_kernels.gpu._support import gpu_arch
+
+GpuFamily = Literal["ampere", "ada", "hopper", "blackwell", "rtx_blackwell"]
+"""Families by compute capability: 8.0 to 8.7, 8.9, 9.x, 10.x and 12.x."""
+
+H200_MULTIPROCESSORS = 132
+"""Multiprocessors of an H200, and of an H100 with SXM."""
+
+T = TypeVar("T")
+
+_FAMILIES: dict[int, GpuFamily] = {9: "hopper", 10: "blackwell", 12: "rtx_blackwell"}
+
+
+def gpu_family(device: torch.device) -> GpuFamily | None:
+    """Returns the family of a GPU, or of the GPU that the meta device stands for; None for a CPU.
+
+    A GPU of an unknown family is None as well: it is tuned as by default.
+    """
+    arch = gpu_arch(device)
+    if arch is None:
+        return None
+    if arch // 10 == 8:
+        return "ada" if arch == 89 else "ampere"
+    return _FAMILIES.get(arch // 10)
+
+
+def tuned_for(table: Mapping[str, T], device: torch.device) -> T:
+    """Returns the entry of a tuning table for this device: its family's, else "default"."""
+    family = gpu_family(device)
+    return table[family if family is not None and family in table else "default"]
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Returns how many multiprocessors a GPU has.
+
+    The meta device stands for an H100 or H200 with 132. On a CPU, Triton's interpreter runs one
+    program after the other; 2 is enough there to test kernels whose programs share tiles.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return H200_MULTIPROCESSORS if device.type == "meta" else 2
