@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import CacheUse, KVCache, Resume, Standing, plan_slabs
+from openinfer_kv_cache import CacheUse, EvictionRank, KVCache, Resume, plan_slabs
 from openinfer_kv_cache.arena._arena import Arena
 
 TOKEN = np.array([7], np.uint32)
@@ -152,8 +152,8 @@ class MostUsed:
         for block in block_ids.tolist():
             self.scores[block] = -float(use.priority)
 
-    def standing(self, block_id, /):
-        return Standing((self.scores[block_id],))
+    def rank(self, block_id, /):
+        return EvictionRank((self.scores[block_id],))
 
 
 @pytest.mark.parametrize("num_free", [0, 3])

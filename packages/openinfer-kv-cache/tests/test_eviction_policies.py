@@ -13,10 +13,10 @@ from openinfer_kv_cache import (
     EVICTION_POLICIES,
     BlockPool,
     CacheUse,
+    EvictionRank,
     FrequencyEviction,
     KVCache,
     PriorityEviction,
-    Standing,
 )
 from openinfer_kv_cache.eviction._policy_queue import PolicyQueue
 from openinfer_testing.programs import random_programs
@@ -100,11 +100,11 @@ def test_new_content_has_no_past(clock):
     for policy in (FrequencyEviction(clock), PriorityEviction(clock)):
         policy.attach(2)
         ids = np.array([1], np.int32)
-        fresh = policy.standing(1)
+        fresh = policy.rank(1)
         policy.used(ids, CacheUse(priority=-5, session_id="a", hint="pin"))
-        assert policy.standing(1) != fresh
+        assert policy.rank(1) != fresh
         policy.stored(ids)
-        assert policy.standing(1) == fresh
+        assert policy.rank(1) == fresh
 
 
 def test_ranks(new_cache, clock):
@@ -209,10 +209,10 @@ class Hostile:
         with pytest.raises(ValueError, match="read-only"):
             block_ids[:] = 0
 
-    def standing(self, block_id, /):
+    def rank(self, block_id, /):
         values = [0.0, self.random.random(), math.nan, math.inf, -math.inf, -block_id]
         until = self.random.choice([math.inf, math.nan, -1.0, self.times, self.times + 2])
-        return Standing((self.random.choice(values),), until)
+        return EvictionRank((self.random.choice(values),), until)
 
 
 def policies(clock):

@@ -29,7 +29,7 @@ from openinfer_kv_cache.eviction._policies import (
     FrequencyEviction,
     PriorityEviction,
 )
-from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, EvictionRank
 from openinfer_kv_cache.groups._cache_group import CacheGroup, Plane, Resume
 from openinfer_kv_cache.groups._recurrent_state import BlockCopy
 from openinfer_kv_cache.pool._lease import CachedLease, MutableLease, SealedLease
@@ -51,7 +51,7 @@ __all__ = [
     "CacheStats",
     "GroupStats",
     "EvictionPolicy",
-    "Standing",
+    "EvictionRank",
     "CacheUse",
     "FrequencyEviction",
     "PriorityEviction",

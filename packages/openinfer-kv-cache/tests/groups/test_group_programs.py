@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import Standing
+from openinfer_kv_cache import EvictionRank
 
 NUMBER = st.integers(0, 63)
 PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=80)
@@ -42,8 +42,8 @@ class AnyOrder:
     def used(self, block_ids, use, /):
         pass
 
-    def standing(self, block_id, /):
-        return Standing((self.random.choice([math.nan, math.inf, 0.0, self.random.random()]),))
+    def rank(self, block_id, /):
+        return EvictionRank((self.random.choice([math.nan, math.inf, 0.0, self.random.random()]),))
 
 
 def test_no_policy_of_eviction_breaks_the_rules(grouped_world, group_programs):

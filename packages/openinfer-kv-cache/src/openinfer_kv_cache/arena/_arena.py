@@ -17,7 +17,7 @@ from heapq import nsmallest
 import numpy as np
 
 from openinfer_kv_cache.eviction._lru import BlockIds
-from openinfer_kv_cache.eviction._policy import Standing
+from openinfer_kv_cache.eviction._policy import EvictionRank
 from openinfer_kv_cache.pool._pool import BlockPool
 
 Rank = tuple[tuple[float, ...], int]
@@ -55,7 +55,7 @@ class SlabPool(BlockPool):
         self._slab_rested = np.zeros(num_slabs, np.int64)
         """Per slab, the tick at which a block of it was last let go of."""
         self._block_rested = np.zeros(num_slabs * blocks_per_slab, np.int64)
-        self._standings: dict[int, Standing] = {}
+        self._slab_ranks: dict[int, EvictionRank] = {}
         """Of slabs that were idle and asked about; with a policy."""
 
     @property
@@ -115,7 +115,7 @@ class SlabPool(BlockPool):
         kept = free[free // self.blocks_per_slab != slab]
         self._free[: len(kept)] = kept
         self._num_free = len(kept)
-        self._standings.pop(slab, None)
+        self._slab_ranks.pop(slab, None)
         self._is_ours[slab] = False
         self.num_blocks -= self.blocks_per_slab
 
@@ -143,11 +143,11 @@ class SlabPool(BlockPool):
     def _rank(self, slab: int) -> Rank:
         """Where an idle slab stands with the policy."""
         assert self._policed is not None
-        known = self._standings.get(slab)
+        known = self._slab_ranks.get(slab)
         if known is None or self._policed.now() >= known.until:
             start = slab * self.blocks_per_slab
             known = self._policed.highest(range(start, start + self.blocks_per_slab))
-            self._standings[slab] = known
+            self._slab_ranks[slab] = known
         return known.score, int(self._slab_rested[slab])
 
     def _revive(self, idle: BlockIds) -> None:
@@ -164,9 +164,9 @@ class SlabPool(BlockPool):
     def _add_held(self, ids: BlockIds, change: int) -> None:
         slabs = ids // self.blocks_per_slab
         np.add.at(self._num_held, slabs, change)
-        if self._standings:
+        if self._slab_ranks:
             for slab in slabs.tolist():
-                self._standings.pop(slab, None)
+                self._slab_ranks.pop(slab, None)
 
 
 class Arena:

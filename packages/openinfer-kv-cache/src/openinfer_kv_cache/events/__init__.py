@@ -1,1 +1,1 @@
-"""KV cache events: records, batches in vLLM's wire format, and their publisher."""
+"""KV cache events: records, batches in vLLM's wire format, and the publisher."""

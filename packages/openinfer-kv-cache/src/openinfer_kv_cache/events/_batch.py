@@ -1,8 +1,8 @@
-"""Batches of events as bytes: vLLM's msgpack, and every dialect of it that is about.
+"""Batches of events as bytes, in vLLM's msgpack format and its older variants.
 
-A batch is the array `[time, [event, ...], data_parallel_rank]`. An event is a map with its class's
-name under `type`, or, from older engines, an array that begins with the name. We write maps and
-read both, also where the batch itself is a map.
+A batch is the array `[time, [event, ...], data_parallel_rank]`. An event is a map with the name of
+its class under `type`; older engines send an array that begins with the name. This module writes
+maps and reads both, and also reads a batch that is itself a map.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from openinfer_kv_cache.events._events import AllBlocksCleared, BlockRemoved, Bl
 
 
 class KVEventBatch(Struct, frozen=True, array_like=True):
-    """The events of one publication.
+    """The events that are published together.
 
     Attributes:
-        ts: seconds since the epoch at which they were taken.
+        ts: when the events were collected, in seconds since the epoch.
         events: in the order in which they happened.
-        data_parallel_rank: of the engine; None where it does not say.
+        data_parallel_rank: the engine's rank; None if the engine does not state it.
     """
 
     ts: float
@@ -29,15 +29,15 @@ class KVEventBatch(Struct, frozen=True, array_like=True):
     data_parallel_rank: int | None = None
 
     def encode(self) -> bytes:
-        """The last frame of a message."""
+        """Returns the bytes of the last frame of a message."""
         return _encoder.encode(self)
 
     @classmethod
     def decode(cls, payload: bytes) -> "KVEventBatch":
-        """Read a batch of any dialect; unknown fields and kinds of events are passed over.
+        """Reads a batch in any variant; skips unknown fields and kinds of events.
 
         Raises:
-            KVEventError: this is no batch of events, or a known field has another type.
+            KVEventError: the payload is not a batch of events, or a known field has a wrong type.
         """
         try:
             raw = msgspec.msgpack.decode(payload)
@@ -46,7 +46,7 @@ class KVEventBatch(Struct, frozen=True, array_like=True):
             events = [event for each in raw["events"] if (event := _event(each)) is not None]
             return msgspec.convert([raw["ts"], events, raw.get("data_parallel_rank")], cls)
         except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise KVEventError(f"this is no batch of KV events: {error}") from error
+            raise KVEventError(f"not a batch of KV events: {error}") from error
 
 
 _EVENTS: dict[str, type[Struct]] = {

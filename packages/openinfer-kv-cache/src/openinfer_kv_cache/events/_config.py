@@ -1,4 +1,4 @@
-"""How events are published: vLLM's `--kv-events-config`, key by key."""
+"""Options of event publishing, with the keys of vLLM's `--kv-events-config`."""
 
 from importlib.util import find_spec
 from typing import Literal
@@ -9,17 +9,17 @@ from openinfer_kv_cache.errors import PublisherError
 
 
 class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to publish where. Unknown keys and values out of range are refused by name.
+    """Where events are published. Unknown keys and values out of range are refused by name.
 
     Attributes:
-        enable_kv_cache_events: whether there are events at all.
-        publisher: "zmq", or "null" for none; None: "zmq" if events are enabled.
-        endpoint: of the PUB socket. It is bound where it names every interface (`*`, `::`), a
-            file (`ipc://`); any other is connected to.
-        replay_endpoint: a ROUTER socket is bound here; None: no replay.
-        buffer_steps: batches kept for replay.
-        hwm: batches queued for each subscriber; one that is slower loses some.
-        max_queue_size: refused: there is no queue before the socket.
+        enable_kv_cache_events: whether events are published at all.
+        publisher: "zmq", "null" for none, or None, which means "zmq" if events are enabled.
+        endpoint: address of the PUB socket. The socket binds an address that names every interface
+            (`*`, `::`) or a file (`ipc://`), and connects to any other.
+        replay_endpoint: address that a ROUTER socket binds for replay; None for no replay.
+        buffer_steps: number of batches kept for replay.
+        hwm: number of batches queued for each subscriber; a slower subscriber loses batches.
+        max_queue_size: always refused, because there is no queue before the socket.
         topic: first frame of every message; subscribers filter by its beginning.
     """
 
@@ -41,17 +41,17 @@ class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 _check_address(name, address)
         if self.max_queue_size is not None:
             raise ValueError(
-                "max_queue_size: batches go straight to the socket, there is no queue before it; "
+                "max_queue_size: batches go straight to the socket, without a queue before it; "
                 "leave it out and use hwm"
             )
 
     @property
     def is_publishing(self) -> bool:
-        """Whether events leave the process."""
+        """Whether events are sent to subscribers."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
     def check_installed(self) -> None:
-        """See that what publishing needs is there.
+        """Checks that the package needed for publishing is installed.
 
         Raises:
             PublisherError: pyzmq is missing.
@@ -64,9 +64,11 @@ class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def _check_address(name: str, address: str) -> None:
     if "://" not in address:
-        raise ValueError(f"{name} {address!r} is no address such as tcp://*:5557")
+        raise ValueError(f"{name} {address!r} is not an address such as tcp://*:5557")
     if address.startswith("inproc://"):
-        raise ValueError(f"{name} {address!r} reaches nobody: use ipc:// or tcp://")
+        raise ValueError(
+            f"{name} {address!r} cannot be reached from another process: use ipc:// or tcp://"
+        )
     port = address.rpartition(":")[2]
     if address.startswith("tcp://") and port.isdecimal() and int(port) > 0xFFFF:
         raise ValueError(f"{name} {address!r}: a port is at most 65535")

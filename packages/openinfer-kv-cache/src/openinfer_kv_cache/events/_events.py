@@ -1,8 +1,8 @@
-"""What happens to cached blocks, in the words of vLLM's KV events.
+"""KV cache events, as vLLM defines them.
 
-A block is *stored* when it has landed: it is indexed and the step that wrote it has completed. It
-is *removed* when the index forgets it. Blocks of a step that is reverted were never announced, so
-nothing is said of them. Whoever applies all events in order knows the index as of the last step.
+A block is *stored* when it has landed: it is in the index, and the step that wrote it has
+completed. It is *removed* when it leaves the index. A subscriber that applies all events in order
+knows the index as of the last completed step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,27 +15,27 @@ from openinfer_kv_cache.events._dynamo import root_hash, sequence_hashes
 from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 DEVICE_MEDIUM = "GPU"
-"""The device tier on the wire, whatever the device is."""
+"""Name of the device tier on the wire, on CPUs too."""
 
 _SPEC_KINDS = {"full": "full_attention", "window": "sliding_window", "state": "mamba"}
 
 
 class BlockStored(Struct, frozen=True, tag=True, omit_defaults=True):
-    """Consecutive blocks of one chain can be found from now on.
+    """Consecutive blocks of one chain have entered the prefix cache.
 
     Attributes:
-        block_hashes: chained, one a block; ours are Dynamo's u64 sequence hashes.
-        parent_block_hash: of the block before; None at the start of a sequence.
-        token_ids: of all these blocks.
-        block_size: tokens of one.
-        lora_id: always None here.
+        block_hashes: one chained hash for each block: Dynamo's u64 sequence hashes.
+        parent_block_hash: hash of the previous block; None at the start of a sequence.
+        token_ids: token ids of all these blocks.
+        block_size: number of tokens in a block.
+        lora_id: always None; adapters are named by `lora_name`.
         medium: the tier, "GPU" for the device.
         lora_name: the adapter's uid in hex; None for the base model.
-        extra_keys: per block what its hash holds besides tokens: the adapter, and in a sequence's
-            first block the salt; None where there is neither.
-        group_idx: number of the cache group.
+        extra_keys: for each block, the parts of its hash besides tokens: the adapter, and in the
+            first block of a sequence the salt; None if a block has neither.
+        group_idx: index of the cache group.
         kv_cache_spec_kind: "full_attention", "sliding_window" or "mamba".
-        kv_cache_spec_sliding_window: tokens of the window.
+        kv_cache_spec_sliding_window: number of tokens in the window.
     """
 
     block_hashes: list[int | bytes]
@@ -52,7 +52,7 @@ class BlockStored(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(Struct, frozen=True, tag=True, omit_defaults=True):
-    """Blocks cannot be found any more, children before parents."""
+    """Blocks have left the prefix cache, children before parents."""
 
     block_hashes: list[int | bytes]
     medium: str | None
@@ -60,31 +60,31 @@ class BlockRemoved(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class AllBlocksCleared(Struct, frozen=True, tag=True, omit_defaults=True):
-    """Nothing can be found any more, in any group and tier."""
+    """The prefix cache is empty, in every group and tier."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class CacheEvents:
-    """The events of one cache since they were last taken, in order. For the step thread."""
+    """Events of one cache that have not been taken yet, in order. Step thread only."""
 
     def __init__(self) -> None:
         self._pending: list[KVEvent] = []
 
     def group(self, index: int, group: CacheGroup) -> "GroupEvents":
-        """The events of one group; they are taken with those of all."""
+        """Returns the recorder of one group; `take` returns the events of all groups."""
         return GroupEvents(self._pending, index, group)
 
     def take(self) -> list[KVEvent]:
-        """Everything since the last call."""
+        """Returns the events since the last call and removes them."""
         events = self._pending.copy()
         self._pending.clear()
         return events
 
 
 class GroupEvents:
-    """The announced blocks of one group and tier, and what becomes of them."""
+    """Recorder of one group's events on the device tier."""
 
     __slots__ = ("_announced", "_block_size", "_index", "_kind", "_pending")
 
@@ -96,7 +96,7 @@ class GroupEvents:
         self._announced: dict[bytes, int] = {}
 
     def landed(self, keys: BlockKeys, start: int, stop: int) -> None:
-        """Blocks `[start, stop)` of a chain are indexed and written."""
+        """Records that blocks `[start, stop)` of a chain are indexed and written."""
         announced = self._announced
         chain = keys.slice(start, stop)
         new = [start + i for i, key in enumerate(chain) if key not in announced]
@@ -120,22 +120,22 @@ class GroupEvents:
                 )
             )
 
-    def forget(self, block_keys: Iterable[bytes]) -> None:
-        """These keys are not indexed any more; those never announced are passed over."""
+    def removed(self, block_keys: Iterable[bytes]) -> None:
+        """Records that these keys have left the index. Skips keys that were never announced."""
         announced = self._announced
         hashes = [announced.pop(key) for key in block_keys if key in announced]
         if hashes:
             self._pending.append(BlockRemoved([*hashes], DEVICE_MEDIUM, self._index))
 
-    def clear(self) -> None:
-        """No key of any group is indexed any more."""
+    def cleared(self) -> None:
+        """Records that the whole index was reset."""
         self._announced.clear()
         if self._pending != [AllBlocksCleared()]:
             self._pending.clear()
             self._pending.append(AllBlocksCleared())
 
     def _hash_above(self, keys: BlockKeys, block: int) -> int | None:
-        """The hash that the block's own is chained to."""
+        """Returns the hash to which the block's own hash is chained."""
         root = root_hash(keys.seed)
         if block == 0:
             return root
@@ -147,7 +147,7 @@ class GroupEvents:
 
 
 def _runs(numbers: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Rising numbers as half-open intervals."""
+    """Yields increasing numbers as half-open intervals of consecutive ones."""
     start = 0
     for i in range(1, len(numbers) + 1):
         if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:

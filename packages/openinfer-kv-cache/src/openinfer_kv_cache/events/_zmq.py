@@ -1,12 +1,12 @@
-"""Batches of events over ZeroMQ, as vLLM sends them.
+"""Publishing batches of events over ZeroMQ, in vLLM's format.
 
-A PUB socket sends `[topic, sequence number, batch]`: the number is 8 bytes big-endian and counts up
-from 0. Who missed some asks the ROUTER socket with 8 bytes, the first number wanted, behind an
-empty frame; it is sent `[empty, number, batch]` for each that is kept, and number -1 with an empty
-batch in the end.
+A PUB socket sends `[topic, sequence number, batch]`; the number is 8 bytes, big-endian, and counts
+up from 0. A subscriber that missed batches sends `[empty, first number wanted (8 bytes)]` to the
+ROUTER socket. The reply is `[empty, number, batch]` for each batch that is kept, then number -1
+with an empty batch.
 
-Everything is called from the step thread and never blocks: a socket hands messages to a native
-thread, and what a slow subscriber has no room for is dropped and counted.
+All calls come from the step thread and never block: a socket passes messages to a native thread.
+Batches that a slow subscriber has no room for are dropped and counted.
 """
 
 import time
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 _END = (-1).to_bytes(8, "big", signed=True)
 _BATCHES_AT_ONCE = 64
 _STALLED_WAIT_S = 0.01
-_GIVE_UP_S = 5.0
+_STALL_TIMEOUT_S = 5.0
 
 _Kept = deque[tuple[int, bytes]]
 
 
 class ZmqPublisher:
-    """Publishes the batches of one engine. For one thread; close it.
+    """Publisher of one engine's batches. Use it from one thread, and close it.
 
     Args:
-        config: where to; `is_publishing`.
+        config: endpoints and limits; `config.is_publishing` is true.
 
     Raises:
         PublisherError: pyzmq is missing, or an endpoint cannot be used.
 
     Attributes:
-        endpoint: of the PUB socket, a wildcard port resolved.
-        replay: answers those who missed batches; None without a `replay_endpoint`.
-        num_batches: published so far; the next one has this number.
-        num_dropped: of those, the ones that at least one subscriber was too slow for.
+        endpoint: address of the PUB socket, with a wildcard port resolved.
+        replay: serves subscribers that missed batches; None without a `replay_endpoint`.
+        num_batches: number of batches published so far, and the sequence number of the next one.
+        num_dropped: number of batches that at least one subscriber did not get.
     """
 
     def __init__(self, config: KVEventsConfig) -> None:
@@ -73,7 +73,7 @@ class ZmqPublisher:
             raise
 
     def publish(self, batch: KVEventBatch) -> None:
-        """Send a batch to every subscriber that has room for it."""
+        """Sends a batch to every subscriber that has room for it."""
         zmq = self._zmq
         number, payload = self.num_batches, batch.encode()
         frames = (self._topic, number.to_bytes(8, "big"), payload)
@@ -83,14 +83,14 @@ class ZmqPublisher:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            # Refused for the slowest: now to all but those who have no room.
+            # At least one subscriber has no room: send to all others.
             self.num_dropped += 1
             self._socket.setsockopt(zmq.XPUB_NODROP, 0)
             self._socket.send_multipart(frames, zmq.NOBLOCK)
             self._socket.setsockopt(zmq.XPUB_NODROP, 1)
 
     def close(self) -> None:
-        """Give the endpoints back; what no subscriber has taken yet is lost. Idempotent."""
+        """Closes the endpoints; batches not yet received are lost. Idempotent."""
         self._context.destroy(linger=0)
 
     def _open(self, socket: "zmq.Socket[bytes]", key: str, address: str, *, is_bound: bool) -> None:
@@ -109,9 +109,10 @@ class ZmqPublisher:
 
 
 class ReplayServer:
-    """Answers one asker at a time, a few batches at a call, so that no step waits for it.
+    """Replays missed batches to one subscriber at a time, at most 64 batches a call.
 
-    It can be registered with a selector: call `serve` when it is readable, and after `wait_s`.
+    The bound keeps a call short, so that no step waits for it. Register it with a selector, and
+    call `serve` when it is readable and after `wait_s`.
     """
 
     def __init__(self, router: "zmq.Socket[bytes]", kept: _Kept) -> None:
@@ -120,77 +121,77 @@ class ReplayServer:
         self._zmq = zmq
         self._router = router
         self._kept = kept
-        self._asker: bytes | None = None
+        self._subscriber: bytes | None = None
         self._next = 0
         self._stalled_at: float | None = None
         self._has_more = False
 
     def fileno(self) -> int:
-        """Readable when there may be a question; edge-triggered, `serve` rearms it."""
+        """Returns a descriptor that is readable when a replay may be asked for. Edge-triggered."""
         return int(self._router.getsockopt(self._zmq.FD))
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `serve` should be called anyway; None: when it is readable."""
+        """Seconds until `serve` should be called; None if only when it becomes readable."""
         if self._stalled_at is not None:
             return _STALLED_WAIT_S
         return 0.0 if self._has_more else None
 
     def serve(self) -> None:
-        """Send some of what was asked for; never blocks and never raises for what a peer does."""
+        """Sends some of the requested batches. Never blocks, and never raises because of a peer."""
         num_left = _BATCHES_AT_ONCE
         while num_left:
-            if self._asker is not None:
-                num_left -= self._answer(num_left)
+            if self._subscriber is not None:
+                num_left -= self._send_batches(num_left)
                 if self._stalled_at is not None:
                     return
             elif int(self._router.getsockopt(self._zmq.EVENTS)) & self._zmq.POLLIN:
-                self._read_question()
+                self._read_request()
                 num_left -= 1
             else:
                 self._has_more = False
                 return
         self._has_more = True
 
-    def _read_question(self) -> None:
-        """Take the next question; what is none is passed over."""
-        asker, *frames = self._router.recv_multipart(self._zmq.NOBLOCK)
+    def _read_request(self) -> None:
+        """Reads the next replay request; ignores malformed messages."""
+        subscriber, *frames = self._router.recv_multipart(self._zmq.NOBLOCK)
         if len(frames) == 2 and not frames[0] and len(frames[1]) == len(_END):
-            self._asker = asker
+            self._subscriber = subscriber
             self._next = int.from_bytes(frames[1], "big")
 
-    def _answer(self, num: int) -> int:
-        """Send up to `num` batches, or those left and the end; how many messages went out."""
-        kept, asker = self._kept, self._asker
-        assert asker is not None
+    def _send_batches(self, num: int) -> int:
+        """Sends up to `num` messages, the end marker included, and returns how many were sent."""
+        kept, subscriber = self._kept, self._subscriber
+        assert subscriber is not None
         first = kept[0][0] if kept else 0
         start = max(0, self._next - first)
         num_sent = 0
         try:
             for number, payload in islice(kept, start, start + num):
-                self._send(asker, number.to_bytes(8, "big"), payload)
+                self._send(subscriber, number.to_bytes(8, "big"), payload)
                 self._next = number + 1
                 num_sent += 1
             if num_sent < num:
-                self._send(asker, _END, b"")
+                self._send(subscriber, _END, b"")
                 num_sent += 1
-                self._asker = None
+                self._subscriber = None
             self._stalled_at = None
         except self._zmq.Again:
             now = time.monotonic()
             if num_sent or self._stalled_at is None:
                 self._stalled_at = now
-            elif now - self._stalled_at > _GIVE_UP_S:
-                self._asker = self._stalled_at = None
+            elif now - self._stalled_at > _STALL_TIMEOUT_S:
+                self._subscriber = self._stalled_at = None
         except self._zmq.ZMQError:
-            # The asker has gone.
-            self._asker = self._stalled_at = None
+            # The subscriber has disconnected.
+            self._subscriber = self._stalled_at = None
         return num_sent
 
-    def _send(self, asker: bytes, number: bytes, payload: bytes) -> None:
-        self._router.send_multipart((asker, b"", number, payload), self._zmq.NOBLOCK)
+    def _send(self, subscriber: bytes, number: bytes, payload: bytes) -> None:
+        self._router.send_multipart((subscriber, b"", number, payload), self._zmq.NOBLOCK)
 
 
 def _names_every_interface(endpoint: str) -> bool:
-    """Whether an endpoint is bound rather than connected to, by vLLM's rule."""
+    """Returns whether an endpoint is bound rather than connected to, by vLLM's rule."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")

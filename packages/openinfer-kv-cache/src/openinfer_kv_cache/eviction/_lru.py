@@ -1,7 +1,8 @@
-"""The order in which cached blocks that nobody holds are given up: least recently used first.
+"""Eviction in least-recently-used order, the default.
 
-Leaf-first comes with the order and is not looked for: whoever holds a block holds all blocks before
-it, and lets go of a block before its parent, so a parent always stands behind its children.
+Children are always evicted before their parents, without a check: a sequence holds every block
+before the ones it uses and releases a block before its parent, so a parent is always queued after
+its children.
 """
 
 import numpy as np
@@ -15,10 +16,10 @@ _MIN_WINDOW = 32
 
 
 class EvictionQueue:
-    """A queue of block ids with removal from the middle; every operation is vectorised.
+    """Queue of evictable block ids, oldest first, with removal from the middle. All vectorised.
 
-    Entries are removed lazily: an id is at the place that `_place` names, and any other entry of
-    it is stale. The buffer holds two entries a block, so compaction is amortised O(1).
+    Entries are removed lazily: only the entry at index `_place[id]` is valid, and every other entry
+    of that id is stale. The buffer has two entries for each block, so compaction is amortised O(1).
     """
 
     __slots__ = ("_entries", "_head", "_place", "_size", "_tail")
@@ -34,7 +35,7 @@ class EvictionQueue:
         return self._size
 
     def push(self, ids: BlockIds) -> None:
-        """Add distinct ids that are not in the queue, the first to be given up first."""
+        """Appends distinct ids that are not in the queue; the first is evicted first."""
         if not len(ids):
             return
         if self._tail + len(ids) > len(self._entries):
@@ -46,12 +47,12 @@ class EvictionQueue:
         self._size += len(ids)
 
     def remove(self, ids: BlockIds) -> None:
-        """Take out distinct ids that are in the queue."""
+        """Removes distinct ids that are in the queue."""
         self._place[ids] = _NOWHERE
         self._size -= len(ids)
 
     def pop(self, num: int) -> BlockIds:
-        """Take out the `num` oldest ids, at most `len(self)`."""
+        """Removes and returns the `num` oldest ids; `num` is at most `len(self)`."""
         assert num <= self._size, "more evictions than evictable blocks"
         popped: list[BlockIds] = []
         missing = num
@@ -67,7 +68,7 @@ class EvictionQueue:
         return ids
 
     def peek(self) -> tuple[tuple[float, ...], int]:
-        """No score, and the id that `pop` would take first; there is one."""
+        """Returns an empty score and the id that `pop` would take next. The queue is not empty."""
         assert self._size, "nothing is evictable"
         while True:
             block = int(self._entries[self._head])
@@ -76,7 +77,7 @@ class EvictionQueue:
             self._head += 1
 
     def clear(self) -> BlockIds:
-        """Empty the queue and return what was in it, in order."""
+        """Empties the queue and returns its ids in order."""
         return self.pop(self._size)
 
     def _compact(self) -> None:

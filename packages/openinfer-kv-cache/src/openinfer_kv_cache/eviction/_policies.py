@@ -1,4 +1,4 @@
-"""The policies of eviction that come with the package, least recently used aside."""
+"""Built-in eviction policies besides least recently used: `lfu` and `priority`."""
 
 import math
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from collections.abc import Callable
 import numpy as np
 
 from openinfer_kv_cache.eviction._lru import BlockIds
-from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, EvictionRank
 
 DEMOTED, ORDINARY, SESSION, PINNED = range(4)
 
 
 class FrequencyEviction:
-    """Least frequently used first, with uses that fade.
+    """Evicts the least frequently used block first; the weight of a use decays.
 
-    A use counts 1 and half as much after each `half_life_s`. The sum's logarithm is kept relative
-    to time zero, where fading is the same for all blocks and so does not change their order.
+    A use counts 1, and half as much after each `half_life_s`. Stored is the logarithm of the sum,
+    relative to time zero: decay changes all blocks alike there, so their order stays valid.
 
     Args:
         clock: monotonic seconds.
-        half_life_s: after which a use counts half.
+        half_life_s: seconds after which a use counts half.
     """
 
     def __init__(self, clock: Callable[[], float], *, half_life_s: float = 600.0) -> None:
@@ -41,23 +41,24 @@ class FrequencyEviction:
         now = self.clock() / self._half_life_s
         self._uses[block_ids] = np.logaddexp2(self._uses[block_ids], now)
 
-    def standing(self, block_id: int, /) -> Standing:
+    def rank(self, block_id: int, /) -> EvictionRank:
         """See `EvictionPolicy`."""
-        return Standing((float(self._uses[block_id]),))
+        return EvictionRank((float(self._uses[block_id]),))
 
 
 class PriorityEviction:
-    """What requests say of themselves first, then least recently used.
+    """Evicts by the hints, session and priority of requests, then least recently used.
 
-    Demoted blocks go first, then ordinary ones, those of a session, and pinned ones last; among
-    equals those of less important requests, then those unused for longest. A session's blocks
-    and pinned ones become ordinary when nobody has used them for a while. A request that demotes
-    does so for blocks that no other session, and no other request without one, has used.
+    The order is: demoted blocks, ordinary blocks, blocks of a session, pinned blocks. Within one of
+    these classes, blocks of less important requests are evicted first, then the least recently
+    used. Session blocks and pinned blocks become ordinary when they have not been used for their
+    time to live. A "demote" hint affects only blocks that no other session has used, and no other
+    request without a session.
 
     Args:
         clock: monotonic seconds.
-        session_ttl_s: how long after its last use a session's block is preferred.
-        pin_ttl_s: the same for a pinned block.
+        session_ttl_s: seconds after its last use for which a session's block is preferred.
+        pin_ttl_s: seconds after its last use for which a pinned block is preferred.
     """
 
     def __init__(
@@ -110,19 +111,19 @@ class PriorityEviction:
         if use.session_id:
             self._session_until[block_ids] = now + self._session_ttl_s
 
-    def standing(self, block_id: int, /) -> Standing:
+    def rank(self, block_id: int, /) -> EvictionRank:
         """See `EvictionPolicy`."""
         now, until = self.clock(), math.inf
-        rank = DEMOTED if self._is_demoted[block_id] else ORDINARY
+        kind = DEMOTED if self._is_demoted[block_id] else ORDINARY
         if now < self._pinned_until[block_id]:
-            rank, until = PINNED, float(self._pinned_until[block_id])
+            kind, until = PINNED, float(self._pinned_until[block_id])
         elif now < self._session_until[block_id]:
-            rank, until = SESSION, float(self._session_until[block_id])
+            kind, until = SESSION, float(self._session_until[block_id])
         priority, used_at = self._priority[block_id], self._used_at[block_id]
-        return Standing((rank, -float(priority), float(used_at)), until)
+        return EvictionRank((kind, -float(priority), float(used_at)), until)
 
     def _name_user(self, session_id: str) -> int:
-        """A number for the session; a new one for each request that has none. Never 0."""
+        """Returns a number for the session, or a new number for a request without one. Never 0."""
         if session_id:
             return hash(session_id) | 1
         self._num_uses += 1
@@ -134,4 +135,4 @@ EVICTION_POLICIES: dict[str, Callable[[Callable[[], float]], EvictionPolicy] | N
     "lfu": FrequencyEviction,
     "priority": PriorityEviction,
 }
-"""By name: what makes one from a clock, or None for the order that is built in."""
+"""Policy name to factory, which takes a clock. None stands for the built-in LRU queue."""

@@ -1,4 +1,4 @@
-"""What a policy of eviction is asked and told."""
+"""The `EvictionPolicy` Protocol: what the cache asks a policy and what it reports to it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from openinfer_kv_cache.eviction._lru import BlockIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUse:
-    """Who uses blocks, and what they say of them.
+    """One request's use of blocks, as reported to a policy.
 
     Attributes:
-        priority: of the request; lower matters more.
-        session_id: of the conversation; empty: of none.
-        hint: "pin": will be wanted again; "demote": will not.
+        priority: the request's priority; a lower number is more important.
+        session_id: the conversation of the request; empty if it has none.
+        hint: "pin" if the request expects the blocks to be used again, "demote" if it does not.
     """
 
     priority: int = 0
@@ -23,15 +23,16 @@ class CacheUse:
 
 
 ANONYMOUS = CacheUse()
-"""Nothing is said."""
+"""A use without priority, session or hint."""
 
 
-class Standing(NamedTuple):
-    """A block's place in the order of eviction.
+class EvictionRank(NamedTuple):
+    """A block's position in the eviction order.
 
     Attributes:
-        score: the lowest goes first; all scores of a policy have the same length.
-        until: time of the policy's clock from which on the score may be another.
+        score: the block with the lowest score is evicted first. All scores of a policy have the
+            same length.
+        until: time on the policy's clock at which the score expires and the policy is asked again.
     """
 
     score: tuple[float, ...]
@@ -39,29 +40,30 @@ class Standing(NamedTuple):
 
 
 class EvictionPolicy(Protocol):
-    """Says which cached block that nobody holds is given up next.
+    """Decides which evictable block is evicted next.
 
-    It can be unwise and not wrong: it is asked about leaves only, blocks that nobody holds and
-    that no cached block continues, and what it answers is an order among them. Scores given at
-    different times are compared with each other, so one that fades with time must be kept in a
-    form that does not, such as the logarithm of a decaying sum; see `FrequencyEviction`.
+    A policy can be bad but not wrong. It ranks leaves only: blocks that no sequence holds and that
+    no cached block continues. Scores given at different times are compared with one another, so
+    a score that decays must be stored in a form that does not, such as the logarithm of a
+    decaying sum; see `FrequencyEviction`.
 
-    One policy serves one group of one cache, from the step thread. The arrays are read-only.
+    One policy object serves one group of one cache. All calls come from the step thread; the arrays
+    are read-only.
 
     Attributes:
-        clock: seconds, as `Standing.until` has them.
+        clock: returns seconds, the time scale of `EvictionRank.until`.
     """
 
     clock: Callable[[], float]
 
     def attach(self, num_blocks: int, /) -> None:
-        """Ids will be below `num_blocks`. Called once, first."""
+        """Announces that block ids are below `num_blocks`. Called once, before any other method."""
 
     def stored(self, block_ids: BlockIds, /) -> None:
-        """These blocks hold new content: whatever was known of them is void."""
+        """Reports that these blocks hold new content: forget what was known about them."""
 
     def used(self, block_ids: BlockIds, use: CacheUse, /) -> None:
-        """A sequence that computed or hit these blocks, in order, lets go of them."""
+        """Reports that a sequence which computed or hit these blocks, in order, releases them."""
 
-    def standing(self, block_id: int, /) -> Standing:
-        """Where a leaf stands."""
+    def rank(self, block_id: int, /) -> EvictionRank:
+        """Returns the rank of a leaf."""

@@ -1,9 +1,9 @@
-"""The evictable blocks in a policy's order, leaves first whatever the policy says.
+"""Eviction in a policy's order, children always before their parents.
 
 A *leaf* is a block whose key no indexed key continues. Only evictable leaves are in the heap, so
-only they can be given up; giving one up may make a leaf of its parent. Children are counted by the
-parent's key, not by its block: a block that is computed again takes its twin's place, and its
-children stay.
+only leaves are evicted; evicting one may turn its parent into a leaf. Children are counted by the
+parent's key, not by its block id: if a block is computed again and replaces its twin in the index,
+its children still count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +12,22 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from openinfer_kv_cache.eviction._lru import BlockIds
-from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, Standing
+from openinfer_kv_cache.eviction._policy import CacheUse, EvictionPolicy, EvictionRank
 
 _SPARE_ENTRIES = 64
 
 
 class PolicyQueue:
-    """Like `EvictionQueue`, ordered by a policy. It must hear of everything that is indexed.
+    """Counterpart of `EvictionQueue` with a policy's order. The pool reports every indexed block.
 
-    Entries are removed lazily: of a block only the entry with the number in `_entry` counts.
+    Heap entries are removed lazily: only the entry whose number is in `_entry` is valid.
 
     Args:
-        num_blocks: ids are below it.
-        policy: of this queue alone.
-        index: key to block; the pool's own.
-        is_chained: whether who holds a block holds the one before it. Where that is not so, as in
-            windows, every block is a leaf.
+        num_blocks: upper bound of the block ids.
+        policy: serves this queue alone.
+        index: the pool's own map from key to block.
+        is_chained: whether a sequence that holds a block also holds the block before it. If not, as
+            in window groups, every block is a leaf.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class PolicyQueue:
     def add(
         self, own: Sequence[int], indexed: Sequence[int], keys: Sequence[bytes], above: bytes | None
     ) -> None:
-        """Blocks of one chain were registered.
+        """Records blocks of one chain that were registered.
 
         Args:
-            own: the blocks, in order.
-            indexed: those that the index has for their keys.
-            keys: their keys.
-            above: key of the block before the first; None: it starts a chain.
+            own: the sequence's blocks, in order.
+            indexed: the blocks that the index has under the same keys.
+            keys: the keys.
+            above: key of the block before the first; None if the first block starts a chain.
         """
         new = [block for block, other in zip(own, indexed, strict=True) if block == other]
         if new:
@@ -79,33 +79,33 @@ class PolicyQueue:
             above = key
 
     def discard(self, ids: BlockIds) -> None:
-        """These blocks are indexed no more."""
+        """Records that these blocks have left the index."""
         for block in ids.tolist():
             self._discard(block)
 
     def use(self, ids: BlockIds, use: CacheUse) -> None:
-        """A sequence is about to let go of these blocks."""
+        """Reports to the policy that a sequence is about to release these blocks."""
         self._policy.used(_read_only(ids), use)
 
     def push(self, ids: BlockIds) -> None:
-        """Add distinct indexed ids that nobody holds, children before parents."""
+        """Adds distinct indexed ids that became evictable, children before parents."""
         self._is_evictable[ids] = True
         self._size += len(ids)
         for block in ids.tolist():
             if self._key[block] not in self._num_children:
-                self._offer(block)
+                self._insert(block)
 
     def remove(self, ids: BlockIds) -> None:
-        """Take out distinct ids that are in the queue."""
+        """Removes distinct ids that are in the queue."""
         self._is_evictable[ids] = False
         self._size -= len(ids)
         for block in ids.tolist():
             self._entry[block] = 0
 
     def pop(self, num: int) -> BlockIds:
-        """Take out `num` ids, at most `len(self)`, in the policy's order of leaves."""
+        """Removes and returns `num` ids, at most `len(self)`, in the policy's order of leaves."""
         assert num <= self._size, "more evictions than evictable blocks"
-        self._ask_again()
+        self._refresh_expired()
         popped: list[int] = []
         while len(popped) < num:
             _, entry, block = heappop(self._heap)
@@ -121,12 +121,12 @@ class PolicyQueue:
         return np.array(popped, np.int32)
 
     def now(self) -> float:
-        """The time of the policy's clock."""
+        """Returns the time of the policy's clock."""
         return self._policy.clock()
 
     def peek(self) -> tuple[tuple[float, ...], int]:
-        """Score and id of what `pop` would take first; there is something."""
-        self._ask_again()
+        """Returns score and id of the block that `pop` would take next. The queue is not empty."""
+        self._refresh_expired()
         while True:
             score, entry, block = self._heap[0]
             if self._entry[block] == entry and self._key[block] not in self._num_children:
@@ -135,15 +135,15 @@ class PolicyQueue:
                 self._entry[block] = 0
             heappop(self._heap)
 
-    def highest(self, blocks: Iterable[int]) -> Standing:
-        """The highest standing of those blocks that are in the queue, and how long it holds."""
-        asked = [self._policy.standing(block) for block in blocks if self._is_evictable[block]]
-        if not asked:
-            return Standing(())
-        return Standing(max(each.score for each in asked), min(each.until for each in asked))
+    def highest(self, blocks: Iterable[int]) -> EvictionRank:
+        """Returns the highest rank among those of `blocks` that are in the queue."""
+        ranks = [self._policy.rank(block) for block in blocks if self._is_evictable[block]]
+        if not ranks:
+            return EvictionRank(())
+        return EvictionRank(max(each.score for each in ranks), min(each.until for each in ranks))
 
     def clear(self) -> BlockIds:
-        """Forget every block and return what was in the queue."""
+        """Removes every block and returns the ids that were in the queue."""
         ids = np.flatnonzero(self._is_evictable).astype(np.int32)
         self.remove(ids)
         for kept in (self._heap, self._rechecks, self._key, self._above, self._num_children):
@@ -164,16 +164,16 @@ class PolicyQueue:
         del self._num_children[above]
         parent = self._index.get(above)
         if parent is not None and self._is_evictable[parent]:
-            self._offer(parent)
+            self._insert(parent)
 
-    def _offer(self, block: int) -> None:
-        """Puts a leaf where it stands."""
-        standing = self._policy.standing(block)
+    def _insert(self, block: int) -> None:
+        """Puts a leaf into the heap at its present rank."""
+        rank = self._policy.rank(block)
         self._num_entries += 1
         self._entry[block] = self._num_entries
-        heappush(self._heap, (standing.score, self._num_entries, block))
-        if standing.until < float("inf"):
-            heappush(self._rechecks, (standing.until, self._num_entries, block))
+        heappush(self._heap, (rank.score, self._num_entries, block))
+        if rank.until < float("inf"):
+            heappush(self._rechecks, (rank.until, self._num_entries, block))
         if len(self._heap) > 2 * self._size + _SPARE_ENTRIES:
             entries = self._entry
             self._heap = [each for each in self._heap if entries[each[2]] == each[1]]
@@ -181,8 +181,8 @@ class PolicyQueue:
             self._rechecks = [each for each in self._rechecks if entries[each[2]] == each[1]]
             heapify(self._rechecks)
 
-    def _ask_again(self) -> None:
-        """Leaves whose standing was for a time get one of now."""
+    def _refresh_expired(self) -> None:
+        """Asks the policy again about leaves whose rank has expired."""
         if not self._rechecks:
             return
         now = self._policy.clock()
@@ -192,7 +192,7 @@ class PolicyQueue:
             if self._entry[block] == entry:
                 due.append(block)
         for block in due:
-            self._offer(block)
+            self._insert(block)
 
 
 def _read_only(ids: BlockIds) -> BlockIds:

@@ -274,7 +274,7 @@ class BlockPool:
         """Take blocks out of the index; held ones are private from then on."""
         keys = self._unindex(ids)
         if self.events is not None:
-            self.events.forget(keys)
+            self.events.removed(keys)
 
     def retract(self, ids: BlockIds) -> None:
         """Withdraw held blocks that will not be written after all: their step is reverted.
@@ -333,7 +333,7 @@ class BlockPool:
         if self._runs is not None:
             self._runs.clear()
         if self.events is not None:
-            self.events.clear()
+            self.events.cleared()
 
     def _revive(self, idle: BlockIds) -> None:
         """Evictable blocks are about to be held."""
