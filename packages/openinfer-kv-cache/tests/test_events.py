@@ -304,7 +304,7 @@ MUTANTS = {
     "announces nothing": (SequenceBlocks, "announce", lambda *a: None),
     "announces reverted rows": (Reservation, "_land", announce_reverted),
     "evicts silently": (BlockPool, "withdraw", withdraw_silently),
-    "resets silently": (GroupEvents, "clear", lambda self: None),
+    "resets silently": (GroupEvents, "cleared", lambda self: None),
 }
 
 

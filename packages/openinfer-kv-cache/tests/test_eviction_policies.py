@@ -277,7 +277,7 @@ def offer_parents_too(self, ids):
     self._is_evictable[ids] = True
     self._size += len(ids)
     for block in ids.tolist():
-        self._offer(block)
+        self._insert(block)
         self._num_children.pop(self._key[block], None)
 
 

@@ -232,7 +232,7 @@ def test_nonsense_and_askers_that_leave_do_no_harm(publish, context, tmp_path):
 
 
 def test_an_asker_that_does_not_read_is_given_up(publish, context, tmp_path, monkeypatch):
-    monkeypatch.setattr("openinfer_kv_cache.events._zmq._GIVE_UP_S", 0.2)
+    monkeypatch.setattr("openinfer_kv_cache.events._zmq._STALL_TIMEOUT_S", 0.2)
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     for number in range(3000):
         publisher.publish(batch(number, size=2000))
