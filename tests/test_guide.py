@@ -15,24 +15,18 @@ from openinfer._config_file import read_config_file
 from openinfer._engines import ENGINES, load_engine
 from openinfer._flags import FLAGS
 from openinfer._serve import _DEFAULTS
-from openinfer_engine import EngineOptions, installed_lines
+from openinfer_engine import flag_table, installed_lines
 
 _GUIDES = Path(__file__).parents[1] / "docs/guides"
 _SERVING, _FLAGS, _ERRORS = (
     (_GUIDES / f"{name}.md").read_text(encoding="utf-8") for name in ("serving", "flags", "errors")
 )
 _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", _SERVING + _ERRORS, re.MULTILINE | re.DOTALL)
-_ENGINE = {field.name: field.default for field in msgspec.structs.fields(EngineOptions)}
 _URL = "http://127.0.0.1:8000"
 
 
 def _row(flag):
-    first, *others = (f"`{name}`" for name in (*flag.names, *flag.off))
-    value = (_ENGINE | _DEFAULTS).get(flag.dest)
-    value = str(value).lower() if isinstance(value, bool) else value
-    default = "" if value is None else f"`{value}`"
-    choices = f" ({', '.join(flag.choices)})" if flag.choices else ""
-    return f"| {first} | {', '.join(others)} | {default} | {flag.help}{choices} |"
+    return flag_table((flag,), _DEFAULTS).splitlines()[-1]
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.dest)

@@ -2,9 +2,9 @@ import argparse
 
 import pytest
 
-from openinfer import UsageError
+from openinfer._cli import _parse as _parse_command
 from openinfer._cli import _parser
-from openinfer._flags import FLAGS, TERMINAL_FLAGS, add_flags, convert_option
+from openinfer._flags import FLAGS, TERMINAL_FLAGS, add_flags
 
 _SCOPES = ("engine", "frontend", "server")
 _TEXTS = {
@@ -40,7 +40,7 @@ def test_every_spelling_sets_its_destination(flag, name):
     if flag.choices:
         text = value = flag.choices[-1]
     assert _parse(name, text) == ({flag.dest: value}, [])
-    if name.startswith("--") and flag.kind != "list":
+    if name.startswith("--"):
         assert _parse(f"{name}={text}") == ({flag.dest: value}, [])
 
 
@@ -64,11 +64,20 @@ def test_an_engine_option_is_a_spelling_of_its_flag(flag):
     assert f"--{flag.dest.replace('_', '-')}" in flag.names, "errors of the engine name it so"
 
 
-def test_a_list_takes_several():
-    assert _parse("--served-model-name", "a", "b", "--port", "1")[0] == {
+def test_a_list_is_repeated():
+    names = ("--served-model-name", "a", "--served-model-name", "b")
+    assert _parse(*names, "--port", "1")[0] == {
         "served_model_names": ["a", "b"],
         "port": 1,
     }
+
+
+@pytest.mark.parametrize("name", [f.names[0] for f in FLAGS if f.kind == "list"])
+def test_a_list_never_takes_the_model(name):
+    namespace, extra = _parse_command(_parser(), ["serve", name, "s3cret", "/path/ck"])
+    assert (namespace.positional, extra) == ("/path/ck", [])
+    (flag,) = (flag for flag in FLAGS if name in flag.names)
+    assert getattr(namespace, flag.dest) == ["s3cret"]
 
 
 def test_scopes_keep_flags_apart():
@@ -102,50 +111,6 @@ def test_a_value_that_does_not_convert_says_why(name, text, reason):
     assert name in str(caught.value)
     assert reason in str(caught.value)
     assert "parse_" not in str(caught.value)
-
-
-def _flag(dest):
-    return next(flag for flag in FLAGS if flag.dest == dest)
-
-
-@pytest.mark.parametrize(
-    ("dest", "value", "converted"),
-    [
-        ("max_model_len", 4096, 4096),
-        ("max_model_len", "4k", 4000),
-        ("gpu_memory_utilization", 0.5, 0.5),
-        ("enable_prefix_caching", False, False),
-        ("served_model_names", "one", ["one"]),
-        ("served_model_names", ["one", 2], ["one", "2"]),
-        ("device", "cpu", "cpu"),
-        ("dtype", "half", "float16"),
-        ("kv_events_config", {"hwm": 5}, {"hwm": 5}),
-        ("kv_events_config", '{"hwm": 5}', {"hwm": 5}),
-    ],
-)
-def test_values_that_are_no_arguments_convert_too(dest, value, converted):
-    assert convert_option(_flag(dest), value, "here") == converted
-
-
-@pytest.mark.parametrize(
-    ("dest", "value"),
-    [
-        ("max_model_len", 0),
-        ("max_model_len", True),
-        ("block_size", 1.5),
-        ("enable_prefix_caching", "yes"),
-        ("enable_prefix_caching", 1),
-        ("device", "tpu"),
-        ("model", ["a", "b"]),
-        ("dtype", "int8"),
-        ("kv_events_config", "{"),
-        ("kv_events_config", "[1]"),
-        ("kv_events_config", ["{}"]),
-    ],
-)
-def test_values_that_do_not_convert_name_their_place(dest, value):
-    with pytest.raises(UsageError, match=r"^here"):
-        convert_option(_flag(dest), value, "here")
 
 
 def test_the_terminals_own_flags_are_known():

@@ -5,11 +5,10 @@ What is not in the table is the business of `_line_options`.
 
 import argparse
 from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from openinfer._server_flags import SERVER_FLAGS
-from openinfer.errors import UsageError
-from openinfer_engine import ENGINE_FLAGS, EngineOptions, Flag
+from openinfer_engine import ENGINE_FLAGS, Flag
 from openinfer_engine import add_flags as add_rows
 
 Scope = Literal["engine", "frontend", "server"]
@@ -43,29 +42,4 @@ def add_flags(
     """
     wanted = set(scopes)
     rows = (flag for flag in FLAGS if flag.scope in wanted and (not only or flag.dest in only))
-    add_rows(parser, rows, EngineOptions())
-
-
-def convert_option(flag: Flag, value: Any, where: str) -> Any:
-    """A value that did not come from the command line, as the flag wants it.
-
-    Raises:
-        UsageError: naming `where`.
-    """
-    if flag.kind == "switch":
-        if not isinstance(value, bool):
-            raise UsageError(f"{where} must be true or false")
-        return value
-    if flag.kind == "list":
-        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    if flag.kind == "json" and isinstance(value, dict):
-        return value
-    if isinstance(value, list | dict | bool):
-        raise UsageError(f"{where} must be one value, not {value!r}")
-    try:
-        converted = flag.convert(str(value))
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
-    if flag.choices and converted not in flag.choices:
-        raise UsageError(f"{where} must be one of {', '.join(flag.choices)}")
-    return converted
+    add_rows(parser, rows)

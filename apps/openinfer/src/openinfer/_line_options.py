@@ -171,7 +171,7 @@ def _unknown(
         near: flags that may be meant; None: all that are known.
     """
     if not flag.startswith("-"):
-        return UsageError(f"unexpected argument {flag!r}")
+        return UsageError(f"unexpected argument {flag!r}; repeat a flag for more values")
     name = flag.split("=", 1)[0]
     if name in ELSEWHERE:
         return UsageError(f"{name} {ELSEWHERE[name]}; leave it out")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from openinfer._flags import FLAGS, convert_option
+from openinfer._flags import FLAGS
 from openinfer.errors import UsageError
-from openinfer_engine import Flag
+from openinfer_engine import Flag, FlagRejected, read_flags
 
 _FLAGS = {name.lstrip("-"): flag for flag in FLAGS for name in flag.spellings}
 
@@ -30,22 +30,10 @@ def named_options(
     Raises:
         UsageError: a value does not convert, or one flag is there under two names.
     """
-    values: dict[str, Any] = {}
-    unknown: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
-    for name, value in given:
-        flag = find_flag(name)
-        if flag is None:
-            unknown[name] = value
-        elif flag.dest in spelled:
-            raise same_option(where, spelled[flag.dest], name)
-        else:
-            spelled[flag.dest] = name
-            if value is not None:
-                converted = convert_option(flag, value, f"{where}{name}")
-                is_off = f"--{name.replace('_', '-')}" in flag.off
-                values[flag.dest] = not converted if is_off else converted
-    return values, unknown
+    try:
+        return read_flags(FLAGS, given)
+    except FlagRejected as error:
+        raise UsageError(f"{where}{error}") from error
 
 
 def same_option(where: str, first: str, second: str) -> UsageError:

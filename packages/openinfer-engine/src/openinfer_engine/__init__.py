@@ -20,20 +20,23 @@ from openinfer_engine.errors import (
     EngineError,
     EngineStartError,
     ExecutorDead,
+    FlagRejected,
     ModelLineConflict,
     NoModelLine,
     OptionRejected,
     StepFailed,
     TraceFailed,
 )
-from openinfer_engine.flags._engine_flags import ENGINE_FLAGS
-from openinfer_engine.flags._flag import Flag, FlagFormatter, add_flags
+from openinfer_engine.flags._command_line import FlagFormatter, add_flags, flag_table
+from openinfer_engine.flags._engine_options import ENGINE_FLAGS, EngineOptions
+from openinfer_engine.flags._flag import Flag
+from openinfer_engine.flags._mapping import read_flags
+from openinfer_engine.flags._struct_flags import Option, flags_of
 from openinfer_engine.lines._checkpoint_line import CheckpointLine
 from openinfer_engine.lines._config_reader import ConfigReader, UnsupportedConfig
 from openinfer_engine.lines._heavy_imports import heavy_imports
 from openinfer_engine.lines._model_line import (
     Claim,
-    EngineOptions,
     LaunchSpec,
     ModelLine,
     Refusal,
@@ -83,7 +86,11 @@ __all__ = [
     "ENGINE_FLAGS",
     "Flag",
     "FlagFormatter",
+    "Option",
     "add_flags",
+    "flag_table",
+    "flags_of",
+    "read_flags",
     # engines
     "InProcessEngine",
     "EngineSupervisor",
@@ -106,6 +113,7 @@ __all__ = [
     "NoModelLine",
     "ModelLineConflict",
     "OptionRejected",
+    "FlagRejected",
     "AddressRejected",
     "TraceFailed",
     "EngineStartError",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits, StartTrace
 from openinfer_engine._executor import Executor, ExecutorInfo
-from openinfer_engine.lines._model_line import EngineOptions
+from openinfer_engine.flags._engine_options import EngineOptions
 from openinfer_engine.loop._engine_loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine.loop._grammar_queue import GrammarQueue
 from openinfer_engine.loop._kv_events import KVEventFlusher

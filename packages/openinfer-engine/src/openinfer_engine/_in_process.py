@@ -25,7 +25,7 @@ from openinfer_contract import (
 )
 from openinfer_engine._assembly import assemble, check_options
 from openinfer_engine._executor import Executor
-from openinfer_engine.lines._model_line import EngineOptions
+from openinfer_engine.flags._engine_options import EngineOptions
 from openinfer_engine.loop._engine_loop import EngineLoop
 from openinfer_engine.loop._load_meter import LoadMeter
 

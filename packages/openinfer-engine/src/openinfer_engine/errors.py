@@ -7,6 +7,7 @@ EngineError
 ├── NoModelLine          no installed model line serves the checkpoint; each says why
 ├── ModelLineConflict    several do, and none was named
 ├── OptionRejected       an option that is not honoured, or not with this model
+├── FlagRejected         a value of a configuration file or keyword argument does not fit its flag
 ├── AddressRejected      an address that an engine cannot listen on or be reached at
 ├── TraceFailed          a trace cannot be started, stopped or written
 └── EngineStartError     an engine process did not start; carries what it said
@@ -92,6 +93,21 @@ class OptionRejected(EngineError):
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"{option} (--{option.replace('_', '-')}): {reason}")
         self.option = option
+        self.reason = reason
+
+
+class FlagRejected(EngineError):
+    """A value from a configuration file or a keyword argument does not fit its flag.
+
+    Attributes:
+        name: the key or argument as the user wrote it.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        is_predicate = reason.startswith(("must ", "and "))
+        super().__init__(f"{name}{' ' if is_predicate else ': '}{reason}")
+        self.name = name
         self.reason = reason
 
 

@@ -1,7 +1,6 @@
-"""Flags of a command line: one row of a table of them, and how a parser takes it."""
+"""One flag: its spellings, the kind of its value, and the conversion of what a user wrote."""
 
-import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,8 +13,10 @@ from openinfer_engine.flags._values import (
 )
 
 Kind = Literal["str", "int", "float", "count", "switch", "list", "dtype", "json"]
+"""How a value is written. `count` is a positive integer that may have a suffix (`32k`, `4G`),
+`switch` takes no value, `list` is repeatable text, `json` is a JSON object."""
 
-_CONVERTERS: Mapping[Kind, Callable[[str], Any]] = {
+_PARSERS: Mapping[Kind, Callable[[str], Any]] = {
     "str": str,
     "int": parse_int,
     "float": parse_float,
@@ -28,82 +29,61 @@ _CONVERTERS: Mapping[Kind, Callable[[str], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option and every spelling of it."""
+    """One option of a command line, of a configuration file and of keyword arguments."""
 
     dest: str
+    """Name of the option: the field of its options struct, and the key of its parsed value."""
     names: tuple[str, ...]
+    """Spellings, dashes included. The first one is the name in messages and tables."""
     kind: Kind
     scope: str
-    """What it is about, for who takes only some."""
+    """The options struct or part of the program that the flag belongs to, such as `engine`."""
     help: str
+    """One line for `--help` and for the guide's table."""
     off: tuple[str, ...] = ()
-    """Spellings that switch a "switch" off."""
+    """Spellings that switch a `switch` off."""
     choices: tuple[str, ...] = ()
+    """The only values allowed. Empty: any value that converts."""
+    default: object = None
+    """Value without the flag. None: decided when the program starts."""
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All of them, those that switch it off included."""
+        """All spellings, those that switch the flag off included."""
         return (*self.names, *self.off)
 
-    def convert(self, text: str) -> Any:
-        """The value, or one of a list's values, that a command line spells so.
+    @property
+    def description(self) -> str:
+        """The help line. For a list it adds how to pass several values."""
+        return f"{self.help}; repeat the flag for more" if self.kind == "list" else self.help
+
+    def parse(self, text: str) -> Any:
+        """Returns the value, or one item of a list, that `text` stands for.
 
         Raises:
-            ValueError: it spells none.
+            ValueError: `text` is not a value of this kind.
         """
-        return _CONVERTERS[self.kind](text)
+        return _PARSERS[self.kind](text)
 
-    def add_to(self, parser: argparse.ArgumentParser, default: object = None) -> None:
-        """Adds it to a parser; the namespace has it only where a user sets it.
+    def convert(self, value: object) -> Any:
+        """Returns the option's value for one that came from YAML, JSON or Python.
 
-        Args:
-            parser: gets it.
-            default: shown by the help, None where nothing is to be said of it.
+        Text is parsed as on the command line, so `4096`, `"4096"` and `"4k"` are all counts.
+
+        Raises:
+            ValueError: the value does not fit. The message begins with "must" or names the value.
         """
-        common: dict[str, Any] = {"dest": self.dest, "default": argparse.SUPPRESS}
         if self.kind == "switch":
-            rows = ((self.names, True, self.help), (self.off, False, "the opposite"))
-            for names, value, text in rows:
-                parser.add_argument(*names, action="store_const", const=value, help=text, **common)
-            return
-        shown = "" if default is None else f" ({default})"
-        parser.add_argument(
-            *self.names,
-            nargs="+" if self.kind == "list" else None,
-            type=self._argument_type,
-            choices=self.choices or None,
-            metavar=self.dest.upper() if not self.choices else None,
-            help=(self.help + shown).replace("%", "%%"),  # argparse formats it
-            **common,
-        )
-
-    def _argument_type(self, text: str) -> Any:
-        """`convert`, for reasons that argparse repeats."""
-        try:
-            return self.convert(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, flags: Iterable[Flag], defaults: object = None
-) -> None:
-    """Adds flags to a parser; only those that a user sets reach its namespace.
-
-    Args:
-        parser: gets them.
-        flags: rows of a table.
-        defaults: has the values that the help shows, as attributes of the flags' destinations.
-    """
-    for flag in flags:
-        flag.add_to(parser, getattr(defaults, flag.dest, None))
-
-
-class FlagFormatter(argparse.HelpFormatter):
-    """Names a value once, behind all spellings of its flag."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
+            if not isinstance(value, bool):
+                raise ValueError("must be true or false")
+            return value
+        if self.kind == "list":
+            return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        if self.kind == "json" and isinstance(value, dict):
+            return value
+        if isinstance(value, list | dict | bool):
+            raise ValueError(f"must be one value, not {value!r}")
+        parsed = self.parse(str(value))
+        if self.choices and parsed not in self.choices:
+            raise ValueError(f"must be one of {', '.join(self.choices)}")
+        return parsed

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openinfer_engine.errors import OptionRejected
-from openinfer_engine.lines._model_line import EngineOptions, LaunchSpec, ServePlan
+from openinfer_engine.flags._engine_options import EngineOptions
+from openinfer_engine.lines._model_line import LaunchSpec, ServePlan
 
 # Slots and tokens of a step, by device. A CPU step is bound by arithmetic, so prompts go in small
 # chunks to keep the running sequences moving. A GPU needs thousands of tokens to be busy.
