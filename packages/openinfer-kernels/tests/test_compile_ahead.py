@@ -8,8 +8,11 @@ import sys
 
 import pytest
 
-from openinfer_kernels.compile._builds import is_cached
+from openinfer_kernels import Gpu
 from openinfer_kernels.compile._kernel_list import KernelList
+from openinfer_kernels.compile._noted_kernels import is_cached
+
+GPU = Gpu(arch=90, num_multiprocessors=132)
 
 _SCRIPT = """
 import json, logging, os, sys
@@ -18,10 +21,9 @@ from dataclasses import asdict
 import torch
 
 from openinfer_kernels import (
-    CompileAhead, RMSNormSpec, SiluAndMulSpec, num_compiled_kernels, plan_rms_norm,
+    CompileAhead, Gpu, RMSNormSpec, SiluAndMulSpec, num_compiled_kernels, plan_rms_norm,
     plan_silu_and_mul,
 )
-from openinfer_kernels.compile._builds import KernelBuild
 
 logging.basicConfig(level=logging.INFO)
 count = num_compiled_kernels()
@@ -39,11 +41,19 @@ def run():
 
 
 if sys.argv[3:] == ["crash"]:
-    build = KernelBuild.build
-    KernelBuild.build = lambda self: os.abort() if "silu" in self.name else build(self)
+    from openinfer_kernels.compile._noted_kernels import NotedKernel
+
+    build = NotedKernel.build
+    NotedKernel.build = lambda self: os.abort() if "silu" in self.name else build(self)
 
 
-with CompileAhead(run, sys.argv[1], 90) as ahead:
+if sys.argv[3:] == ["another-triton"]:
+    import triton.runtime.cache
+
+    del triton.runtime.cache.get_cache_key
+
+
+with CompileAhead(run, sys.argv[1], Gpu(arch=90, num_multiprocessors=132)) as ahead:
     print(json.dumps(asdict(ahead.wait()) | {"here": num_compiled_kernels() - count}))
 assert plan_silu_and_mul(spec, "meta").__module__.endswith("_torch")
 """
@@ -93,7 +103,7 @@ def test_steps_that_cannot_be_tried_cost_no_start(compile_ahead):
     for _ in range(2):
         counts, log = compile_ahead("a", "256", "fail")
         assert counts[0] == 2
-        assert "not every step can be tried: RuntimeError: no such step" in log
+        assert "RuntimeError: no such step" in log
 
 
 @pytest.mark.long
@@ -111,7 +121,15 @@ def test_a_cache_that_cannot_be_written_costs_no_start(compile_ahead, tmp_path):
     tmp_path.touch()
     counts, log = compile_ahead("a", "256")
     assert counts == (0, 0, 0)
-    assert "kernels are compiled when they are first needed: " in log
+    assert "kernels are compiled when they are first launched: " in log
+
+
+@pytest.mark.long
+def test_a_triton_with_other_names_costs_no_start(compile_ahead):
+    counts, log = compile_ahead("a", "256", "another-triton")
+    assert counts == (0, 0, 0)
+    assert "kernels are compiled when they are first launched: " in log
+    assert "get_cache_key" in log
 
 
 @pytest.mark.long
@@ -134,7 +152,7 @@ def test_a_damaged_list_or_entry_is_compiled_anew(compile_ahead, tmp_path):
 )
 def test_a_damaged_list_counts_as_none(damaged, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels = KernelList("a", 90)
+    kernels = KernelList("a", GPU)
     kernels.write([])
     assert kernels.num_cached() == 0
     (path,) = tmp_path.glob("*/kernels.json")
@@ -155,9 +173,9 @@ def test_a_list_holds_for_what_the_environment_tells_triton(
     variable, is_of_kernels, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    KernelList("a", 90).write([])
+    KernelList("a", GPU).write([])
     monkeypatch.setenv(variable, "0")
-    assert (KernelList("a", 90).num_cached() is None) == is_of_kernels
+    assert (KernelList("a", GPU).num_cached() is None) == is_of_kernels
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", '{"child_paths": 1}', '{"child_paths": {"a": {}}}'])

@@ -40,16 +40,16 @@ triton.__version__ = "3.9.0"
 import torch
 
 import openinfer_kernels as kernels
-from openinfer_kernels.compile._builds import noted_launches
+from openinfer_kernels.compile._noted_kernels import note_launches
 
 linear = kernels.LinearSpec(in_features=4096, out_features=2560, dtype=torch.bfloat16)
 fused = kernels.FusedLinearSpec(linear=linear, adds_residual=True)
 attention = kernels.PagedAttentionSpec(
     num_heads=32, num_kv_heads=8, head_dim=128, block_size=16, scale=1.0, dtype=torch.bfloat16
 )
-with noted_launches(90, lambda build: None):
-    assert kernels.plan_fused_linear(fused, "meta").__module__.endswith("_triton")
-    assert kernels.plan_paged_attention(attention, "meta").__module__.endswith("_triton")
+note_launches(kernels.Gpu(arch=90, num_multiprocessors=132), lambda kernel: None)
+assert kernels.plan_fused_linear(fused, "meta").__module__.endswith("_triton")
+assert kernels.plan_paged_attention(attention, "meta").__module__.endswith("_triton")
 """
 
 

@@ -12,8 +12,9 @@ import json, sys
 import torch
 import openinfer_runtime
 from openinfer_engine import EngineOptions, LaunchSpec
-from openinfer_kernels.compile._builds import noted_launches
-from openinfer_kernels.compile._untraced import leave_out_compiler
+from openinfer_kernels import Gpu
+from openinfer_kernels.compile._noted_kernels import note_launches
+from openinfer_kernels.compile._torch_compiler import stand_in_for_torch_compiler
 from openinfer_qwen3 import LINE
 from openinfer_runtime.startup._kernels_ahead import launch_dry
 
@@ -23,9 +24,9 @@ def launch(spec, plan, build):
         device=torch.device("cuda"), dtype=torch.float32, block_size=16, max_model_len=128
     )
     builds = []
-    leave_out_compiler()
-    with noted_launches(80, builds.append):
-        launch_dry(spec, plan, build, options)
+    stand_in_for_torch_compiler()
+    note_launches(Gpu(arch=80, num_multiprocessors=108), builds.append)
+    launch_dry(spec, plan, build, options)
     lines = {json.dumps([build.name, dict(build.arguments)], sort_keys=True) for build in builds}
     print("\\n".join(lines))
     assert "sympy.core" not in sys.modules
@@ -58,7 +59,7 @@ kernels, run = set(), InterpretedFunction.run
 
 
 def compiled_for(kernel, name, value):
-    \"\"\"What Triton compiles a kernel for, see `KernelBuild.arguments`.\"\"\"
+    \"\"\"What Triton compiles a kernel for, see `NotedKernel.arguments`.\"\"\"
     is_special = name not in (kernel.kwargs["do_not_specialize"] or ())
     is_checked = is_special and name not in (kernel.kwargs["do_not_specialize_on_alignment"] or ())
     if value is None or (is_special and type(value) is int and value == 1):

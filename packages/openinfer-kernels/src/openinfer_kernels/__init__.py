@@ -12,6 +12,7 @@ from openinfer_kernels.compile._folder import kernel_folder
 from openinfer_kernels.compile._kernel_report import KernelReport
 from openinfer_kernels.dispatch import KERNELS, OpReport, Regime, backend_module, describe
 from openinfer_kernels.errors import BackendUnavailable, KernelError
+from openinfer_kernels.gpu._gpu import Gpu, gpu_of
 from openinfer_kernels.memory._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels.memory._upload import upload
 from openinfer_kernels.ops.advance_rows import (
@@ -144,7 +145,9 @@ __all__ = [
     # Triton's kernels, compiled before they are needed
     "CompileAhead",
     "CompileCase",
+    "Gpu",
     "KernelReport",
+    "gpu_of",
     "kernel_folder",
     "num_compiled_kernels",
     # Back ends

@@ -1,4 +1,4 @@
-"""How many kernels this process has compiled: none may be once others wait for it."""
+"""The number of kernels that this process has compiled: zero while requests are served."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ _num_compiled = 0
 
 
 def num_compiled_kernels() -> int:
-    """Triton kernels compiled by this process since the first call; not those from the cache."""
+    """Returns how many Triton kernels this process has compiled since the first call.
+
+    Kernels that came from Triton's cache are not counted.
+    """
     try:
         import triton  # not every system has it
     except ModuleNotFoundError:

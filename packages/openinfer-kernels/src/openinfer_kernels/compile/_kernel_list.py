@@ -1,6 +1,6 @@
-"""The kernels of an executor compiled by processes, and the list that the next start looks at.
+"""The list of an executor's kernels: found by a dry run, compiled, and kept in Triton's cache.
 
-It imports Triton, which there is not on every system: `CompileAhead` imports it when it is used.
+The module imports Triton, which not every system has; `CompileAhead` imports it when it is used.
 """
 
 import hashlib
@@ -16,45 +16,57 @@ import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.runtime.cache import get_cache_manager
 
-from openinfer_kernels.compile._builds import KernelBuild, is_cached, noted_launches
-from openinfer_kernels.compile._forked import ForkedJobs
 from openinfer_kernels.compile._kernel_report import KernelReport
-from openinfer_kernels.compile._untraced import leave_out_compiler
+from openinfer_kernels.compile._noted_kernels import NotedKernel, is_cached, note_launches
+from openinfer_kernels.compile._processes import ForkedJobs
+from openinfer_kernels.compile._torch_compiler import stand_in_for_torch_compiler
+from openinfer_kernels.gpu._gpu import Gpu
 
 _LIST = "kernels.json"
 
 
 class KernelList:
-    """The kernels of an executor that an earlier start has found, in a file of Triton's cache."""
+    """The file in Triton's cache that names the kernels of one executor."""
 
-    def __init__(self, identity: str, arch: int) -> None:
+    def __init__(self, identity: str, gpu: Gpu) -> None:
+        """Finds the file's place.
+
+        Args:
+            identity: Equal for executors that launch the same kernels on the same GPU.
+            gpu: The GPU.
+        """
         versions = triton.__version__, torch.__version__
-        parts = (identity, arch, *versions, _environment(), _LIST)
+        parts = (identity, gpu.arch, gpu.num_multiprocessors, *versions, _environment(), _LIST)
         name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         self._folder = get_cache_manager(name)
 
     def num_cached(self) -> int | None:
-        """How many there are, if the cache has every one of them; a damaged list counts as none."""
+        """Returns the number of kernels in the list.
+
+        Returns:
+            None if there is no list, if it is damaged, or if Triton's cache lacks a kernel of it.
+        """
         path = self._folder.get_file(_LIST)
         if path is None:
             return None
         try:
             kernels: list[tuple[str, str]] = json.loads(Path(path).read_bytes())
             has_all = isinstance(kernels, list) and all(is_cached(*each) for each in kernels)
-        except (TypeError, ValueError):  # no JSON, or no list of names and digests
+        except (TypeError, ValueError):  # not JSON, or no list of names and digests
             return None
         return len(kernels) if has_all else None
 
-    def write(self, builds: Sequence[KernelBuild]) -> None:
-        """Remembers them."""
-        text = json.dumps([(build.name, build.digest) for build in builds])
+    def write(self, kernels: Sequence[NotedKernel]) -> None:
+        """Writes the list."""
+        text = json.dumps([(kernel.name, kernel.digest) for kernel in kernels])
         self._folder.put(text, _LIST, binary=False)
 
 
 def _environment() -> dict[str, str]:
-    """What the environment tells Triton, but for where its files are: kernels may change with it.
+    """Returns the environment variables on which compiled kernels may depend.
 
-    More variables than those that do: one that does not costs a look for kernels, no compiling.
+    Variables that only say where Triton's files are do not count. Some of the others change no
+    kernel: a change of these costs a dry run, but no compiling.
     """
     told = {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
     told = {name: value for name, value in told.items() if not name.endswith(("_DIR", "_HOME"))}
@@ -62,39 +74,47 @@ def _environment() -> dict[str, str]:
 
 
 def compile_all(
-    run: Callable[[], None], kernels: KernelList, arch: int, num_compilers: int
+    run: Callable[[], None], kernels: KernelList, gpu: Gpu, num_compilers: int
 ) -> KernelReport:
-    """Compiles what `run` launches as soon as it is noted, so many at a time."""
-    begun = time.perf_counter()
-    # Of a process that is to start: what it has to say is said there.
-    logging.disable()
-    torch.set_num_threads(1)
-    leave_out_compiler()
-    jobs: ForkedJobs[str | None] = ForkedJobs(num_compilers)
-    builds: list[KernelBuild] = []
-    missing: list[KernelBuild] = []
+    """Does the dry run and compiles each kernel as soon as it is noted.
 
-    def note(build: KernelBuild) -> None:
-        builds.append(build)
-        if not build.is_cached:
-            missing.append(build)
-            jobs.add(build.build)
+    For a forked process of its own: it changes logging, torch and Triton for the whole process.
+
+    Args:
+        run: Runs the steps on the meta device.
+        kernels: Where the list is written if all kernels could be compiled.
+        gpu: The GPU to compile for.
+        num_compilers: Kernels that are compiled at a time.
+    """
+    begun = time.perf_counter()
+    logging.disable()  # the parent process logs what the steps would log
+    torch.set_num_threads(1)
+    stand_in_for_torch_compiler()
+    jobs: ForkedJobs[str | None] = ForkedJobs(num_compilers)
+    noted: list[NotedKernel] = []
+    missing: list[NotedKernel] = []
+
+    def note(kernel: NotedKernel) -> None:
+        noted.append(kernel)
+        if not kernel.is_cached:
+            missing.append(kernel)
+            jobs.add(kernel.build)
 
     failed: list[str] = []
-    with noted_launches(arch, note):
-        try:
-            run()
-        except Exception as error:  # what is not noted is compiled when it is needed
-            failed.append(f"not every step can be tried: {type(error).__name__}: {error}")
-    for build, reason in zip(missing, jobs.results(), strict=True):
-        if isinstance(reason, ChildProcessError):  # the compiler has crashed, or had no memory
-            reason = f"{build.name}: {reason}"
+    note_launches(gpu, note)
+    try:
+        run()
+    except Exception as error:  # kernels that were not noted are compiled when first launched
+        failed.append(f"the dry run of the steps failed: {type(error).__name__}: {error}")
+    for kernel, reason in zip(missing, jobs.results(), strict=True):
+        if isinstance(reason, ChildProcessError):  # the compiler crashed, or had no memory
+            reason = f"{kernel.name}: {reason}"
         if reason is not None:
             failed.append(reason)
     if not failed:
-        kernels.write(builds)
+        kernels.write(noted)
     return KernelReport(
-        num_kernels=len(builds),
+        num_kernels=len(noted),
         num_compiled=len(missing),
         failed=tuple(failed),
         seconds=time.perf_counter() - begun,

@@ -1,17 +1,17 @@
-"""What `CompileAhead` reports."""
+"""The report of `CompileAhead`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
-    """What became of the kernels of an executor.
+    """The kernels that the steps of an executor launch, and how they were compiled.
 
     Attributes:
-        num_kernels: Kernels that its steps may launch.
-        num_compiled: Those that the cache did not have.
-        failed: What could not be compiled, and why.
-        seconds: From the beginning to the end of compiling.
+        num_kernels: Kernels that the steps may launch.
+        num_compiled: Kernels among them that Triton's cache did not have.
+        failed: One reason for each kernel that could not be compiled.
+        seconds: Time for finding and compiling them.
     """
 
     num_kernels: int

@@ -8,8 +8,8 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from openinfer_kernels.compile._builds import noted_arch
 from openinfer_kernels.compile._case import CompileCase as CompileCase
+from openinfer_kernels.gpu._gpu import gpu_of
 
 # Gluon's names are those of one version of Triton.
 _GLUON_VERSION = "3.6."
@@ -20,13 +20,13 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     """Returns None if Triton kernels over `dtype` run on `device`, else the reason.
 
     The interpreter (`TRITON_INTERPRET=1` before the first import of a kernel) runs them on the CPU.
-    The meta device runs nothing, but its launches may be noted (`noted_launches`).
+    The meta device runs nothing, but a dry run notes its launches (`note_launches`).
     """
     if dtype not in TRITON_DTYPES:
         return f"no Triton kernel for {dtype}"
     if device.type == "cuda":
         return _why_no_launchers()
-    if device.type == "meta" and noted_arch():
+    if device.type == "meta" and gpu_of(device):
         return None
     if device.type == "cpu" and triton.knobs.runtime.interpret:
         return None
@@ -48,12 +48,8 @@ def _why_no_launchers() -> str | None:
 
 def gpu_arch(device: torch.device) -> int | None:
     """Compute capability of a GPU, 90 for sm_90; None for no GPU."""
-    if device.type == "meta":
-        return noted_arch()
-    if device.type != "cuda":
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    gpu = gpu_of(device)
+    return None if gpu is None else gpu.arch
 
 
 def launches_dependents(device: torch.device) -> bool:

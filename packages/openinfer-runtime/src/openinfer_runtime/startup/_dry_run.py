@@ -43,7 +43,7 @@ class _DryExecutor(TorchExecutor):
 
 
 def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
-    """Runs steps of every kind, under `openinfer_kernels.noted_launches`.
+    """Runs steps of every kind, under `openinfer_kernels.CompileAhead`.
 
     Args:
         model: on the meta device; a layer of it is enough.

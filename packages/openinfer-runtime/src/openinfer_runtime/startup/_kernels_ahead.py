@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from openinfer_engine import LaunchSpec, ServePlan, read_config
-from openinfer_kernels import CompileAhead
+from openinfer_kernels import CompileAhead, Gpu
 from openinfer_nn import pack_weights
 from openinfer_runtime._model import Build, BuildOptions
 from openinfer_runtime.startup._dry_run import META, run_dry
@@ -26,7 +26,7 @@ def compile_ahead(
     plan: ServePlan,
     build: Build,
     options: BuildOptions,
-    arch: int,
+    gpu: Gpu,
 ) -> CompileAhead:
     """Starts to compile the GPU kernels of an executor in processes beside this one.
 
@@ -35,10 +35,10 @@ def compile_ahead(
         plan: Limits, device and dtype that the model line chose.
         build: Allocates the model.
         options: Options of the model that will be built.
-        arch: Compute capability of the GPU, 90 for sm_90.
+        gpu: GPU to compile for.
     """
     run = partial(launch_dry, spec, plan, build, options)
-    return CompileAhead(run, kernel_list_identity(spec, plan, build, options), arch)
+    return CompileAhead(run, kernel_list_identity(spec, plan, build, options), gpu)
 
 
 def kernel_list_identity(
@@ -60,7 +60,7 @@ def kernel_list_identity(
 def launch_dry(spec: LaunchSpec, plan: ServePlan, build: Build, options: BuildOptions) -> None:
     """Runs every kind of step on the meta device, over one layer of each kind.
 
-    Call it under `openinfer_kernels.noted_launches`.
+    It is what `openinfer_kernels.CompileAhead` runs.
     """
     with torch.inference_mode():
         model = build(replace(options, device=META, layers="one_of_each"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from openinfer_engine import LaunchSpec, ServePlan, physical_cores
-from openinfer_kernels import CompileAhead, KernelError
+from openinfer_kernels import CompileAhead, KernelError, gpu_of
 from openinfer_nn import (
     CacheView,
     ModelError,
@@ -112,8 +112,9 @@ def _compiling_ahead(
 ) -> AbstractContextManager[CompileAhead | None]:
     if options.device.type != "cuda":
         return nullcontext()
-    major, minor = torch.cuda.get_device_capability(options.device)
-    return compile_ahead(spec, plan, build, options, 10 * major + minor)
+    gpu = gpu_of(options.device)
+    assert gpu is not None, "it is a CUDA device"
+    return compile_ahead(spec, plan, build, options, gpu)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from openinfer_kernels.compile import _forked
-from openinfer_kernels.compile._forked import Forked, ForkedJobs
+from openinfer_kernels.compile import _processes
+from openinfer_kernels.compile._processes import ForkedJob, ForkedJobs
 
 
 def _after(seconds, answer):
@@ -63,15 +63,15 @@ def test_so_many_run_at_a_time(tmp_path):
 def test_no_more_run_than_a_container_has_cores_and_memory_for(files, most, tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr(_forked, "_CGROUP", tmp_path)
-    monkeypatch.setattr(_forked, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(_processes, "_CGROUP", tmp_path)
+    monkeypatch.setattr(_processes, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert _forked.num_processes(1 << 30) == most
+    assert _processes.num_processes(1 << 30) == most
 
 
 def test_work_without_a_result_says_so():
     with pytest.raises(ChildProcessError, match="has ended early"):
-        Forked(partial(os._exit, 3)).take()
+        ForkedJob(partial(os._exit, 3)).result()
 
 
 def test_work_that_dies_between_two_adds_fails_alone():
@@ -79,7 +79,7 @@ def test_work_that_dies_between_two_adds_fails_alone():
     jobs.add(partial(time.sleep, 60))
     ((_, job),) = jobs._running.values()
     os.kill(job._process.pid, signal.SIGKILL)
-    assert job.result.poll(10)
+    assert job.connection.poll(10)
     for answer in ("second", "third"):
         jobs.add(partial(_after, 0, answer))
     died, *others = jobs.results()
@@ -89,20 +89,20 @@ def test_work_that_dies_between_two_adds_fails_alone():
 
 
 def test_work_that_is_killed_as_it_answers_has_no_result():
-    job = Forked(partial(time.sleep, 60))
-    job.result.close()
-    job.result, sender = multiprocessing.Pipe(duplex=False)
+    job = ForkedJob(partial(time.sleep, 60))
+    job.connection.close()
+    job.connection, sender = multiprocessing.Pipe(duplex=False)
     os.write(sender.fileno(), b"\0\0\0\x10half")
     sender.close()
     with pytest.raises(ChildProcessError, match="has ended early"):
-        job.take()
+        job.result()
 
 
 def test_work_that_cannot_be_started_fails_alone(monkeypatch):
     jobs = ForkedJobs(2)
     jobs.add(partial(_after, 0, "first"))
     with monkeypatch.context() as patch:
-        patch.setattr(_forked, "Forked", _no_process)
+        patch.setattr(_processes, "ForkedJob", _no_process)
         jobs.add(partial(_after, 0, "second"))
     jobs.add(partial(_after, 0, "third"))
     first, second, third = jobs.results()
@@ -117,23 +117,23 @@ def _no_process(work):
 
 def test_work_that_takes_too_long_is_given_up():
     with pytest.raises(ChildProcessError, match=r"takes more than 0\.1 s"):
-        Forked(partial(time.sleep, 60)).take(0.1)
+        ForkedJob(partial(time.sleep, 60)).result(0.1)
 
 
 def test_what_is_closed_ends():
     begun = time.monotonic()
-    Forked(partial(time.sleep, 60)).close()
+    ForkedJob(partial(time.sleep, 60)).close()
     assert time.monotonic() - begun < 10
 
 
 def test_work_ends_with_whoever_began_it(tmp_path):
     def outer():
-        inner = Forked(partial(_after, 60, None))
+        inner = ForkedJob(partial(_after, 60, None))
         (tmp_path / "pid").write_text(str(inner._process.pid))
         os.kill(os.getpid(), 9)
 
     with pytest.raises(ChildProcessError):
-        Forked(outer).take()
+        ForkedJob(outer).result()
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 10
     while _is_running(pid):

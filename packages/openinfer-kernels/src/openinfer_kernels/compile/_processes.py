@@ -1,4 +1,4 @@
-"""Work done by forked processes, for what holds the interpreter while it computes."""
+"""Jobs in forked processes: compiling a kernel holds the GIL, so threads would take turns."""
 
 import ctypes
 import multiprocessing
@@ -23,13 +23,13 @@ _context = multiprocessing.get_context("fork")
 
 
 def num_processes(bytes_each: int) -> int:
-    """How many processes compute side by side here, at least one.
+    """Returns how many processes to run side by side on this machine, at least one.
 
-    There are no more than cores that this process may use, than a container's CPU quota, and than
-    there is memory for.
+    The upper bounds are the cores that this process may use, the container's CPU quota, and the
+    available memory.
 
     Args:
-        bytes_each: Memory that each may take.
+        bytes_each: Memory that each process may take.
     """
     return max(1, min(_num_cores(), _available_bytes() // bytes_each))
 
@@ -44,19 +44,20 @@ def _num_cores() -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that can be had now: of the machine, and below the container's limit."""
+    """Returns the available memory: the machine's, and at most what the container has left."""
     machine = _numbers(_MEMINFO).get("MemAvailable:")
     available = sys.maxsize if machine is None else machine * 1024
     limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
         pages = _numbers(_CGROUP / "memory.stat")
-        cached = pages.get("active_file", 0) + pages.get("inactive_file", 0)  # given up if needed
+        # The kernel drops cached pages of files when memory is needed.
+        cached = pages.get("active_file", 0) + pages.get("inactive_file", 0)
         available = min(available, int(limit) - int(used) + cached)
     return available
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Name to number of a file with one of each a line."""
+    """Reads a file that has a name and a number in each line."""
     lines = (line.split() for line in _read(path).splitlines())
     return {words[0]: int(words[1]) for words in lines}
 
@@ -64,35 +65,42 @@ def _numbers(path: Path) -> dict[str, int]:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # another system, or no container
+    except OSError:  # not Linux, or not in a container
         return ""
 
 
-class Forked(Generic[T]):
-    """A piece of work in a process of its own, which ends with the thread that began it.
+class ForkedJob(Generic[T]):
+    """A job in a forked process, which is killed when the thread that started it ends.
 
-    The process is a copy of this one without its other threads. It must use no device that this
-    one uses, and take no lock that another thread may hold.
+    The process is a copy of this one without its other threads. The job must not use a device that
+    this process uses, nor take a lock that another thread may hold.
+
+    Attributes:
+        connection: Becomes readable when the job is done or its process has died.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        """Begins the work."""
-        self.result, sender = _context.Pipe(duplex=False)
+        """Starts the job.
+
+        Args:
+            work: Returns the result, which is pickled.
+        """
+        self.connection, sender = _context.Pipe(duplex=False)
         self._process: BaseProcess = _context.Process(target=_run, args=(work, sender))
         with warnings.catch_warnings():
-            # Of the locks that other threads may hold, which Python warns of, none is taken there.
+            # Python warns of locks that other threads may hold. A job takes none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         sender.close()
 
-    def take(self, timeout_s: float | None = None) -> T:
-        """What the work came to, once it is done.
+    def result(self, timeout_s: float | None = None) -> T:
+        """Waits for the job and returns its result. Called once.
 
         Raises:
-            ChildProcessError: the process has ended without a result, or takes longer.
+            ChildProcessError: The process died without a result, or the job took longer.
         """
         try:
-            if not self.result.poll(timeout_s):
+            if not self.connection.poll(timeout_s):
                 raise ChildProcessError(f"{self._process.name} takes more than {timeout_s:g} s")
             return self._received()
         finally:
@@ -100,53 +108,57 @@ class Forked(Generic[T]):
 
     def _received(self) -> T:
         try:
-            done: T = pickle.loads(self.result.recv_bytes())
-        except (EOFError, OSError) as error:  # the latter of a process that was killed as it spoke
+            done: T = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError) as error:  # OSError: killed while it sent the result
             raise ChildProcessError(f"{self._process.name} has ended early") from error
         return done
 
     def close(self) -> None:
-        """Ends the process if it still runs."""
+        """Kills the process if it still runs."""
         self._process.kill()
         self._process.join()
-        self.result.close()
+        self.connection.close()
 
 
 class ForkedJobs(Generic[T]):
-    """Pieces of work, each in a process of its own, so many at a time."""
+    """Jobs in forked processes, one process for each job, at most `num_processes` at a time.
+
+    A pool of long-lived processes would lose all its jobs when the compiler crashes in one of them.
+    """
 
     def __init__(self, num_processes: int) -> None:
-        """Nothing runs yet."""
+        """Starts nothing."""
         self._limit = num_processes
         self._waiting: deque[tuple[int, Callable[[], T]]] = deque()
-        self._running: dict[Connection, tuple[int, Forked[T]]] = {}
+        self._running: dict[Connection, tuple[int, ForkedJob[T]]] = {}
         self._done: dict[int, T | ChildProcessError] = {}
         self._num_added = 0
 
     def add(self, work: Callable[[], T]) -> None:
-        """Begins the work, now or when there is room. Of other work that fails it says nothing."""
+        """Adds a job, and starts waiting jobs while there are fewer than the limit."""
         self._waiting.append((self._num_added, work))
         self._num_added += 1
-        self._go_on(timeout_s=0)
+        self._advance(timeout_s=0)
 
     def results(self) -> Iterator[T | ChildProcessError]:
-        """What all work so far comes to, in the order of `add`.
+        """Yields the results of all jobs, in the order of `add`.
 
-        Work whose process ends without a result, or cannot be started, comes to a
-        `ChildProcessError`, which is not raised: it says nothing of the other work.
+        The result of a job whose process died or could not be started is a `ChildProcessError`. It
+        is not raised, since the other jobs are not affected.
         """
         for index in range(self._num_added):
             while index not in self._done:
-                self._go_on(timeout_s=None)
+                self._advance(timeout_s=None)
             yield self._done[index]
 
-    def _go_on(self, timeout_s: float | None) -> None:
+    def _advance(self, timeout_s: float | None) -> None:
+        """Collects finished jobs, waiting for one at most `timeout_s`, and starts waiting ones."""
         ready = wait(self._running, timeout_s) if len(self._running) else []
-        for result in ready:
-            assert isinstance(result, Connection)
-            index, job = self._running.pop(result)
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            index, job = self._running.pop(connection)
             try:
-                self._done[index] = job.take()
+                self._done[index] = job.result()
             except ChildProcessError as error:
                 self._done[index] = error
         while self._waiting and len(self._running) < self._limit:
@@ -154,11 +166,11 @@ class ForkedJobs(Generic[T]):
 
     def _start(self, index: int, work: Callable[[], T]) -> None:
         try:
-            job = Forked(work)
+            job = ForkedJob(work)
         except OSError as error:  # no memory, or too many processes
             self._done[index] = ChildProcessError(f"no process can be started: {error}")
         else:
-            self._running[job.result] = (index, job)
+            self._running[job.connection] = (index, job)
 
 
 def _run(work: Callable[[], Any], sender: Connection) -> None:
