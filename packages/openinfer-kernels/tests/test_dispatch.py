@@ -14,7 +14,7 @@ from openinfer_kernels import (
     plan_silu_and_mul,
 )
 from openinfer_kernels.compile_gate import compile_cases
-from openinfer_kernels.dispatch import backend_module, choose, find_op, op_names
+from openinfer_kernels.dispatch import backend_module, choose, find_op, op_names, outside_digest
 from openinfer_kernels.dispatch._choice import _announce
 from openinfer_kernels.gpu import _support as triton_support
 
@@ -163,6 +163,15 @@ def test_a_back_end_of_this_package_is_not_replaced(install, caplog):
     install(silu_and_mul__torch="outside.fast", silu_and_mul="outside.scale")
     assert plan_silu_and_mul(SPEC, "cpu", "torch")(torch.zeros(1, 16)).shape == (1, 8)
     assert "silu_and_mul.torch" in caplog.text
+
+
+def test_the_sources_of_installed_packages_have_a_digest(install, tmp_path):
+    """The list of an executor's kernels is looked up by it."""
+    before = outside_digest()
+    install(silu_and_mul__fast="outside.fast", scale="outside.scale")
+    installed = outside_digest()
+    (tmp_path / "outside" / "scale" / "_torch.py").write_text(_SCALE + "# another kernel")
+    assert len({before, installed, outside_digest()}) == 3
 
 
 def test_every_op_states_an_order_for_both_kinds_of_device_and_examples():

@@ -20,6 +20,7 @@ from openinfer_kernels.compile._kernel_report import KernelReport
 from openinfer_kernels.compile._noted_kernels import NotedKernel, is_cached, note_launches
 from openinfer_kernels.compile._processes import ForkedJobs
 from openinfer_kernels.compile._torch_compiler import stand_in_for_torch_compiler
+from openinfer_kernels.dispatch import outside_digest
 from openinfer_kernels.gpu._gpu import Gpu
 
 _LIST = "kernels.json"
@@ -35,7 +36,7 @@ class KernelList:
             identity: Equal for executors that launch the same kernels on the same GPU.
             gpu: The GPU.
         """
-        versions = triton.__version__, torch.__version__
+        versions = triton.__version__, torch.__version__, outside_digest()
         parts = (identity, gpu.arch, gpu.num_multiprocessors, *versions, _environment(), _LIST)
         name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         self._folder = get_cache_manager(name)

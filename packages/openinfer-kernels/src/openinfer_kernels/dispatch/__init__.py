@@ -8,7 +8,7 @@ from openinfer_kernels.dispatch._choice import (
     is_of_part,
     why_not,
 )
-from openinfer_kernels.dispatch._ops import KERNELS, Op, find_op, op_names
+from openinfer_kernels.dispatch._ops import KERNELS, Op, find_op, op_names, outside_digest
 from openinfer_kernels.dispatch._report import OpReport, describe
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "find_op",
     "is_of_part",
     "op_names",
+    "outside_digest",
     "why_not",
 ]

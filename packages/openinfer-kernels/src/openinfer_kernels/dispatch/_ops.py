@@ -16,12 +16,14 @@ is its module `_triton`. Other packages add to them by entry points of the group
   (device type to the back end after it) gives it a place in the order: `{"cuda": "triton"}`.
 """
 
+import hashlib
 import importlib
 import logging
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -132,6 +134,19 @@ def find_op(name: str) -> Op:
         else:
             modules[backend] = outside.__name__
     return Op(name=name, order=order, examples=module.EXAMPLES, modules=modules, broken=broken)
+
+
+def outside_digest() -> str:
+    """Returns a digest of the ops and back ends of installed packages, by their sources."""
+    digest = hashlib.sha256()
+    for name, module in sorted(KERNELS.load_all().items()):
+        digest.update(name.encode())
+        files = [Path(module.__file__ or "")]
+        for folder in getattr(module, "__path__", ()):
+            files += sorted(Path(folder).rglob("*.py"))
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _own_names() -> list[str]:

@@ -5,13 +5,11 @@ from typing import Literal, TypeVar
 
 import torch
 
+from openinfer_kernels.gpu._gpu import gpu_of
 from openinfer_kernels.gpu._support import gpu_arch
 
 GpuFamily = Literal["ampere", "ada", "hopper", "blackwell", "rtx_blackwell"]
 """Families by compute capability: 8.0 to 8.7, 8.9, 9.x, 10.x and 12.x."""
-
-H200_MULTIPROCESSORS = 132
-"""Multiprocessors of an H200, and of an H100 with SXM."""
 
 T = TypeVar("T")
 
@@ -38,11 +36,10 @@ def tuned_for(table: Mapping[str, T], device: torch.device) -> T:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Returns how many multiprocessors a GPU has.
+    """Returns how many multiprocessors a GPU has, also the GPU that the meta device stands for.
 
-    The meta device stands for an H100 or H200 with 132. On a CPU, Triton's interpreter runs one
-    program after the other; 2 is enough there to test kernels whose programs share tiles.
+    On a CPU, Triton's interpreter runs one program after the other; 2 is enough there to test
+    kernels whose programs share tiles.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    return H200_MULTIPROCESSORS if device.type == "meta" else 2
+    gpu = gpu_of(device)
+    return 2 if gpu is None else gpu.num_multiprocessors
