@@ -119,11 +119,13 @@ def note_launches(gpu: Gpu, note: Callable[[NotedKernel], None]) -> None:
 
 
 def _source(function: Any, compile: Mapping[str, Any]) -> ASTSource:
-    language = ASTSource
-    if function.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as language
     (attributes,) = compile["configs"]
-    return language(function, compile["signature"], compile["constants"], attributes)
+    parts = function, compile["signature"], compile["constants"], attributes
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource  # not in every Triton
+
+        return GluonASTSource(*parts)
+    return ASTSource(*parts)
 
 
 def _options(specialization: str) -> dict[str, Any]:
