@@ -8,8 +8,9 @@ import numpy as np
 
 from openinfer_contract import Grammar
 from openinfer_grammar._backend import Accepted, MaskRows, num_mask_words
-from openinfer_grammar._lowering import lower
-from openinfer_grammar._native import Functions, NativeTokenizer, library
+from openinfer_grammar._lowering import Lowered, lower
+from openinfer_grammar._native import Functions, NativeTokenizer, letting_go, library
+from openinfer_grammar._nesting import call_with_stack
 from openinfer_grammar._validation import validate
 from openinfer_grammar.errors import GrammarFailed, GrammarRefused
 
@@ -41,13 +42,17 @@ class LLGuidanceBackend:
 
     def compile(self, grammar: Grammar, /) -> "LLGuidanceMatcher":
         """See `GrammarBackend.compile`."""
-        kind, text = lower(grammar)
-        handle = self._tokenizer.new_matcher(kind, text)
+        lowered = lower(grammar)
+        return call_with_stack(lowered.levels, lambda: self._compile(grammar, lowered))
+
+    def _compile(self, grammar: Grammar, lowered: Lowered) -> "LLGuidanceMatcher":
+        handle = self._tokenizer.new_matcher(lowered.kind, lowered.text)
         matcher = LLGuidanceMatcher(self._tokenizer, handle, self.vocab_size, self._eos_token_ids)
         if (error := matcher.error) is not None:
             validate(grammar)  # finds the keyword, where the grammar itself is at fault
             raise GrammarRefused(error)
-        matcher.begin()
+        with letting_go():  # it may run on a thread that was made for it
+            matcher.begin()
         return matcher
 
 

@@ -1,9 +1,10 @@
 """The contract's grammars as llguidance spells them: a JSON schema, a regex or a Lark grammar."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from openinfer_contract import Grammar
+from openinfer_grammar._nesting import check_levels
 from openinfer_grammar._structural_tag import lower_structural_tag
 from openinfer_grammar.errors import GrammarRefused
 
@@ -44,8 +45,18 @@ def check_characters(text: str) -> None:
         raise GrammarRefused(f"is not valid Unicode: {error.reason}") from error
 
 
-def lower(grammar: Grammar) -> tuple[str, str]:
-    """(kind, text) in llguidance's terms.
+class Lowered(NamedTuple):
+    """A grammar in llguidance's terms."""
+
+    kind: str
+    """`json_schema`, `lark` or `regex`."""
+    text: str
+    levels: int
+    """Upper bound of the levels that the library recurses over, for `call_with_stack`."""
+
+
+def lower(grammar: Grammar) -> Lowered:
+    """The grammar in llguidance's terms.
 
     Raises:
         GrammarRefused: the text is not of its kind, too long, or nested too deeply.
@@ -53,10 +64,11 @@ def lower(grammar: Grammar) -> tuple[str, str]:
     check_text(grammar)
     try:
         kind, text = _lowered(grammar)
+        levels = check_levels(kind, text)
     except RecursionError as error:
         raise GrammarRefused("is nested too deeply") from error
     check_characters(text)
-    return kind, text
+    return Lowered(kind, text, levels)
 
 
 def _lowered(grammar: Grammar) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from openinfer_contract import Grammar
 from openinfer_grammar._keywords import find_fault
-from openinfer_grammar._lowering import lower, parse_json, parse_schema, with_form
+from openinfer_grammar._lowering import Lowered, lower, parse_json, parse_schema, with_form
+from openinfer_grammar._nesting import call_with_stack
 from openinfer_grammar.errors import GrammarRefused
 
 _Finds = Callable[[Any], str | None]
@@ -28,8 +29,12 @@ def validate(grammar: Grammar) -> None:
     Raises:
         GrammarRefused: naming the JSON schema keyword, or the type of a structural tag, at fault.
     """
-    kind, text = lower(grammar)
-    error = _error(kind, text)
+    lowered = lower(grammar)
+    call_with_stack(lowered.levels, lambda: _validate(grammar, lowered))
+
+
+def _validate(grammar: Grammar, lowered: Lowered) -> None:
+    error = _error(lowered.kind, lowered.text)
     if error is None:
         return
     try:

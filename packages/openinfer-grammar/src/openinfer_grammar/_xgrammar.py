@@ -15,11 +15,13 @@ from openinfer_contract import Grammar
 from openinfer_grammar._backend import Accepted, MaskRows, num_mask_words
 from openinfer_grammar._lowering import (
     ANY_OBJECT,
+    check_text,
     lark_string,
     parse_choices,
     parse_json,
     parse_schema,
 )
+from openinfer_grammar._nesting import MAX_LEVELS, call_with_stack, check_levels
 from openinfer_grammar._structural_tag import lower_structural_tag
 from openinfer_grammar._xgrammar_lowering import held_schema, is_held_regex, spelled_tag
 from openinfer_grammar.errors import BackendUnavailable, GrammarRefused
@@ -59,8 +61,11 @@ class XGrammarBackend:
 
     def compile(self, grammar: Grammar, /) -> "XGrammarMatcher":
         """See `GrammarBackend.compile`."""
+        check_text(grammar)
         try:
-            compiled = self._compile(grammar)
+            # Always with the large stack: xgrammar does not bound how deeply a pattern is nested,
+            # and 28,000 brackets take 8 MB. The longest text has less than ten times as many.
+            compiled = call_with_stack(MAX_LEVELS, lambda: self._compile(grammar))
         except RuntimeError as error:
             raise GrammarRefused(" ".join(str(error).split())) from error
         return XGrammarMatcher(
@@ -74,7 +79,9 @@ class XGrammarBackend:
         if grammar.kind == "json_object":
             return self._compile_schema(ANY_OBJECT)
         if grammar.kind == "json_schema":
-            return self._compile_schema(parse_schema(text))
+            schema = parse_schema(text)
+            check_levels("json_schema", text)
+            return self._compile_schema(schema)
         if grammar.kind == "regex":
             if not is_held_regex(text):
                 raise GrammarRefused("xgrammar looks neither ahead nor behind in a regex")
@@ -85,10 +92,12 @@ class XGrammarBackend:
             )
         if grammar.kind == "structural_tag":
             tag = parse_json(text)
-            lower_structural_tag(tag, held_schema)  # what neither backend takes is named the same
+            # What neither backend takes is named the same.
+            check_levels("lark", lower_structural_tag(tag, held_schema))
             return compiler.compile_structural_tag(spelled_tag(tag, _ebnf))
         if "::=" not in text:
             raise GrammarRefused("xgrammar takes grammars in EBNF, with ::=")
+        check_levels("lark", text)
         return compiler.compile_grammar(text)
 
     def _compile_schema(self, schema: Any) -> Any:
