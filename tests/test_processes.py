@@ -23,7 +23,7 @@ import pytest
 
 from openinfer._front import FrontProcesses, FrontSpec
 from openinfer._text_options import TextOptions
-from openinfer_frontend import ONE_SIGNAL_S, CounterPages, bind
+from openinfer_frontend import SAME_SIGNAL_S, CounterPages, bind
 from openinfer_testing import wait_until
 from openinfer_tiny import CHECKPOINT
 
@@ -215,7 +215,7 @@ def test_a_signal_that_is_passed_on_again_drains(start_server, number):
 def test_an_idle_server_that_is_signalled_twice_ends_well(start_server, number):
     server = start_server(*_MODELLED, has_own_group=True)
     begun = time.monotonic()
-    while time.monotonic() - begun < ONE_SIGNAL_S - 0.1 and server.process.poll() is None:
+    while time.monotonic() - begun < SAME_SIGNAL_S - 0.1 and server.process.poll() is None:
         os.killpg(server.process.pid, number)
         time.sleep(0.02)
     assert server.process.wait(timeout=30) == 0
@@ -312,7 +312,7 @@ def test_a_second_signal_is_told_to_every_client(start_server):
             psutil.Process(server.process.pid).resume()
             server.process.send_signal(signal.SIGINT)
             wait_until(lambda: sum("draining 1 request" in line for line in server.log) == 2)
-            time.sleep(ONE_SIGNAL_S)
+            time.sleep(SAME_SIGNAL_S)
             server.process.send_signal(signal.SIGINT)
             for stream in (first, second):
                 error, end = [line[6:] for line in stream.read().split(b"\n") if line][-2:]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from openinfer_frontend import ONE_SIGNAL_S, bind, new_event_loop, serve
+from openinfer_frontend import SAME_SIGNAL_S, bind, new_event_loop, serve
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SAID = "the server is shutting down"
@@ -140,14 +140,14 @@ def test_a_second_signal_cuts_off_at_once(make_app, fakes, caplog, number, advic
         _until(lambda: engine.live)
         os.kill(os.getpid(), number)
         _until(lambda: caplog.records)
-        time.sleep(ONE_SIGNAL_S)
+        time.sleep(SAME_SIGNAL_S)
         os.kill(os.getpid(), number)
 
     async def main():
         with ThreadPoolExecutor() as pool:
             answer = pool.submit(httpx.post, url, json={"prompt": "Hi"}, timeout=10)
             told = pool.submit(signals)
-            await serve(make_app(engine), [sock], on_hurry=lambda: hurried.append(1))
+            await serve(make_app(engine), [sock], on_second_signal=lambda: hurried.append(1))
             told.result()
             return answer.result()
 

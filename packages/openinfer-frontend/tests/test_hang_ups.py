@@ -65,7 +65,7 @@ def test_a_thousand_hang_ups(start, make_app, fakes, is_answering):
 
     def exchanges():
         names = [task.get_coro().__qualname__ for task in asyncio.all_tasks(server._loop)]
-        return [name for name in names if "Exchange" in name or "run_asgi" in name]
+        return [name for name in names if "HttpExchange" in name or "run_asgi" in name]
 
     def left():
         """What of the crowd the server still holds; runs on its event loop."""

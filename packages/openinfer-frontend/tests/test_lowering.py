@@ -130,10 +130,10 @@ def test_too_many_sequences_name_what_is_too_many(client, engine, fields, param)
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"prompt": ["Hi"] * 4}, "prompt", "exceed 3: .*--max-num-queued-reqs"),
-        ({"prompt": "Hi", "n": 4}, "n", "exceed 3: .*--max-num-queued-reqs"),
-        ({"prompt": [[5] * 9, [6] * 12]}, "prompt", "21 tokens: .* 20 .*--max-num-queued-tokens"),
-        ({"prompt": [5] * 7, "n": 3}, "prompt", "21 tokens: .* 20 .*--max-num-queued-tokens"),
+        ({"prompt": ["Hi"] * 4}, "prompt", "at most 3 .*--max-num-queued-reqs"),
+        ({"prompt": "Hi", "n": 4}, "n", "at most 3 .*--max-num-queued-reqs"),
+        ({"prompt": [[5] * 9, [6] * 12]}, "prompt", "21 tokens.* 20 .*--max-num-queued-tokens"),
+        ({"prompt": [5] * 7, "n": 3}, "prompt", "21 tokens.* 20 .*--max-num-queued-tokens"),
     ],
 )
 def test_what_no_queue_could_take_is_not_worth_a_retry(

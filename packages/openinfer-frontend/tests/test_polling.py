@@ -57,8 +57,8 @@ def test_it_rests_while_a_thread_has_work(run):
     async def work(selector):
         polling = Polling(0.2)
         polling.touch()
-        with polling.resting():
-            with polling.resting():
+        with polling.paused():
+            with polling.paused():
                 polling.touch()
                 await asyncio.sleep(0.01)
                 assert await selector.num_polls(0.02) < 5
@@ -72,7 +72,7 @@ def test_no_duration_no_polling(run):
     async def work(selector):
         polling = Polling(0.0)
         polling.touch()
-        with polling.resting():
+        with polling.paused():
             pass
         assert await selector.num_polls(0.02) < 5
 
@@ -106,13 +106,13 @@ CHAT = [{"role": "user", "content": "Hi"}]
 def test_it_rests_while_a_thread_has_a_requests_work(
     path, body, engine, make_app, client_of, monkeypatch
 ):
-    entered, resting = [], Polling.resting
+    entered, paused = [], Polling.paused
 
     def note(polling):
         entered.append(polling)
-        return resting(polling)
+        return paused(polling)
 
-    monkeypatch.setattr(Polling, "resting", note)
+    monkeypatch.setattr(Polling, "paused", note)
     settings = {"max_inline_bytes": 64, "trust_request_chat_template": True}
     client = client_of(make_app(engine, poll_s=0.01, **settings))
     answer = client.request("GET" if body is None else "POST", path, json=body)

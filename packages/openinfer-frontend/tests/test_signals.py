@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from openinfer_frontend import ONE_SIGNAL_S
-from openinfer_frontend.http._signals import EndSignals
+from openinfer_frontend import SAME_SIGNAL_S
+from openinfer_frontend.http._signals import ShutdownSignals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -26,8 +26,8 @@ def served():
     """Ends a server by a signal of so many seconds ago."""
 
     def end(ago_s):
-        signals = EndSignals()
-        with signals.kept_apart():
+        signals = ShutdownSignals()
+        with signals.handled():
             signals.begin(time.monotonic() - ago_s)
         return signals
 
@@ -39,7 +39,7 @@ def test_the_rest_of_a_signal_is_nothing_and_another_one_is_the_programs(seen, s
     signals = served(0.0)
     signal.raise_signal(number)
     assert seen == []
-    signals.begin(time.monotonic() - ONE_SIGNAL_S)
+    signals.begin(time.monotonic() - SAME_SIGNAL_S)
     signal.raise_signal(number)
     signal.raise_signal(number)
     assert seen == [number, number]
@@ -47,9 +47,9 @@ def test_the_rest_of_a_signal_is_nothing_and_another_one_is_the_programs(seen, s
 
 def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
     handlers = [signal.getsignal(number) for number in NUMBERS]
-    served(ONE_SIGNAL_S)
+    served(SAME_SIGNAL_S)
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
-    with EndSignals().kept_apart():
+    with ShutdownSignals().handled():
         assert [signal.getsignal(number) for number in NUMBERS] != handlers
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
 
@@ -57,7 +57,7 @@ def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
 def test_a_handler_that_was_set_meanwhile_stays(seen, served):
     signals, later = served(0.0), []
     signal.signal(signal.SIGINT, lambda at, _: later.append(at))
-    signals.begin(time.monotonic() - ONE_SIGNAL_S)
+    signals.begin(time.monotonic() - SAME_SIGNAL_S)
     for number in NUMBERS[::-1]:
         signal.raise_signal(number)
     assert (seen, later) == ([signal.SIGTERM], [signal.SIGINT])

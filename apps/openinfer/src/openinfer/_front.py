@@ -26,7 +26,7 @@ from openinfer._text_options import TextOptions
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
 from openinfer_frontend import (
-    ONE_SIGNAL_S,
+    SAME_SIGNAL_S,
     CounterPages,
     EngineState,
     FrontendConfig,
@@ -231,7 +231,7 @@ class FrontProcesses:
         self._stop_s = _AFTER_DRAIN_S
         self._signal(signal.SIGTERM)
         # One whose drain began later than this process's own may take that for the first one.
-        asyncio.get_running_loop().call_later(ONE_SIGNAL_S, self._signal, signal.SIGTERM)
+        asyncio.get_running_loop().call_later(SAME_SIGNAL_S, self._signal, signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
         self._draining.set()

@@ -89,7 +89,7 @@ async def _run(
             tls=front.http.tls(),
             on_ready=lambda: _on_ready(info, front, sock.getsockname(), begun),
             on_drain=others.drain if others else None,
-            on_hurry=others.hurry if others else None,
+            on_second_signal=others.hurry if others else None,
         )
         _logger.info("shutting down")
 

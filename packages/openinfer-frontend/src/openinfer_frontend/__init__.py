@@ -16,7 +16,7 @@ from openinfer_frontend.errors import (
     TlsError,
 )
 from openinfer_frontend.http._server import bind, new_event_loop, serve
-from openinfer_frontend.http._signals import ONE_SIGNAL_S
+from openinfer_frontend.http._signals import SAME_SIGNAL_S
 from openinfer_frontend.http._tls import Tls
 from openinfer_frontend.metrics._counters import CounterPages
 
@@ -34,7 +34,7 @@ __all__ = [
     "bind",
     "serve",
     "new_event_loop",
-    "ONE_SIGNAL_S",
+    "SAME_SIGNAL_S",
     "Tls",
     # errors
     "FrontendError",

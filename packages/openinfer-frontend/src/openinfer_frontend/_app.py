@@ -10,8 +10,8 @@ from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend.errors import ApiError, ClientGone
 from openinfer_frontend.generation._text_work import TextWork
-from openinfer_frontend.http._exchange import Exchange, PendingBodies, Receive, Scope, Send
 from openinfer_frontend.http._guard import Guard
+from openinfer_frontend.http._http_exchange import HttpExchange, PendingBodies, Receive, Scope, Send
 from openinfer_frontend.http._polling import Polling
 from openinfer_frontend.http._router import Router
 from openinfer_frontend.metrics._counters import CounterPages
@@ -41,7 +41,7 @@ class FrontendApp:
             text,
             num_threads=config.num_text_threads,
             max_inline_bytes=config.max_inline_bytes,
-            takes_templates=config.trust_request_chat_template,
+            allow_request_templates=config.trust_request_chat_template,
             polling=polling,
         )
         self._metrics = Metrics(counters, number)
@@ -52,7 +52,7 @@ class FrontendApp:
         self._http_metrics = HttpMetrics(self._metrics.table, routes)
         counters.sign(number, self._metrics.table.layout)
         self._router = Router(routes)
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: set[HttpExchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -62,7 +62,7 @@ class FrontendApp:
         """
         if scope["type"] != "http":
             raise ValueError(f"this application does not serve {scope['type']}")
-        exchange = Exchange(scope, receive, send, self._backend.config, self._bodies)
+        exchange = HttpExchange(scope, receive, send, self._backend.config, self._bodies)
         self._exchanges.add(exchange)
         try:
             await self._answer(exchange)
@@ -73,16 +73,16 @@ class FrontendApp:
                 raise
         finally:
             self._exchanges.discard(exchange)
-            self._http_metrics.answered(exchange)
+            self._http_metrics.finished(exchange)
             self._backend.trace(exchange)
             if _log.isEnabledFor(logging.DEBUG):
                 _log_request(exchange)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpExchange) -> None:
         exchange.dialect = self._router.dialect(exchange.path)
         try:
             exchange.cors_headers = self._guard.cors_headers(exchange)
-            exchange.take_request_id()
+            exchange.adopt_request_id()
             preflight = self._guard.preflight_headers(exchange)
             if preflight is not None:
                 await exchange.respond(204, b"", *preflight)
@@ -128,7 +128,7 @@ class FrontendApp:
         self._backend.close()
 
 
-def _log_request(exchange: Exchange) -> None:
+def _log_request(exchange: HttpExchange) -> None:
     _log.debug(
         "%s %s %s in %.3f s, request %s",
         exchange.method,

@@ -19,7 +19,7 @@ from openinfer_frontend._provider import EngineProvider
 from openinfer_frontend.errors import ApiError, Refusal
 from openinfer_frontend.generation._generation import Generation
 from openinfer_frontend.generation._text_work import TextWork
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.http._polling import Polling
 from openinfer_frontend.metrics._metrics import Metrics
 from openinfer_frontend.metrics._metrics_pages import MetricsPages
@@ -74,7 +74,7 @@ class Backend:
     def _refused(self, message: str, refusal: Refusal) -> ApiError:
         return ApiError.unavailable(message, self.config.retry_after_s, refusal)
 
-    async def hand_over(self, submit: Callable[[EngineHandle], None]) -> bool:
+    async def resubmit(self, submit: Callable[[EngineHandle], None]) -> bool:
         """Submits what a dead engine left to the one that takes over; False if none comes in time.
 
         Args:
@@ -128,7 +128,7 @@ class Backend:
                 self._idle.set()
 
     @contextmanager
-    def listed(self, response_id: str, generation: Generation) -> Iterator[None]:
+    def registered(self, response_id: str, generation: Generation) -> Iterator[None]:
         """Keeps a response's ids to itself, and lets `/abort_requests` find it.
 
         Enter it before the generation: clients choose ids, and the engine aborts by id, so that a
@@ -178,7 +178,7 @@ class Backend:
             raise ApiError.from_engine(_STATUS_OF_FAILURE[result.kind], result.message)
         return result
 
-    def trace(self, exchange: Exchange) -> None:
+    def trace(self, exchange: HttpExchange) -> None:
         """Adds a request that is over to the engine's trace, if one is being written."""
         if not exchange.num_body_bytes or self.provider.state != "ready":
             return

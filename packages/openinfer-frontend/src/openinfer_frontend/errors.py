@@ -78,7 +78,7 @@ class ApiError(FrontendError):
         retry_after_s: seconds after which a retry makes sense, or None.
         allow: the methods a route takes, with a 405.
         refusal: why the request was not taken, if it was not for its own sake.
-        is_late: whether the request was not over in time; nobody waits for it any more.
+        is_deadline_exceeded: whether the deadline of the request passed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ApiError(FrontendError):
         retry_after_s: float | None = None,
         allow: str | None = None,
         refusal: Refusal | None = None,
-        is_late: bool = False,
+        is_deadline_exceeded: bool = False,
     ) -> None:
         if len(message) > _MAX_MESSAGE_CHARS:
             message = message[: _MAX_MESSAGE_CHARS - 1] + "…"
@@ -101,7 +101,12 @@ class ApiError(FrontendError):
         self.retry_after_s = retry_after_s
         self.allow = allow
         self.refusal = refusal
-        self.is_late = is_late
+        self.is_deadline_exceeded = is_deadline_exceeded
+
+    @classmethod
+    def invalid(cls, param: str, reason: str) -> "ApiError":
+        """Returns a 400 about one field: `param: reason`."""
+        return cls(400, f"{param}: {reason}", param=param)
 
     @classmethod
     def from_end(
@@ -137,7 +142,7 @@ class ApiError(FrontendError):
                 refusal=_REFUSAL_OF_REJECTION.get(end.kind),
             )
         if field == "deadline":
-            return cls.late(_scrubbed(message), limit_s)
+            return cls.deadline_exceeded(_scrubbed(message), limit_s)
         if field:
             # Trying the same again would come to the same.
             return cls.from_engine(400, f"{param}: {message}", param=param)
@@ -163,7 +168,7 @@ class ApiError(FrontendError):
         )
 
     @classmethod
-    def late(cls, message: str, limit_s: float | None) -> "ApiError":
+    def deadline_exceeded(cls, message: str, limit_s: float | None) -> "ApiError":
         """408: the request was not over in time.
 
         Args:
@@ -171,8 +176,10 @@ class ApiError(FrontendError):
             limit_s: seconds that the server gives any request; None: it asked for less itself.
         """
         if limit_s is None:
-            return cls(408, message, param="deadline_ms", is_late=True)
-        return cls(408, f"{message}: this server gives a request {limit_s:g} s", is_late=True)
+            return cls(408, message, param="deadline_ms", is_deadline_exceeded=True)
+        return cls(
+            408, f"{message}: this server gives a request {limit_s:g} s", is_deadline_exceeded=True
+        )
 
     @classmethod
     def unavailable(
@@ -194,7 +201,7 @@ class ApiError(FrontendError):
             param=None if self.param is None else names.of(self.param),
             retry_after_s=self.retry_after_s,
             refusal=self.refusal,
-            is_late=self.is_late,
+            is_deadline_exceeded=self.is_deadline_exceeded,
         )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -206,7 +213,7 @@ class ApiError(FrontendError):
             headers.append((b"www-authenticate", b"Bearer"))
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
-        if self.is_late or self.status == 501:
+        if self.is_deadline_exceeded or self.status == 501:
             # Clients try a 408 again, although nobody waits for the answer any more; and a 501.
             headers.append((b"x-should-retry", b"false"))
         elif self.status == 408:

@@ -62,15 +62,15 @@ class Choice:
     """u32 column of what was sampled so far: what another engine goes on from."""
     is_resumed: bool = False
     is_done: bool = False
-    is_released: bool = False
+    has_left_engine: bool = False
     """Whether the engine is through with it, or was told to be."""
     loss: Loss | None = "abort"
     """What it counts as unless it is done; None: the engine never took it."""
 
-    def note_end(self, end: End | None) -> None:
+    def record_end(self, end: End | None) -> None:
         """The engine's last word, if this is one, before anything is done about it."""
         if end is not None:
-            self.is_released = True
+            self.has_left_engine = True
             if not isinstance(end, Finished):
                 self.loss = "error" if isinstance(end, Failed) else None
 
@@ -81,7 +81,7 @@ class Choice:
         return self.submitted_at if arrival is None else arrival
 
     @property
-    def tokens_s(self) -> float:
+    def output_s(self) -> float:
         """From its first token to its last one."""
         return self.last_token_at - self.submitted_at - (self.first_token_s or 0.0)
 

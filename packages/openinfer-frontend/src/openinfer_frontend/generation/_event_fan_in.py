@@ -51,7 +51,7 @@ class EventFanIn:
         is_here = threading.get_ident() == self._loop_thread
         if is_here and self._is_waiting and event.end is None and not self._pending:
             # The usual case: nothing is kept, nobody else is asked.
-            self._pass_on({index: event})
+            self._deliver({index: event})
             return
         with self._lock:
             was_empty = not self._pending
@@ -70,7 +70,7 @@ class EventFanIn:
             buffer = self._pending[index] = MergeBuffer()
         buffer.add(event, event.num_tokens)
 
-    def _pass_on(self, events: dict[int, TokenEvent]) -> None:
+    def _deliver(self, events: dict[int, TokenEvent]) -> None:
         """Hands events to who listens; else, or where that is asked for, wakes the reader."""
         if self.on_events is None:
             for index, event in events.items():
@@ -87,11 +87,11 @@ class EventFanIn:
         # Between its waking and its running the reader may hold events that come first.
         if not self._is_waiting:
             return
-        events = None if self.on_events is None else self.take_plain()
+        events = None if self.on_events is None else self.take_unless_ended()
         if events is None:
             self._wake_reader()
         else:
-            self._pass_on(events)
+            self._deliver(events)
 
     def _wake_reader(self) -> None:
         # What was called may have ended a stream, and an engine may say so at once, by a sink.
@@ -121,7 +121,7 @@ class EventFanIn:
             buffers, self._pending, self._has_end = self._pending, {}, False
         return _merged(buffers)
 
-    def take_plain(self) -> dict[int, TokenEvent] | None:
+    def take_unless_ended(self) -> dict[int, TokenEvent] | None:
         """As `take`; None, and nothing taken, if a stream's last event is among it."""
         with self._lock:
             if self._has_end:

@@ -28,7 +28,7 @@ from openinfer_frontend.generation._event_fan_in import EventFanIn
 from openinfer_frontend.metrics._metrics import Metrics
 from openinfer_text import OutputText
 
-HandOver = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
+Resubmit = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
 """Calls a function with the engine that takes over from one that died; False if none comes."""
 
 
@@ -82,7 +82,7 @@ class Generation:
         "_eos_token_ids",
         "_fan_in",
         "_grammar_param",
-        "_hand_over",
+        "_resubmit",
         "_is_aborted",
         "_is_cut",
         "_is_prompt_only",
@@ -104,7 +104,7 @@ class Generation:
         grammar_param: str | None = None,
         limit_s: float | None = None,
         is_prompt_only: bool = False,
-        hand_over: HandOver | None = None,
+        resubmit: Resubmit | None = None,
         metrics: Metrics,
     ) -> None:
         """Prepares; nothing is submitted before the block is entered.
@@ -118,7 +118,7 @@ class Generation:
             grammar_param: which field asked for a grammar, likewise.
             limit_s: seconds that the server gives, where that is the requests' deadline.
             is_prompt_only: a choice ends before its first token, whatever that is.
-            hand_over: finds who goes on with what an engine left that died; None: nobody does.
+            resubmit: finds who goes on with what an engine left that died; None: nobody does.
             metrics: what is counted.
         """
         self._engine = engine
@@ -129,7 +129,7 @@ class Generation:
         self._grammar_param = grammar_param
         self._limit_s = limit_s
         self._is_prompt_only = is_prompt_only
-        self._hand_over = hand_over
+        self._resubmit = resubmit
         self._metrics = metrics
         self._num_open = len(self._choices)
         self._is_aborted = False
@@ -192,7 +192,7 @@ class Generation:
     ) -> None:
         # It knows this generation: a cycle would keep every finished request for the collector.
         self._fan_in.on_events = None
-        if any(not choice.is_released for choice in self._choices):
+        if any(not choice.has_left_engine for choice in self._choices):
             self.abort()
         self._count_ends(isinstance(error, Exception) and not isinstance(error, FrontendError))
 
@@ -205,7 +205,7 @@ class Generation:
         if self.is_done:
             for first in range(0, len(self._choices), self._num_samples):
                 samples = self._choices[first : first + self._num_samples]
-                self._metrics.answered(max(choice.num_output_tokens for choice in samples))
+                self._metrics.prompt_finished(max(choice.num_output_tokens for choice in samples))
 
     def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
         """Has a function called whenever `next` waits and something has happened.
@@ -228,7 +228,7 @@ class Generation:
         events = await self._fan_in.get()
         for index, event in events.items():
             # Of all of them, before the first one raises: a refused id may be another request's.
-            self._choices[index].note_end(event.end)
+            self._choices[index].record_end(event.end)
         for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
@@ -256,7 +256,7 @@ class Generation:
     def abort(self) -> None:
         """Ends what is left; its choices finish by `abort`."""
         self._is_aborted = True
-        left = [c.request.request_id for c in self._choices if not c.is_released]
+        left = [c.request.request_id for c in self._choices if not c.has_left_engine]
         self._engine.abort(left)
 
     def _error(self, end: Rejected | Failed) -> ApiError:
@@ -273,7 +273,7 @@ class Generation:
         Once and no more: a request may itself be what its engine died of.
         """
         has_scores = choice.request.prompt_logprobs is not None
-        return not (self._hand_over is None or choice.is_resumed or has_scores)
+        return not (self._resubmit is None or choice.is_resumed or has_scores)
 
     async def _resume(self, lost: Sequence[int], failed: Failed) -> None:
         """Hands choices to the next engine, behind the output that they have already.
@@ -282,24 +282,24 @@ class Generation:
             ApiError: if there is none in time, with the first one's reason; 408, if the deadline
                 passes first.
         """
-        assert self._hand_over is not None
+        assert self._resubmit is not None
         # All choices of a request have the same.
         deadline = self._choices[0].request.deadline
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             async with asyncio.timeout(left_s):
                 for index in lost:
-                    if not await self._hand_over(partial(self._submit_rest, index)):
+                    if not await self._resubmit(partial(self._submit_rest, index)):
                         raise self._error(failed)
         except TimeoutError:
             message = "the deadline passed before another engine took over"
-            raise ApiError.late(message, self._limit_s) from None
+            raise ApiError.deadline_exceeded(message, self._limit_s) from None
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]
         engine.submit(choice.continued(), self._fan_in.sink(index))
         self._engine = engine
-        choice.is_resumed, choice.is_released, choice.loss = True, False, "abort"
+        choice.is_resumed, choice.has_left_engine, choice.loss = True, False, "abort"
         if self._is_aborted:
             # While no engine had it there was nobody to tell; the next one says how it ends.
             engine.abort((choice.request.request_id,))
@@ -332,7 +332,7 @@ class Generation:
             earlier, later = choice.prompt_logprobs, event.prompt_logprobs.logprobs
             choice.prompt_logprobs = earlier.merged(later) if earlier else later
         end = event.end
-        choice.is_released |= end is not None
+        choice.has_left_engine |= end is not None
         if choice.is_done or not (event.token_ids or end):
             return None
         assert end is None or isinstance(end, Finished)
@@ -370,7 +370,7 @@ class Generation:
             choice.first_token_s = now - choice.submitted_at
             self._metrics.started(choice, num_tokens, now)
         else:
-            self._metrics.went_on(now - choice.last_token_at, num_tokens)
+            self._metrics.continued(now - choice.last_token_at, num_tokens)
         choice.last_token_at = now
         choice.num_output_tokens += num_tokens
 
@@ -379,6 +379,6 @@ class Generation:
         choice.is_done = True
         self._num_open -= 1
         self._is_cut |= reason == "abort"
-        if not choice.is_released:
-            choice.is_released = True
+        if not choice.has_left_engine:
+            choice.has_left_engine = True
             self._engine.abort((choice.request.request_id,))

@@ -19,7 +19,7 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.generation._structured_output import WantedForm
+from openinfer_frontend.generation._structured_output import OutputConstraint
 from openinfer_frontend.generation._text_work import Prompt
 from openinfer_frontend.protocols._generation_request import GenerationRequest
 from openinfer_text import GenerationDefaults
@@ -65,7 +65,7 @@ class Lowering:
         defaults: GenerationDefaults,
         eos_token_ids: Collection[int],
         bad_words: tuple[bytes, ...] = (),
-        form: WantedForm | None = None,
+        constraint: OutputConstraint | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Lowers and checks `request`, before anything is spent on its prompt.
@@ -77,7 +77,7 @@ class Lowering:
             defaults: of the checkpoint, for what the body leaves out.
             eos_token_ids: ids at which the model ends by itself.
             bad_words: token ids of each, as u32 columns.
-            form: what the output is held to.
+            constraint: on the output.
             timeout_s: seconds that any request gets, unless its own deadline is nearer.
 
         Raises:
@@ -94,8 +94,8 @@ class Lowering:
         self._deadline = None if seconds is None else self._arrival + seconds
         self._defaults = defaults
         self._bad_words = bad_words
-        self._form = form
-        self.grammar = None if form is None else form.grammar
+        self._constraint = constraint
+        self.grammar = None if constraint is None else constraint.grammar
         self._first_sampling = self._lower_sampling(0)
         explicit = dict.fromkeys(request.stop_token_ids or ())
         known_to_engine = frozenset(info.eos_token_ids)
@@ -194,12 +194,12 @@ class Lowering:
     def _raise_if(self, rejected: Rejected | None, prompt_param: str = "") -> None:
         if rejected is None:
             return
-        form = self._form
+        constraint = self._constraint
         raise ApiError.from_end(
             rejected,
             prompt_param=prompt_param or self._context.prompt_param,
             # Whether it can be compiled others say: here no grammar is supported at all.
-            grammar_param=None if form is None else form.demand or form.param,
+            grammar_param=None if constraint is None else constraint.demand or constraint.param,
         )
 
     def _check_counts(self) -> None:

@@ -22,7 +22,7 @@ from openinfer_text import (
 
 T = TypeVar("T")
 
-_MAX_FOREIGN = 16
+_MAX_CUSTOM_TEMPLATES = 16
 """Chats with templates of their own, rendered or waiting for it."""
 _SYSTEM_ROLES = ("system", "developer")
 
@@ -54,7 +54,7 @@ class TextWork:
         *,
         num_threads: int,
         max_inline_bytes: int,
-        takes_templates: bool = False,
+        allow_request_templates: bool = False,
         polling: Polling,
     ) -> None:
         """Starts no thread before there is long work.
@@ -63,17 +63,17 @@ class TextWork:
             model: shared, not owned.
             num_threads: threads at most.
             max_inline_bytes: work on inputs up to this size stays on the event loop.
-            takes_templates: whether requests may bring templates.
+            allow_request_templates: whether requests may bring templates.
             polling: of the event loop, which rests while a thread works.
         """
         self.model = model
         self._max_inline_bytes = max_inline_bytes
-        self._takes_templates = takes_templates
+        self._allow_request_templates = allow_request_templates
         self._polling = polling
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
         # Of their own: one process renders them all, and nobody else is to wait for it.
-        self._foreign_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-foreign")
-        self._num_foreign = 0
+        self._custom_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-template")
+        self._num_custom = 0
 
     def defaults(self, mode: str) -> GenerationDefaults:
         """What sampling fields are when a request leaves them out."""
@@ -100,7 +100,7 @@ class TextWork:
         """
 
         def encode(prompt: str | list[int], param: str) -> Prompt:
-            with _blaming(param or "prompt"):
+            with _errors_naming(param or "prompt"):
                 if isinstance(prompt, str):
                     ids = self.model.encode(prompt, add_special_tokens=add_special_tokens)
                 elif max(prompt, default=0) >= vocab_size:
@@ -130,7 +130,7 @@ class TextWork:
         """
         template, tools = self.model.chat_template, request.offered_tools
         foreign = request.chat_template
-        if foreign is not None and not self._takes_templates:
+        if foreign is not None and not self._allow_request_templates:
             message = (
                 "chat_template: this server takes no templates from requests; "
                 "its operator can allow them with --trust-request-chat-template"
@@ -159,10 +159,10 @@ class TextWork:
             )
 
         if foreign is not None:
-            return await self._run_foreign(encode)
+            return await self._run_custom_template(encode)
         return await self._run(encode, size, "messages")
 
-    def placed(self, chat: ChatRequest) -> ChatRequest:
+    def fold_late_system_messages(self, chat: ChatRequest) -> ChatRequest:
         """A conversation of a protocol that has system messages in the middle.
 
         Many templates refuse those. There they become a part of the user's turn.
@@ -170,7 +170,7 @@ class TextWork:
         template = self.model.chat_template
         if template is None or template.takes_late_system:
             return chat
-        return chat.model_copy(update={"messages": _without_late_system(chat.messages)})
+        return chat.model_copy(update={"messages": _folded(chat.messages)})
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens shown."""
@@ -191,42 +191,42 @@ class TextWork:
 
     async def run_long(self, work: Callable[[], T]) -> T:
         """Runs what may take long on one of the threads."""
-        with self._polling.resting():
+        with self._polling.paused():
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
         """Ends the threads once their work is done."""
-        for pool in (self._pool, self._foreign_pool):
+        for pool in (self._pool, self._custom_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
-        with _blaming(param):
+        with _errors_naming(param):
             return work() if size <= self._max_inline_bytes else await self.run_long(work)
 
-    async def _run_foreign(self, work: Callable[[], T]) -> T:
-        if self._num_foreign >= _MAX_FOREIGN:
+    async def _run_custom_template(self, work: Callable[[], T]) -> T:
+        if self._num_custom >= _MAX_CUSTOM_TEMPLATES:
             message = "too many requests with templates of their own at once"
             raise ApiError.unavailable(message, refusal="template_queue")
-        self._num_foreign += 1
+        self._num_custom += 1
         try:
-            with _blaming("chat_template"), self._polling.resting():
-                return await asyncio.get_running_loop().run_in_executor(self._foreign_pool, work)
+            with _errors_naming("chat_template"), self._polling.paused():
+                return await asyncio.get_running_loop().run_in_executor(self._custom_pool, work)
         finally:
-            self._num_foreign -= 1
+            self._num_custom -= 1
 
 
 @contextmanager
-def _blaming(param: str) -> Iterator[None]:
+def _errors_naming(param: str) -> Iterator[None]:
     """Errors of the text package are answers that name a field."""
     try:
         yield
     except InvalidChatInput as error:
         raise ApiError(400, str(error), param=error.field) from error
     except (NoChatTemplate, TemplateError, ValueError) as error:
-        raise ApiError(400, f"{param}: {error}", param=param) from error
+        raise ApiError.invalid(param, str(error)) from error
 
 
-def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with late system messages in the user's turn beside them, in linear time.
 
     What stood between two user messages joins them to one: templates may want turns to alternate.

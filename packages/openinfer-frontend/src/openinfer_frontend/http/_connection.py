@@ -12,7 +12,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.http._exchange import ABORT, BEGIN_NOW, SEND_NOW
+from openinfer_frontend.http._http_exchange import ABORT, BEGIN_NOW, SEND_NOW
 from openinfer_frontend.protocols._json import to_json
 
 HEAD_TIMEOUT_S = 30.0
@@ -45,7 +45,7 @@ class _Parser(HttpRequestParser):
                 HttpRequestParser.feed_data(parser, rest)
                 return
             except HttpParserUpgrade as stop:
-                head = connection.take_offering_head()
+                head = connection.take_upgrade_head()
                 if head is None:
                     raise
                 # Where the connection is to close, the one that stopped reads no more.
@@ -66,7 +66,7 @@ class Connection(HttpToolsProtocol):
     """Whether the packet of the moment did."""
     _num_requests = 0
     """That have begun."""
-    _offering_head: bytes | None = None
+    _upgrade_head: bytes | None = None
     """The last head, without its offer of another protocol, until it is read again."""
     _num_head_bytes = 0
     """Of a head, or in a row of what is no body behind one."""
@@ -125,8 +125,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Called by the parser: the head is whole."""
-        self._offering_head = self._without_offer()
-        if self._offering_head is not None:
+        self._upgrade_head = self._head_without_upgrade()
+        if self._upgrade_head is not None:
             return
         self._is_in_head, self._is_in_body = False, True
         self._num_head_bytes = 0
@@ -142,18 +142,18 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser: a request is whole."""
-        if self._offering_head is not None:
+        if self._upgrade_head is not None:
             return
         self._is_in_body = False
         self._stop_timer()
         super().on_message_complete()
 
-    def take_offering_head(self) -> bytes | None:
+    def take_upgrade_head(self) -> bytes | None:
         """A head that offered another protocol, without the offer: nobody takes it up."""
-        head, self._offering_head = self._offering_head, None
+        head, self._upgrade_head = self._upgrade_head, None
         return head
 
-    def _without_offer(self) -> bytes | None:
+    def _head_without_upgrade(self) -> bytes | None:
         parser = self.parser
         if not parser.should_upgrade():
             return None
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_body and self._is_idle():
             self._stop_timer()
-            self._timer = self.loop.call_later(UNREAD_TIMEOUT_S, self._give_up)
+            self._timer = self.loop.call_later(UNREAD_TIMEOUT_S, self._close)
 
     def _is_idle(self) -> bool:
         """Whether nothing is being answered, on a connection that is to stay."""
@@ -195,7 +195,7 @@ class Connection(HttpToolsProtocol):
 
     def _time_head(self) -> None:
         # Most heads come in one packet: only of others it is worth a timer.
-        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
         """Answers 431, unless the place of that answer is taken: then the connection just ends."""
         is_free = self.cycle is None or self.cycle.response_complete
         if not (self._is_in_head and is_free):
-            self._give_up()
+            self._close()
             return
         self._is_refused = True
         self._stop_timer()
@@ -214,9 +214,9 @@ class Connection(HttpToolsProtocol):
         body = to_json(error.body())
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         self.transport.write(STATUS_LINE[431] + head % len(body) + body)
-        self._timer = self.loop.call_later(REFUSED_TIMEOUT_S, self._give_up)
+        self._timer = self.loop.call_later(REFUSED_TIMEOUT_S, self._close)
 
-    def _give_up(self) -> None:
+    def _close(self) -> None:
         self._stop_timer()
         self.transport.close()
 

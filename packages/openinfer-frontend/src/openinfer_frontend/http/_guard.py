@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from openinfer_frontend._config import FrontendConfig
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.http._router import Route
 
 Headers = list[tuple[bytes, bytes]]
@@ -29,7 +29,7 @@ class Guard:
         self._admins = [_digest(key) for key in admin or config.api_keys]
         self._origins = frozenset(origin.encode() for origin in config.allowed_origins)
 
-    def check(self, route: Route, exchange: Exchange) -> None:
+    def check(self, route: Route, exchange: HttpExchange) -> None:
         """Lets a request through to a route.
 
         Raises:
@@ -49,7 +49,7 @@ class Guard:
             raise ApiError(403, "this route needs the admin key")
         raise ApiError(401, f"the key is not valid; this route needs {name}")
 
-    def cors_headers(self, exchange: Exchange) -> Headers:
+    def cors_headers(self, exchange: HttpExchange) -> Headers:
         """What lets a page of an allowed origin read the response; nothing for any other."""
         origin = exchange.header("origin")
         if not self._origins or origin is None:
@@ -61,7 +61,7 @@ class Guard:
         exposed = (b"access-control-expose-headers", b"x-request-id, retry-after")
         return [vary, (b"access-control-allow-origin", allowed), exposed]
 
-    def preflight_headers(self, exchange: Exchange) -> Headers | None:
+    def preflight_headers(self, exchange: HttpExchange) -> Headers | None:
         """The answer to a browser that asks before it sends; None if this is no such question."""
         asked = exchange.header("access-control-request-method")
         if exchange.method != "OPTIONS" or asked is None or not self._origins:
@@ -74,7 +74,7 @@ class Guard:
         ]
 
 
-def _key(exchange: Exchange) -> str | None:
+def _key(exchange: HttpExchange) -> str | None:
     scheme, _, token = (exchange.header("authorization") or "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

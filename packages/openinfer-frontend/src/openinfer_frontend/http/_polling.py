@@ -30,7 +30,7 @@ class Polling:
             self._start(loop)
 
     @contextmanager
-    def resting(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """While inside, a thread has work."""
         self._num_threads += 1
         try:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.protocols._dialect import OPENAI, Dialect
 from openinfer_frontend.protocols._generation_request import RequestModel
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 Access = Literal["open", "user", "admin"]
 """Who may call a route: anybody, whoever has an API key, whoever has the admin key."""
 

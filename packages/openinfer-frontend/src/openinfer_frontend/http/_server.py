@@ -17,7 +17,7 @@ import uvicorn
 from openinfer_frontend._app import FrontendApp
 from openinfer_frontend.errors import ListenError
 from openinfer_frontend.http._connection import Connection
-from openinfer_frontend.http._signals import EndSignals
+from openinfer_frontend.http._signals import ShutdownSignals
 from openinfer_frontend.http._tls import Tls
 
 _BACKLOG = 2048
@@ -87,7 +87,7 @@ class _Server(uvicorn.Server):
         log_level: str,
         on_ready: Callable[[], None] | None,
         on_drain: Callable[[], None] | None,
-        on_hurry: Callable[[], None] | None,
+        on_second_signal: Callable[[], None] | None,
         tls: Tls | None,
     ) -> None:
         super().__init__(
@@ -115,11 +115,11 @@ class _Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._on_ready = on_ready
         self._on_drain = on_drain
-        self._on_hurry = on_hurry
+        self._on_second_signal = on_second_signal
         self._loop = asyncio.get_running_loop()
         self._drain: asyncio.Task[None] | None = None
         self._drain_began_at = self._drained_s = 0.0
-        self._signals = EndSignals()
+        self._signals = ShutdownSignals()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn: begins to accept."""
@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Called by uvicorn: inside `handle_exit` is called by signals."""
-        with self._signals.kept_apart(), super().capture_signals():
+        with self._signals.handled(), super().capture_signals():
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -142,10 +142,10 @@ class _Server(uvicorn.Server):
         if self._drain is None:
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
             self.drain(f"; {again} ends at once", at)
-        elif self._signals.is_another(at):
+        elif self._signals.is_new_signal(at):
             self._exit()
-            if self._on_hurry is not None:
-                self._on_hurry()
+            if self._on_second_signal is not None:
+                self._on_second_signal()
 
     def drain(self, advice: str = "", at: float | None = None) -> None:
         """Refuses new requests, and exits once the running ones have ended. Idempotent.
@@ -219,7 +219,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[], None] | None = None,
     on_drain: Callable[[], None] | None = None,
-    on_hurry: Callable[[], None] | None = None,
+    on_second_signal: Callable[[], None] | None = None,
     tls: Tls | None = None,
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
@@ -238,13 +238,13 @@ async def serve(
         stop: set it to drain without a signal.
         on_ready: called once clients can connect and signals drain.
         on_drain: called when the drain begins.
-        on_hurry: called when a second signal ends the drain.
+        on_second_signal: called when a second signal ends the drain.
         tls: certificate and key; None serves plain HTTP.
 
     Raises:
         ListenError: somebody else began to listen on a port between `bind` and this.
     """
-    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, on_hurry, tls)
+    server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, on_second_signal, tls)
     watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
         _listen(sockets)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ONE_SIGNAL_S = 0.5
+SAME_SIGNAL_S = 0.5
 """What comes so soon after the first signal is the same one.
 
 A signal to a group of processes arrives again from a parent that passes it on, such as `uv run`;
@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class EndSignals:
+class ShutdownSignals:
     """Tells another signal from the first one; of the main thread."""
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class EndSignals:
         """The end begins, by a signal or without one, at this time of `time.monotonic`."""
         self._first_at = at
 
-    def is_another(self, at: float) -> bool:
+    def is_new_signal(self, at: float) -> bool:
         """Whether a signal of this time is another one than what began the end."""
-        return self._first_at is None or at - self._first_at >= ONE_SIGNAL_S
+        return self._first_at is None or at - self._first_at >= SAME_SIGNAL_S
 
     @contextmanager
-    def kept_apart(self) -> Iterator[None]:
+    def handled(self) -> Iterator[None]:
         """Behind the block, which handles signals itself, the rest of the first one does nothing.
 
         Whoever cleans up there would be killed by it. Any other signal does what it did before.
@@ -47,11 +47,11 @@ class EndSignals:
         try:
             yield
         finally:
-            if self.is_another(time.monotonic()):
+            if self.is_new_signal(time.monotonic()):
                 self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_another(time.monotonic()):
+        if self.is_new_signal(time.monotonic()):
             self._restore()
             signal.raise_signal(number)
 

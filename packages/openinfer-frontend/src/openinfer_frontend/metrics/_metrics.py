@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from openinfer_contract import EngineInfo, Finished, Load
 from openinfer_frontend.errors import Refusal
 from openinfer_frontend.generation._choice import Choice
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.http._router import Route
 from openinfer_frontend.metrics._counters import CounterPages, CounterTable, Family
 
@@ -67,7 +67,7 @@ class Metrics:
     """Requests, their tokens and their times; for the event loop.
 
     A choice counts as a request of its own: an engine knows nothing else. Nothing here is called
-    for a token but `went_on`, once an event.
+    for a token but `continued`, once an event.
 
     Attributes:
         pages: of all front processes.
@@ -203,7 +203,7 @@ class Metrics:
             self._sources[(source,)].add(count)
             self._tiers[(tier if tier in _TIERS else "other",)].add(count)
 
-    def went_on(self, gap_s: float, num_tokens: int) -> None:
+    def continued(self, gap_s: float, num_tokens: int) -> None:
         """A choice has more tokens, so long after the ones before: they share that time."""
         if num_tokens:
             self._gaps.observe(gap_s / num_tokens, num_tokens)
@@ -234,9 +234,9 @@ class Metrics:
         self._queued.observe(choice.queue_s)
         self._whole.observe(now - choice.arrival)
         if num_output > 1:
-            self._per_token.observe(choice.tokens_s / (num_output - 1))
+            self._per_token.observe(choice.output_s / (num_output - 1))
 
-    def answered(self, num_tokens: int) -> None:
+    def prompt_finished(self, num_tokens: int) -> None:
         """All samples of a prompt are over, the longest of so many tokens."""
         self._longest.observe(num_tokens)
 
@@ -244,7 +244,7 @@ class Metrics:
         """An HTTP request was not taken."""
         self._refusals[(refusal,)].add()
 
-    def searched(self, path: str, *, is_stream: bool, has_call: bool) -> None:
+    def parsed_tool_calls(self, path: str, *, is_stream: bool, has_call: bool) -> None:
         """An answer of this route was searched for tool calls."""
         kind = _REQUEST_TYPES.get(path, "other")
         mode = "streaming" if is_stream else "non_streaming"
@@ -276,7 +276,7 @@ class HttpMetrics:
             is_sparse=True,
         )
 
-    def answered(self, exchange: Exchange) -> None:
+    def finished(self, exchange: HttpExchange) -> None:
         """A request is over."""
         path = exchange.route_path
         if path in _PROBES:

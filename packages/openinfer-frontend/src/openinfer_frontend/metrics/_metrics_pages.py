@@ -40,7 +40,7 @@ class MetricsPages:
             page = loop.run_in_executor(self._pool, partial(_render, take(), accept))
             self._begun[accept] = page
             page.add_done_callback(lambda _: self._begun.pop(accept))
-        with self._polling.resting():
+        with self._polling.paused():
             return await asyncio.shield(page)  # others may want it still
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 from openinfer_contract import GenerateRequest
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta
-from openinfer_frontend.protocols._response_format import AnswerFormat, FormatOptions, ParsedChoice
+from openinfer_frontend.protocols._wire_format import FormatOptions, ParsedChoice, WireFormat
 from openinfer_text import (
     Content,
     Piece,
@@ -47,7 +47,7 @@ class Block:
         return "".join(self.parts)
 
 
-class BlockFormat(AnswerFormat):
+class BlockFormat(WireFormat):
     """A response of one choice that consists of blocks.
 
     White space alone makes no text block: models put it between reasoning and calls, and clients

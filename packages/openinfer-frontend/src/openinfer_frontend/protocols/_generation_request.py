@@ -60,7 +60,7 @@ def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | 
     if not place:
         return None
     param = field + "".join(f"[{index}]" for index in place)
-    return ApiError(400, f"{param}: {message}", param=param)
+    return ApiError.invalid(param, message)
 
 
 Off = Annotated[bool, _null_is(False)]
@@ -304,7 +304,7 @@ class GenerationRequest(RequestModel):
             raise ValueError(f"{_STOP_FORMS}; these are {len(stop)}")
         if isinstance(stop, list) and "" in stop:
             param = f"stop[{stop.index('')}]"
-            raise ApiError(400, f"{param}: {_STOP_FORM}", param=param)
+            raise ApiError.invalid(param, _STOP_FORM)
         if stop == "":
             raise ValueError("a stop string must not be empty")
         return stop

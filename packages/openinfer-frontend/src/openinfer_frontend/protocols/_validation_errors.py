@@ -81,11 +81,11 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
     param = _path(first["loc"], model)
     if first["type"] == "int_parsing_size":
         reason = f"is too large for an integer{model.bounds_of(str(field[0]))}"
-        return ApiError(400, f"{param}: {reason}", param=param)
+        return ApiError.invalid(param, reason)
     same_place = [first, *(e for e in others if _path(e["loc"], model) == param)]
     forms = [form for form in map(_form, same_place) if form]
     reason = f"must be {' or '.join(dict.fromkeys(forms))}" if forms else _reason(first)
-    return ApiError(400, f"{param}: {reason}", param=param)
+    return ApiError.invalid(param, reason)
 
 
 def _form(error: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _lone_surrogate(body: bytes) -> ApiError:
         param = None
     if param is None or not _is_unicode(param):
         return ApiError(400, f"a string of the body {reason}")
-    return ApiError(400, f"{param}: {reason}", param=param)
+    return ApiError.invalid(param, reason)
 
 
 def _is_unicode(value: object) -> bool:

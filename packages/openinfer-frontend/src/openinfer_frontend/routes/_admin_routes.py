@@ -17,7 +17,7 @@ from openinfer_contract import (
 )
 from openinfer_frontend._backend import Backend
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.http._router import Handler
 from openinfer_frontend.protocols._generation_request import RequestModel, Strings
 
@@ -48,12 +48,12 @@ class AdminRoutes:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+    async def reset_prefix_cache(self, exchange: HttpExchange) -> None:
         """POST /reset_prefix_cache."""
         await self._backend.control(ResetPrefixCache())
         await exchange.respond(200, b"")
 
-    async def abort(self, exchange: Exchange) -> None:
+    async def abort(self, exchange: HttpExchange) -> None:
         """POST /abort_requests."""
         request = await exchange.read_model(AbortRequest)
         live = self._backend.live
@@ -63,7 +63,7 @@ class AdminRoutes:
             live[response_id].abort()
         await exchange.respond_json({"aborted": found})
 
-    async def pause(self, exchange: Exchange) -> None:
+    async def pause(self, exchange: HttpExchange) -> None:
         """POST /pause?mode=."""
         mode = exchange.query("mode") or "wait"
         if mode not in get_args(PauseMode):
@@ -72,12 +72,12 @@ class AdminRoutes:
         await self._backend.control(Pause(mode=cast("PauseMode", mode)))
         await exchange.respond_json({"is_paused": True})
 
-    async def resume(self, exchange: Exchange) -> None:
+    async def resume(self, exchange: HttpExchange) -> None:
         """POST /resume."""
         await self._backend.control(Resume())
         await exchange.respond_json({"is_paused": False})
 
-    async def is_paused(self, exchange: Exchange) -> None:
+    async def is_paused(self, exchange: HttpExchange) -> None:
         """GET /is_paused."""
         engine = self._backend.engine()
         load = engine.load()
@@ -85,7 +85,7 @@ class AdminRoutes:
             load = (await self._backend.control(GetLoad())).load or load
         await exchange.respond_json({"is_paused": load.is_paused})
 
-    async def start_trace(self, exchange: Exchange) -> None:
+    async def start_trace(self, exchange: HttpExchange) -> None:
         """POST /start_profile?kernels=."""
         kernels = exchange.query("kernels") or "false"
         if kernels not in ("true", "false"):
@@ -93,7 +93,7 @@ class AdminRoutes:
         done = await self._backend.control(StartTrace(has_kernels=kernels == "true"))
         await exchange.respond_json({"is_tracing": True, "file": Path(done.message).name})
 
-    async def stop_trace(self, exchange: Exchange) -> None:
+    async def stop_trace(self, exchange: HttpExchange) -> None:
         """POST /stop_profile."""
         done = await self._backend.control(StopTrace())
         await exchange.respond_json({"is_tracing": False, "file": Path(done.message).name})
@@ -111,7 +111,7 @@ def not_enabled(what: str) -> Handler:
         what: a sentence.
     """
 
-    async def refuse(exchange: Exchange) -> None:
+    async def refuse(exchange: HttpExchange) -> None:
         raise ApiError(501, what)
 
     return refuse

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from openinfer_contract import CommandDone, EngineDead, GetLoad, command_name
 from openinfer_frontend._backend import Backend
 from openinfer_frontend.errors import ApiError
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.metrics._metrics import MetricsSnapshot
 
 
@@ -21,14 +21,14 @@ class InfoRoutes:
         self._created = int(time.time())
         self._max_model_len: int | None = None
 
-    async def models(self, exchange: Exchange) -> None:
+    async def models(self, exchange: HttpExchange) -> None:
         """GET /v1/models."""
         names = self._backend.config.served_model_names
         data = [self._model(name) for name in names]
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         await exchange.respond_json({"object": "list", "data": data} | pages)
 
-    async def model(self, exchange: Exchange) -> None:
+    async def model(self, exchange: HttpExchange) -> None:
         """GET /v1/models/{id}, where ids may hold slashes."""
         name = exchange.path.removeprefix("/v1/models/")
         self._backend.check_model(name)
@@ -50,23 +50,23 @@ class InfoRoutes:
             "max_model_len": self._backend.engine().info.limits.max_model_len,
         }
 
-    async def health(self, exchange: Exchange) -> None:
+    async def health(self, exchange: HttpExchange) -> None:
         """GET /health: 200 while the engine can answer."""
         state = self._backend.provider.state
         if state != "ready":
             raise ApiError.unavailable(f"the engine is {state}", self._backend.config.retry_after_s)
         await exchange.respond(200, b"")
 
-    async def ready(self, exchange: Exchange) -> None:
+    async def ready(self, exchange: HttpExchange) -> None:
         """GET /ready: 200 while new requests are served; a drain ends that first."""
         self._backend.check_ready()
         await exchange.respond(200, b"")
 
-    async def version(self, exchange: Exchange) -> None:
+    async def version(self, exchange: HttpExchange) -> None:
         """GET /version."""
         await exchange.respond_json({"version": self._backend.config.version})
 
-    async def metrics(self, exchange: Exchange) -> None:
+    async def metrics(self, exchange: HttpExchange) -> None:
         """GET /metrics: of all front processes, and of the engine if there is one."""
         accept = exchange.header("accept") or ""
         page, media_type = await self._backend.metrics_pages.get(accept, self._snapshot)
@@ -88,7 +88,7 @@ class InfoRoutes:
             engine=engine,
         )
 
-    async def server_info(self, exchange: Exchange) -> None:
+    async def server_info(self, exchange: HttpExchange) -> None:
         """GET /server_info: what is served by what, and what a request may ask of it."""
         info, text = self._backend.engine().info, self._backend.text.model
         fields = asdict(info) | {
@@ -105,7 +105,7 @@ class InfoRoutes:
         }
         await exchange.respond_json(served | {"engine_info": fields})
 
-    async def load(self, exchange: Exchange) -> None:
+    async def load(self, exchange: HttpExchange) -> None:
         """GET /load: exact where the engine can say so between two steps."""
         engine = self._backend.engine()
         load = engine.load()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from openinfer_frontend._backend import Backend
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.http._router import Handler, Route
 from openinfer_frontend.protocols._dialect import ANTHROPIC, RESPONSES
 from openinfer_frontend.protocols._json import to_json
@@ -215,7 +215,7 @@ def _described(routes: Sequence[Route], version: str) -> list[Route]:
     """The routes that describe the others, for machines and for people."""
 
     def serve(body: bytes, media_type: bytes) -> Handler:
-        async def handler(exchange: Exchange) -> None:
+        async def handler(exchange: HttpExchange) -> None:
             await exchange.respond(200, body, media_type=media_type)
 
         return handler

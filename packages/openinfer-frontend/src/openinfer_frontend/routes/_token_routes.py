@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from openinfer_contract import num_ids, unpack_ids
 from openinfer_frontend._backend import Backend
-from openinfer_frontend.http._exchange import Exchange
+from openinfer_frontend.http._http_exchange import HttpExchange
 from openinfer_frontend.protocols._json import to_json, to_json_in_slices
 from openinfer_frontend.protocols._validation_errors import renaming_errors
 from openinfer_frontend.protocols.anthropic._messages_request import CountTokensRequest
@@ -20,7 +20,7 @@ class TokenRoutes:
         self._backend = backend
         self._text = backend.text
 
-    async def tokenize(self, exchange: Exchange) -> None:
+    async def tokenize(self, exchange: HttpExchange) -> None:
         """POST /tokenize."""
         request = await exchange.read_model(TokenizeRequest)
         with self._admitted(exchange):
@@ -49,18 +49,18 @@ class TokenRoutes:
 
             await self._respond(exchange, answer, len(prompt.token_ids))
 
-    async def count_tokens(self, exchange: Exchange) -> None:
+    async def count_tokens(self, exchange: HttpExchange) -> None:
         """POST /v1/messages/count_tokens."""
         body = await exchange.read_model(CountTokensRequest)
         with self._admitted(exchange):
             self._backend.check_model(body.model)
             body.refuse_unsupported()
-            request = self._text.placed(body.conversation())
+            request = self._text.fold_late_system_messages(body.conversation())
             with renaming_errors(body.field_names()):
                 prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             await exchange.respond_json({"input_tokens": num_ids(prompt.token_ids)})
 
-    async def render_chat(self, exchange: Exchange) -> None:
+    async def render_chat(self, exchange: HttpExchange) -> None:
         """POST /v1/chat/completions/render."""
         request = await exchange.read_model(ChatRequest)
         with self._admitted(exchange):
@@ -77,7 +77,7 @@ class TokenRoutes:
 
             await self._respond(exchange, answer, len(prompt.token_ids) + len(prompt.text))
 
-    async def detokenize(self, exchange: Exchange) -> None:
+    async def detokenize(self, exchange: HttpExchange) -> None:
         """POST /detokenize."""
         request = await exchange.read_model(DetokenizeRequest)
         with self._admitted(exchange):
@@ -89,13 +89,13 @@ class TokenRoutes:
             await self._respond(exchange, lambda: {"prompt": text}, len(text))
 
     @contextmanager
-    def _admitted(self, exchange: Exchange) -> Iterator[None]:
+    def _admitted(self, exchange: HttpExchange) -> Iterator[None]:
         """The bounds of a request that generates: many at once cost text threads and memory."""
         with self._backend.admitted(), exchange.watched():
             yield
 
     async def _respond(
-        self, exchange: Exchange, answer: Callable[[], dict[str, object]], size: int
+        self, exchange: HttpExchange, answer: Callable[[], dict[str, object]], size: int
     ) -> None:
         """Sends what `answer` makes, from a text thread if it has more bytes than stay inline."""
         if size <= self._backend.config.max_inline_bytes:

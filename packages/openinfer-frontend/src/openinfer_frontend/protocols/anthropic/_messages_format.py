@@ -12,7 +12,7 @@ from openinfer_frontend.protocols._block_format import Block, BlockFormat
 from openinfer_frontend.protocols._dialect import ANTHROPIC, named_event
 from openinfer_frontend.protocols._field_names import FieldNames
 from openinfer_frontend.protocols._json import to_json
-from openinfer_frontend.protocols._response_format import FormatOptions
+from openinfer_frontend.protocols._wire_format import FormatOptions
 
 _STOP_REASONS: Mapping[str, str] = {
     "stop": "end_turn",

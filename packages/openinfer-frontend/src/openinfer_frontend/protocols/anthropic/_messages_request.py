@@ -7,17 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend.errors import ApiError
+from openinfer_frontend.protocols._conversation_request import ConversationRequest, string_field
 from openinfer_frontend.protocols._field_names import TOOL, FieldNames
 from openinfer_frontend.protocols._generation_request import (
     MAX_STOPS,
     Objects,
     Off,
-    RequestModel,
     StopStrings,
     refuse_boolean,
 )
-from openinfer_frontend.protocols._validation_errors import renaming_errors
-from openinfer_frontend.protocols.openai._chat_request import ChatRequest, Effort, thinking_kwargs
+from openinfer_frontend.protocols.openai._chat_request import Effort, thinking_kwargs
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a system block that a client puts first and changes with every request."""
@@ -84,7 +83,7 @@ class ToolChoice(BaseModel):
     """Keeps the first call alone."""
 
 
-class CountTokensRequest(RequestModel):
+class CountTokensRequest(ConversationRequest):
     """POST /v1/messages/count_tokens."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -109,21 +108,11 @@ class CountTokensRequest(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
     """As in a chat."""
 
-    def conversation(self) -> ChatRequest:
-        """The request as a chat.
-
-        Raises:
-            ApiError: 400, naming what cannot be translated, or what a chat does not take.
-        """
-        fields = self._fields()
-        with renaming_errors(self.field_names()):
-            return ChatRequest(**fields)
-
     def field_names(self) -> FieldNames:
         """What the fields of `conversation` are called here."""
         return FieldNames(_NAMES, [place for place, _ in _functions(self.tools)])
 
-    def _fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, Any]:
         messages = _messages(self.system, self.messages)
         is_prefilled = messages[-1]["role"] == "assistant"
         choice, is_single = self._choice()
@@ -151,7 +140,7 @@ class CountTokensRequest(RequestModel):
             return None, False
         if choice.type == "tool":
             if choice.name is None:
-                raise _wrong("tool_choice.name", "must be a string")
+                raise ApiError.invalid("tool_choice.name", "must be a string")
             function = {"name": choice.name}
             return {"type": "function", "function": function}, choice.disable_parallel_tool_use
         kinds = {"auto": "auto", "any": "required", "none": "none"}
@@ -201,8 +190,8 @@ class MessagesRequest(CountTokensRequest):
     def _no_boolean(cls, value: Any) -> Any:
         return refuse_boolean(value)
 
-    def _fields(self) -> dict[str, Any]:
-        return super()._fields() | {
+    def chat_fields(self) -> dict[str, Any]:
+        return super().chat_fields() | {
             "max_tokens": self.max_tokens,
             "stream": self.stream,
             "stop": self.stop_sequences or None,
@@ -260,7 +249,7 @@ def _assistant(blocks: Sequence[_Block], where: str) -> dict[str, Any]:
         field = f"{where}.content[{index}]"
         kind = block.get("type")
         if kind == "thinking":
-            thoughts.append(_string(block, "thinking", field))
+            thoughts.append(string_field(block, "thinking", field))
         elif kind == "tool_use":
             calls.append(_tool_use(block, field))
         elif kind not in _SKIPPED_BLOCKS:
@@ -276,9 +265,9 @@ def _assistant(blocks: Sequence[_Block], where: str) -> dict[str, Any]:
 def _tool_use(block: _Block, field: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        raise _wrong(f"{field}.input", "must be an object")
-    function = {"name": _string(block, "name", field), "arguments": json.dumps(arguments)}
-    return {"id": _string(block, "id", field), "type": "function", "function": function}
+        raise ApiError.invalid(f"{field}.input", "must be an object")
+    function = {"name": string_field(block, "name", field), "arguments": json.dumps(arguments)}
+    return {"id": string_field(block, "id", field), "type": "function", "function": function}
 
 
 def _tool_result(block: _Block, field: str) -> dict[str, Any]:
@@ -286,23 +275,16 @@ def _tool_result(block: _Block, field: str) -> dict[str, Any]:
     if isinstance(content, list):
         content = [_text_part(part, f"{field}.content[{i}]") for i, part in enumerate(content)]
     elif not isinstance(content, str | None):
-        raise _wrong(f"{field}.content", "must be a string or a list of text blocks")
-    call_id = _string(block, "tool_use_id", field)
+        raise ApiError.invalid(f"{field}.content", "must be a string or a list of text blocks")
+    call_id = string_field(block, "tool_use_id", field)
     return {"role": "tool", "tool_call_id": call_id, "content": content or ""}
 
 
 def _text_part(block: Any, field: str) -> dict[str, Any]:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text":
-        raise _wrong(f"{field}.type", f"is {kind!r}; this model reads text")
-    return {"type": "text", "text": _string(block, "text", field)}
-
-
-def _string(block: _Block, name: str, field: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise _wrong(f"{field}.{name}", "must be a string")
-    return value
+        raise ApiError.invalid(f"{field}.type", f"is {kind!r}; this model reads text")
+    return {"type": "text", "text": string_field(block, "text", field)}
 
 
 def _functions(tools: Sequence[_Block] | None) -> list[tuple[int, _Block]]:
@@ -315,12 +297,8 @@ def _tools(tools: Sequence[_Block] | None) -> list[dict[str, Any]]:
     for index, tool in _functions(tools):
         schema = tool.get("input_schema")
         if not isinstance(schema, dict):
-            raise _wrong(f"tools[{index}].input_schema", "must be an object")
-        function = {"name": _string(tool, "name", f"tools[{index}]"), "parameters": schema}
+            raise ApiError.invalid(f"tools[{index}].input_schema", "must be an object")
+        function = {"name": string_field(tool, "name", f"tools[{index}]"), "parameters": schema}
         function |= {key: tool[key] for key in ("description", "strict") if key in tool}
         translated.append({"type": "function", "function": function})
     return translated
-
-
-def _wrong(param: str, reason: str) -> ApiError:
-    return ApiError(400, f"{param}: {reason}", param=param)

@@ -16,7 +16,7 @@ from openinfer_frontend.generation._choice import Timing
 from openinfer_frontend.generation._generation import Delta, Usage
 from openinfer_frontend.protocols._dialect import OPENAI
 from openinfer_frontend.protocols._json import to_json, to_json_in_slices
-from openinfer_frontend.protocols._response_format import AnswerFormat, FormatOptions
+from openinfer_frontend.protocols._wire_format import FormatOptions, WireFormat
 from openinfer_frontend.protocols.openai._logprobs import (
     Columns,
     chat_logprobs,
@@ -65,7 +65,7 @@ class ChoiceResult:
         return self.scores.merge_all()
 
 
-class ChoicesFormat(AnswerFormat):
+class ChoicesFormat(WireFormat):
     """OpenAI's choices, side by side.
 
     A chunk is `head index open text close rest`, where only text and rest change within a choice.

@@ -6,7 +6,7 @@ from typing import Any
 from openinfer_contract import GenerateRequest
 from openinfer_frontend.generation._generation import Delta
 from openinfer_frontend.protocols._json import to_json
-from openinfer_frontend.protocols._response_format import (
+from openinfer_frontend.protocols._wire_format import (
     REASONING_NAMES,
     FormatOptions,
     ParsedChoice,

@@ -32,11 +32,7 @@ def check_tool_choice(choice: object) -> None:
         return
     if not isinstance(choice, dict) or choice.get("type") != "function":
         reason = "must be auto, none, required, or an object of type function"
-        raise _wrong("tool_choice", reason)
+        raise ApiError.invalid("tool_choice", reason)
     function = choice.get("function")
     if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
-        raise _wrong("tool_choice.function.name", "must be a string")
-
-
-def _wrong(param: str, reason: str) -> ApiError:
-    return ApiError(400, f"{param}: {reason}", param=param)
+        raise ApiError.invalid("tool_choice.function.name", "must be a string")

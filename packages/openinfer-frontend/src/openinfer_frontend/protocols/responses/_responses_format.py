@@ -11,7 +11,7 @@ from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta, Usage
 from openinfer_frontend.protocols._block_format import Block, BlockFormat
 from openinfer_frontend.protocols._json import to_json
-from openinfer_frontend.protocols._response_format import FormatOptions
+from openinfer_frontend.protocols._wire_format import FormatOptions
 from openinfer_frontend.protocols.openai._logprobs import chat_logprobs
 from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
 

@@ -7,17 +7,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openinfer_frontend.errors import ApiError
+from openinfer_frontend.protocols._conversation_request import ConversationRequest, string_field
 from openinfer_frontend.protocols._field_names import TOOL, FieldNames
 from openinfer_frontend.protocols._generation_request import (
     LogprobsMode,
     Objects,
     Off,
-    RequestModel,
     Strings,
     refuse_boolean,
 )
-from openinfer_frontend.protocols._validation_errors import renaming_errors
-from openinfer_frontend.protocols.openai._chat_request import ChatRequest, Effort
+from openinfer_frontend.protocols.openai._chat_request import Effort
 
 LOGPROBS = "message.output_text.logprobs"
 """What of `include` is honoured; the rest asks for things that no answer here has."""
@@ -56,7 +55,7 @@ class TextConfig(BaseModel):
     """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""
 
 
-class ResponsesRequest(RequestModel):
+class ResponsesRequest(ConversationRequest):
     """POST /v1/responses. Nothing is stored: a conversation is sent whole every time."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -150,17 +149,7 @@ class ResponsesRequest(RequestModel):
     def _text_or_none(cls, value: Any) -> str | None:
         return value if isinstance(value, str) and len(value) <= 512 else None
 
-    def conversation(self) -> ChatRequest:
-        """The request as a chat.
-
-        Raises:
-            ApiError: 400, naming what cannot be translated, or what a chat does not take.
-        """
-        fields = self._fields()
-        with renaming_errors(self.field_names()):
-            return ChatRequest(**fields)
-
-    def _fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, Any]:
         choice = self.tool_choice
         if isinstance(choice, dict):
             choice = _choice(choice)
@@ -215,7 +204,7 @@ class ResponsesRequest(RequestModel):
         return {"type": "json_schema", "json_schema": schema}
 
 
-class _Turns:
+class _ConversationBuilder:
     """Messages as they are put together: what the model said in one go is one message.
 
     Texts that belong together are joined once, in `whole`: time is linear in the items.
@@ -267,7 +256,7 @@ class _Turns:
 
 
 def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[dict[str, Any]]:
-    turns = _Turns()
+    turns = _ConversationBuilder()
     if instructions:
         turns.add("system", instructions)
     if isinstance(given, str):
@@ -277,27 +266,29 @@ def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[di
         _add_item(turns, item, f"input[{index}]")
     messages = turns.whole()
     if not messages:
-        raise _wrong("input", "there is nothing in it")
+        raise ApiError.invalid("input", "there is nothing in it")
     return messages
 
 
-def _add_item(turns: _Turns, item: _Item, field: str) -> None:
+def _add_item(turns: _ConversationBuilder, item: _Item, field: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        role = _string(item, "role", field)
+        role = string_field(item, "role", field)
         if role not in _ROLES:
-            raise _wrong(f"{field}.role", f"is {role[:100]!r}; known are {', '.join(_ROLES)}")
+            raise ApiError.invalid(
+                f"{field}.role", f"is {role[:100]!r}; known are {', '.join(_ROLES)}"
+            )
         # A message in the middle keeps its role; those at the start are the system's.
         role = "system" if role == "developer" and not turns.is_begun else role
         turns.add(role, _content(item.get("content"), f"{field}.content"))
     elif kind == "function_call":
-        name = _string(item, "name", field)
-        function = {"name": name, "arguments": _string(item, "arguments", field)}
-        call_id = _string(item, "call_id", field)
+        name = string_field(item, "name", field)
+        function = {"name": name, "arguments": string_field(item, "arguments", field)}
+        call_id = string_field(item, "call_id", field)
         turns.call({"id": call_id, "type": "function", "function": function})
     elif kind == "function_call_output":
         output = _content(item.get("output"), f"{field}.output")
-        call_id = _string(item, "call_id", field)
+        call_id = string_field(item, "call_id", field)
         turns.add("tool", output, tool_call_id=call_id)
     elif kind == "reasoning":
         thoughts = _reasoning(item, field)
@@ -305,14 +296,14 @@ def _add_item(turns: _Turns, item: _Item, field: str) -> None:
             turns.think(thoughts)
     else:
         known = "message, function_call, function_call_output, reasoning"
-        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; known are {known}")
+        raise ApiError.invalid(f"{field}.type", f"is {str(kind)[:100]!r}; known are {known}")
 
 
 def _reasoning(item: _Item, field: str) -> str:
     """The text of a reasoning item; what another service has encrypted has none."""
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
-        raise _wrong(f"{field}.content", "must be a list of parts")
+        raise ApiError.invalid(f"{field}.content", "must be a list of parts")
     texts = (_part(part, f"{field}.content[{index}]") for index, part in enumerate(parts))
     return "\n".join(part["text"] for part in texts)
 
@@ -321,17 +312,17 @@ def _content(content: Any, field: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong(field, "must be a string or a list of parts")
+        raise ApiError.invalid(field, "must be a string or a list of parts")
     return [_part(part, f"{field}[{index}]") for index, part in enumerate(content)]
 
 
 def _part(part: Any, field: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "refusal":
-        return {"type": "text", "text": _string(part, "refusal", field)}
+        return {"type": "text", "text": string_field(part, "refusal", field)}
     if kind not in _TEXT_PARTS:
-        raise _wrong(f"{field}.type", f"is {str(kind)[:100]!r}; this model reads text")
-    return {"type": "text", "text": _string(part, "text", field)}
+        raise ApiError.invalid(f"{field}.type", f"is {str(kind)[:100]!r}; this model reads text")
+    return {"type": "text", "text": string_field(part, "text", field)}
 
 
 def _plain(content: str | Sequence[_Item]) -> str:
@@ -339,7 +330,7 @@ def _plain(content: str | Sequence[_Item]) -> str:
 
 
 def _tool(tool: _Item, field: str) -> dict[str, Any]:
-    function = {"name": _string(tool, "name", field)}
+    function = {"name": string_field(tool, "name", field)}
     keys = ("description", "parameters", "strict")
     function |= {key: tool[key] for key in keys if tool.get(key) is not None}
     return {"type": "function", "function": function}
@@ -357,24 +348,13 @@ def _choice(choice: _Item) -> object:
     """A chat's choice for one by object."""
     kind = choice.get("type")
     if kind == "function":
-        function = {"name": _string(choice, "name", "tool_choice")}
+        function = {"name": string_field(choice, "name", "tool_choice")}
         return {"type": "function", "function": function}
     if kind != "allowed_tools":
-        raise _wrong("tool_choice.type", "must be function or allowed_tools")
+        raise ApiError.invalid("tool_choice.type", "must be function or allowed_tools")
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
-        raise _wrong("tool_choice.mode", "must be auto or required")
+        raise ApiError.invalid("tool_choice.mode", "must be auto or required")
     if not isinstance(choice.get("tools"), list):
-        raise _wrong("tool_choice.tools", "must be a list")
+        raise ApiError.invalid("tool_choice.tools", "must be a list")
     return mode
-
-
-def _string(item: _Item, name: str, field: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise _wrong(f"{field}.{name}", "must be a string")
-    return value
-
-
-def _wrong(param: str, reason: str) -> ApiError:
-    return ApiError(400, f"{param}: {reason}", param=param)

@@ -43,7 +43,7 @@ class FormatOptions:
     """Per choice what finds reasoning and tool calls; none, or one each."""
 
 
-class AnswerFormat(ABC):
+class WireFormat(ABC):
     """The wire format of one response, whole or event by event; belongs to its task.
 
     A stream is per choice one `opening` and its `chunk`s, then one `ending`, or a `failure`. A

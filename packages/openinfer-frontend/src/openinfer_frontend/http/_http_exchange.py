@@ -55,7 +55,7 @@ class PendingBodies:
             raise ApiError.unavailable(message, refusal="pending_bodies")
 
 
-class Exchange:
+class HttpExchange:
     """One HTTP request and its response; belongs to the task that handles it."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Exchange:
         """Whether the status line is out."""
         return self.status is not None
 
-    def take_request_id(self) -> None:
+    def adopt_request_id(self) -> None:
         """Adopts the client's X-Request-Id.
 
         Raises:
@@ -121,7 +121,7 @@ class Exchange:
             self.request_id = given
             self._has_given_id = True
 
-    def offer_request_id(self, request_id: str) -> None:
+    def suggest_request_id(self, request_id: str) -> None:
         """A body's own name for the request; one in a header comes first."""
         if not self._has_given_id:
             self.request_id = request_id
@@ -165,7 +165,7 @@ class Exchange:
             self._check_size(int(announced))
         parts = []
         # Cheaper than a block with a timeout, for what is nearly always there.
-        timer = asyncio.get_running_loop().call_later(self._body_timeout_s, self._stop_waiting)
+        timer = asyncio.get_running_loop().call_later(self._body_timeout_s, self._interrupt_body)
         try:
             while True:
                 message = await self._receive()
@@ -187,7 +187,7 @@ class Exchange:
             message = f"the body exceeds {self._max_body_bytes} bytes (--max-body-bytes)"
             raise ApiError(413, message)
 
-    def _stop_waiting(self) -> None:
+    def _interrupt_body(self) -> None:
         self.interrupt(ApiError(408, "the request body did not arrive in time"))
 
     def interrupt(self, error: ApiError) -> bool:
