@@ -8,6 +8,7 @@ from openinfer_nn import (
     Linear,
     MergedLinear,
     WeightMap,
+    fill_dummy_weights,
     load_weights,
     weight_bytes,
 )
@@ -166,6 +167,28 @@ def test_loading_to_a_gpu_through_pinned_slots(tmp_path, write_file, monkeypatch
         load_weights(tmp_path, net, net.weight_map(), num_threads=3)
         rows = torch.cat((tensors["gate"], tensors["up"]))
         assert torch.equal(net.merged.weight.cpu(), rows.to(dtype))
+
+
+class Biased(nn.Module):
+    """A product with a bias, and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in {"weight": (64, 8), "bias": (64,), "norm_weight": (8,)}.items():
+            parameter = nn.Parameter(torch.full(shape, torch.nan), requires_grad=False)
+            self.register_parameter(name, parameter)
+
+
+def test_dummy_biases_are_small_and_norms_are_the_identity():
+    first, second = Biased(), Biased()
+    for module in (first, second):
+        fill_dummy_weights(module)
+    assert torch.equal(first.norm_weight, torch.ones(8))
+    for parameter in (first.weight, first.bias):
+        assert 0.01 < parameter.std() < 0.03
+        assert abs(parameter.mean()) < 0.01
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from openinfer_nn.modules._rotary import (
     inverse_frequencies,
     rope_scaling,
 )
+from openinfer_nn.weights._dummy_weights import fill_dummy_weights
 from openinfer_nn.weights._loader import load_weights, pack_weights, weight_bytes
 from openinfer_nn.weights._safetensors import TensorEntry, read_checkpoint
 from openinfer_nn.weights._weight_map import WeightMap
@@ -59,6 +60,7 @@ __all__ = [
     # Checkpoints
     "TensorEntry",
     "WeightMap",
+    "fill_dummy_weights",
     "load_weights",
     "pack_weights",
     "read_checkpoint",

@@ -13,6 +13,7 @@ from openinfer_kernels import CompileAhead, KernelError, gpu_of
 from openinfer_nn import (
     CacheView,
     ModelError,
+    fill_dummy_weights,
     load_weights,
     pack_weights,
     weight_bytes,
@@ -27,8 +28,6 @@ from openinfer_runtime.startup._memory_plan import allocate_arena, check_host_me
 from openinfer_runtime.startup._rehearsal import rehearse
 from openinfer_runtime.startup._threads import useful_threads
 from openinfer_runtime.steps._step_shapes import StepShapes
-
-_DUMMY_STD = 0.02
 
 _logger = logging.getLogger(__name__)
 
@@ -168,7 +167,7 @@ def _load(spec: LaunchSpec, build: Build, options: BuildOptions) -> TorchModel:
             # Before they are written: until then they take address space and no memory.
             check_host_memory(weight_bytes(model))
         if spec.engine.load_format == "dummy":
-            _fill_randomly(model)
+            fill_dummy_weights(model)
             pack_weights(model)
         else:
             load_weights(Path(spec.model_path), model, model.weight_map())
@@ -191,13 +190,3 @@ def _memory_errors_explained() -> Iterator[None]:
             needed_bytes=total,
             available_bytes=free,
         ) from error
-
-
-def _fill_randomly(model: TorchModel) -> None:
-    """Weights of a plausible scale, the same ones every time; norms are the identity."""
-    for index, parameter in enumerate(model.parameters()):
-        if parameter.dim() < 2:
-            parameter.fill_(1.0)
-            continue
-        generator = torch.Generator(parameter.device).manual_seed(index)
-        parameter.normal_(0.0, _DUMMY_STD, generator=generator)
