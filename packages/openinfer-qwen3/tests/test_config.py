@@ -1,10 +1,13 @@
+import json
 import subprocess
 import sys
 
 import pytest
+from transformers import Qwen3Config as TransformersConfig
 
 from openinfer_engine import UnsupportedConfig
 from openinfer_qwen3 import Qwen3Config
+from openinfer_testing.torch import TINY_CHECKPOINTS
 
 
 @pytest.fixture
@@ -132,6 +135,16 @@ def test_what_is_not_served_is_refused_by_name(qwen3_4b, change, field):
         Qwen3Config.from_dict(qwen3_4b | change)
     assert caught.value.field == field
     assert caught.value.field in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", TINY_CHECKPOINTS, ids=lambda shape: shape.name)
+def test_what_transformers_saves_reads_the_same(shape, tmp_path):
+    published = shape.config()
+    TransformersConfig.from_dict(dict(published)).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in saved
+    saved.setdefault("architectures", published["architectures"])
+    assert Qwen3Config.from_dict(saved) == Qwen3Config.from_dict(published)
 
 
 def test_two_spellings_of_one_thing_must_agree(qwen3_4b):

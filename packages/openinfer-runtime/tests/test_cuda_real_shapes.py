@@ -24,7 +24,7 @@ def _checkpoint(name, hidden, intermediate, num_layers, num_heads):
     return TinyCheckpoint(
         name=name, num_heads=num_heads, num_kv_heads=8, head_dim=128, hidden_size=hidden,
         intermediate_size=intermediate, num_layers=num_layers, vocab_size=VOCAB_SIZE,
-        max_position=40_960, rope_theta=1e6, dtype="bfloat16", num_shards=4,
+        max_position=40_960, rope_theta=1e6, dtype="bfloat16", max_shard_bytes=2 << 30,
         # Logits spread by about two and a half, as sharp as a trained model's.
         init_std=2.5 / math.sqrt(hidden),
     )  # fmt: skip

@@ -17,8 +17,9 @@ from openinfer_testing.torch._reference import (
     release_references,
     teacher_forced_logprobs,
 )
-from openinfer_testing.torch._tiny import MIN_LOGIT_STD, TINY_CHECKPOINTS, TinyCheckpoint
+from openinfer_testing.torch._tiny import TINY_CHECKPOINTS, TinyCheckpoint
 from openinfer_testing.torch._tokenizer import CHAT_TEMPLATE, train_tokenizer
+from openinfer_testing.torch._write_hf import MIN_LOGIT_STD, write_hf
 
 __all__ = [
     # Tiny checkpoints
@@ -27,6 +28,7 @@ __all__ = [
     "TINY_CHECKPOINTS",
     "TinyCheckpoint",
     "train_tokenizer",
+    "write_hf",
     # The truth
     "FloatArray",
     "reference_logits",
