@@ -248,6 +248,18 @@ def test_the_engine_ends_when_its_parent_is_killed(start_server):
     wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.long
+def test_a_server_whose_engine_cannot_be_restarted_ends_with_status_1(start_server, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(CHECKPOINT.path(), folder)
+    server = start_server(str(folder))
+    shutil.rmtree(folder)
+    server.expected_status = 1
+    server.engine.kill()
+    assert server.process.wait(60) == 1
+    assert any("does not start again" in line and str(folder) in line for line in server.log)
+
+
 def test_two_front_processes_share_the_port_and_the_engine(start_server):
     server = start_server("--api-server-count", "2", "--max-num-seqs", "8")
     (other,) = server.children("openinfer._front")

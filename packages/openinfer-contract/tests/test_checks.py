@@ -186,6 +186,13 @@ USES: dict[str, dict[str, Any]] = {
 }
 
 
+def test_an_adapter_without_a_uid_is_rejected(make_info: Make, make_request: Make) -> None:
+    request: GenerateRequest = make_request(adapter=Adapter("a", b""))
+    rejected = check_request(request, make_info())
+    assert rejected is not None
+    assert (rejected.kind, rejected.field) == ("invalid", "adapter")
+
+
 def test_every_feature_has_an_example() -> None:
     assert set(USES) == set(FEATURES)
 

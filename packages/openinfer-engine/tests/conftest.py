@@ -81,7 +81,7 @@ class Lender:
     @asynccontextmanager
     async def supervised(self, needs: EngineNeeds) -> AsyncIterator[EngineHandle]:
         if needs not in self._supervisors or needs.is_expendable:
-            options = SupervisorOptions(max_restarts=0)
+            options = SupervisorOptions(max_failed_starts=0)
             spec = process_spec(needs).launch
             engine = EngineSupervisor(spec, factory=MODELLED, options=options)
             await engine.start()

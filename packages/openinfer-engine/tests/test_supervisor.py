@@ -38,7 +38,7 @@ from openinfer_testing.engine import Recorder
 Request = Callable[..., Any]
 SPEC = LaunchSpec(model_path="", model_line="modelled")
 FACTORY = "openinfer_testing:modelled_executor"
-QUICK = SupervisorOptions(backoff_s=0.01, max_restarts=2)
+QUICK = SupervisorOptions(backoff_s=0.01, max_failed_starts=2)
 
 
 def spec(**options: Any) -> LaunchSpec:
@@ -182,18 +182,46 @@ def test_a_killed_engine_is_restarted(
 
 
 @pytest.mark.long
-def test_tries_are_bounded() -> None:
+def test_only_failed_starts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     async def main() -> None:
         async with running() as engine:
-            for restart in range(3):
+            for restart in range(4):
                 await until(lambda: engine.state == "ready")
                 assert engine.num_restarts == restart
                 os.kill(engine.info.pid, signal.SIGKILL)
                 await until(lambda: engine.state != "ready")
-            await until(lambda: engine.state == "dead")
-            assert "died" in engine.reason
+            await until(lambda: engine.state == "ready")
+            monkeypatch.setattr(_child_process.socket, "socketpair", exhausted)
+            os.kill(engine.info.pid, signal.SIGKILL)
+            assert "Too many open files" in await asyncio.wait_for(engine.wait_dead(), 10)
             await asyncio.sleep(0.1)
-            assert (engine.state, engine.num_restarts) == ("dead", 2)
+            assert (engine.state, engine.num_restarts) == ("dead", 6)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_may_not_be_restarted_is_dead() -> None:
+    async def main() -> None:
+        async with running(options=SupervisorOptions(max_failed_starts=0)) as engine:
+            os.kill(engine.info.pid, signal.SIGKILL)
+            assert "died" in await asyncio.wait_for(engine.wait_dead(), 10)
+            assert (engine.state, engine.num_restarts) == ("dead", 0)
+
+    asyncio.run(main())
+
+
+def test_a_closed_engine_is_not_dead() -> None:
+    async def main() -> None:
+        async with running() as engine:
+            waiting = asyncio.ensure_future(engine.wait_dead())
+            await asyncio.sleep(0)
+            await engine.shutdown()
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            assert not done
+            waiting.cancel()
 
     asyncio.run(main())
 

@@ -4,11 +4,13 @@
     further front processes ──────────────── Unix socket ───────┘
 
 All front processes accept from one socket. It listens once the engine can answer; an engine that
-dies is restarted while the port stays open and answers 503.
+dies is restarted while the port stays open and answers 503. If it cannot be restarted, the server
+ends with status 1.
 """
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
@@ -22,7 +24,7 @@ from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze
 from openinfer._http_options import HttpOptions
 from openinfer._prepare import Prepared
 from openinfer._text_options import TextOptions
-from openinfer_contract import CacheGroupInfo, EngineInfo
+from openinfer_contract import CacheGroupInfo, EngineDead, EngineInfo
 from openinfer_engine import EngineSupervisor, physical_cores
 from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, serve
 from openinfer_text import TextModel
@@ -50,6 +52,7 @@ def run(
         begun: when the start began, of `time.monotonic`.
 
     Raises:
+        EngineDead: the engine has died, and every attempt to restart it has failed.
         OpenInferError: a sentence that says what to do.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -82,6 +85,8 @@ async def _run(
             others = FrontProcesses(front, sock, addresses[-1], num_fronts - 1, counters)
             stack.push_async_callback(others.stop)
             await others.start()
+        end = asyncio.create_task(_end_with_engine(supervisor))
+        stack.callback(end.cancel)
         await serve(
             app,
             [sock],
@@ -92,6 +97,14 @@ async def _run(
             on_second_signal=others.hurry if others else None,
         )
         _logger.info("shutting down")
+        if supervisor.state == "dead":
+            raise EngineDead(supervisor.reason)
+
+
+async def _end_with_engine(supervisor: EngineSupervisor) -> None:
+    """Ends the server, as SIGTERM does, once the engine cannot be restarted any more."""
+    await supervisor.wait_dead()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:

@@ -105,6 +105,8 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
         yield _invalid("cache.hint", "must be empty, pin or demote")
     if request.deadline is not None and math.isnan(request.deadline):
         yield _invalid("deadline", "must be a number of seconds")
+    if request.adapter is not None and not request.adapter.uid and "adapter" in info.honoured:
+        yield _invalid("adapter", "must have a uid: its cached blocks would be the base model's")
     for feature, uses in _not_among(info.honoured):
         if uses(request):
             message = f"{feature} is not supported by this engine ({info.model_line})"

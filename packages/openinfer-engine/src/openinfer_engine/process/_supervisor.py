@@ -1,7 +1,7 @@
 """Keeps one engine process alive, and looks like an engine that is sometimes not there.
 
 starting --ready--> ready --it died--> restarting --ready--> ready
-                                           └──tries used up──> dead
+                                           └──starts failed──> dead
 any --close, shutdown--> closed
 """
 
@@ -38,19 +38,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorOptions:
-    """Patience, in seconds and tries."""
+    """Timeouts in seconds, and when to give up on restarting."""
 
     step_timeout_s: float = 60.0
-    """Running rows and no sign of a step for this long: the engine is killed and restarted."""
+    """An engine with running requests that sends nothing for this long is killed and restarted."""
     start_silence_s: float | None = 600.0
-    """A start that reports nothing for this long is hung."""
-    max_restarts: int = 3
-    """Restarts in a row; an engine that was healthy for `healthy_s` starts a new row."""
+    """A start without a progress message for this long has failed. None: no timeout."""
+    max_failed_starts: int = 3
+    """Failed restarts in a row after which the engine stays dead. A successful restart sets the
+    count back to zero. 0: a dead engine is never restarted."""
     backoff_s: float = 0.5
-    """Wait before the first restart of a row; doubles with each."""
+    """Wait before the first restart. It doubles with each further restart."""
+    max_backoff_s: float = 30.0
+    """Upper bound of that wait."""
     healthy_s: float = 60.0
+    """An engine that lived longer than this sets the wait back to `backoff_s`."""
     stop_s: float = 10.0
-    """How long a closed engine may take to end before it is killed."""
+    """A closed engine that has not ended after this long is killed."""
 
 
 class EngineSupervisor:
@@ -202,6 +206,17 @@ class EngineSupervisor:
         if child is not None:
             await child.stop(self._options.stop_s)
 
+    async def wait_dead(self) -> str:
+        """Returns why the engine is dead for good, once restarting it has failed.
+
+        It never returns if the supervisor is closed first.
+        """
+        assert self._watch is not None, "the supervisor was not started"
+        await asyncio.wait([self._watch])
+        if self._state != "dead":
+            await asyncio.get_running_loop().create_future()
+        return self._reason
+
     def _engine(self) -> RemoteEngine:
         if self._child is None:
             raise EngineDead(self._reason)
@@ -233,10 +248,10 @@ class EngineSupervisor:
         self._state = "ready"
 
     async def _keep_alive(self) -> None:
+        """Restarts the engine whenever it dies; returns once restarting has failed for good."""
         loop = asyncio.get_running_loop()
-        tries = 0
-        while True:
-            assert self._child is not None
+        num_early_deaths = 0
+        while self._child is not None:
             started_at = loop.time()
             reason = await self._watch_child(self._child)
             child, self._child = self._child, None
@@ -244,17 +259,20 @@ class EngineSupervisor:
             status = await child.stop(_EXIT_WAIT_S if child.engine.is_dead else 0.0)
             self._reason = f"{reason} (exit status {status})"
             _logger.error("%s; restarting it", self._reason)
-            if loop.time() - started_at > self._options.healthy_s:
-                tries = 0
-            tries = await self._restart(tries)
-            if self._child is None:
-                return
+            is_early = loop.time() - started_at <= self._options.healthy_s
+            num_early_deaths = num_early_deaths + 1 if is_early else 0
+            await self._restart(max(0, num_early_deaths - 1))
 
-    async def _restart(self, tries: int) -> int:
-        """Tries until an engine runs or the tries are used up; returns those used."""
-        while tries < self._options.max_restarts:
-            await asyncio.sleep(self._options.backoff_s * 2**tries)
-            tries += 1
+    async def _restart(self, num_doublings: int) -> None:
+        """Starts an engine, in several attempts if need be; `_child` is None if all have failed.
+
+        Args:
+            num_doublings: how often the first wait is doubled.
+        """
+        options = self._options
+        for attempt in range(options.max_failed_starts):
+            factor = 2.0 ** min(num_doublings + attempt, 32)
+            await asyncio.sleep(min(options.backoff_s * factor, options.max_backoff_s))
             self._num_restarts += 1
             try:
                 await self._start_child()
@@ -262,12 +280,11 @@ class EngineSupervisor:
                 self._reason = f"the engine does not start again: {error.message}"
                 _logger.error("%s", self._reason)
             else:
-                counted = "1 try" if tries == 1 else f"{tries} tries"
+                counted = "1 try" if attempt == 0 else f"{attempt + 1} tries"
                 _logger.info("the engine is back after %s", counted)
-                return tries
+                return
         self._state = "dead"
-        _logger.error("the engine is given up after %d restarts", tries)
-        return tries
+        _logger.error("the engine stays dead: %d starts in a row failed", options.max_failed_starts)
 
     async def _watch_child(self, child: EngineChild) -> str:
         """Returns why the engine is gone, or has to go.
