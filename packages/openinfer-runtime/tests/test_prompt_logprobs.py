@@ -41,8 +41,8 @@ def test_once_the_prompt_is_scored_steps_are_those_of_others(engine, ask, prompt
     runner = engine(max_num_batched_tokens=40).pad_steps()
     (other,) = runner.run([ask(prompts[0], max_tokens=12)])
     rows, plain_steps = runner.executor._rows, []
-    begin = rows.begin
-    rows.begin = lambda plan: plain_steps.append(plan) or begin(plan)
+    begin = rows.enter_exact
+    rows.enter_exact = lambda plan: plain_steps.append(plan) or begin(plan)
     options = PromptLogprobOptions(num_top=1)
     outputs = runner.run(
         [

@@ -25,6 +25,16 @@ class Sequence:
         self.free = free
         self.blocks = [free.pop() for _ in range(-(-self.num_cached // BLOCK_SIZE))]
         self.start_blocks = list(self.blocks)
+        self.has_drawn = False
+
+    @property
+    def num_known(self):
+        return len(self.tokens) - self.num_cached
+
+    @property
+    def is_decode(self):
+        """The last token is the one the device drew: only a forward of it alone may omit it."""
+        return self.num_known == 1 and self.num_cached > 0 and self.has_drawn
 
     def grow(self, num_tokens):
         new = []
@@ -84,12 +94,12 @@ def test_random_plans(seed, is_static):
                 live[slot] = Sequence(rng, free)
                 starts.append(row_start(slot, live[slot]))
         rows, truth = [], []
-        for slot in rng.permutation(list(live)).tolist():
+        # Decode rows come first.
+        slots = rng.permutation(list(live)).tolist()
+        for slot in sorted(slots, key=lambda slot: not live[slot].is_decode):
             sequence = live[slot]
-            known = len(sequence.tokens) - sequence.num_cached
-            # The last token is the one the device drew: only a forward of it alone may omit it.
-            is_unknown = known == 1 and sequence.num_cached > 0 and hasattr(sequence, "drawn")
-            count = 1 if is_unknown else int(rng.integers(1, known + 1))
+            is_unknown = sequence.is_decode
+            count = 1 if is_unknown else int(rng.integers(1, sequence.num_known + 1))
             begin, end = sequence.num_cached, sequence.num_cached + count
             rows.append(
                 PlannedRow(
@@ -113,7 +123,7 @@ def test_random_plans(seed, is_static):
             check(table, plan, truth)
         for row, (sequence, _, _) in zip(rows, truth, strict=True):
             if row.is_sampled:
-                sequence.drawn = True
+                sequence.has_drawn = True
                 sequence.tokens.append(draw_of(step_id, row.slot))
 
 
@@ -144,8 +154,9 @@ def draw(table, plan, draw_slots, rows, slots):
 
 
 def check(table, plan, truth):
-    host, step = table.begin(plan)
-    inputs = step.inputs
+    host, buffers = table.enter_exact(plan)
+    table.advance(buffers)
+    inputs, tensors = buffers.inputs, buffers.tensors
     token_ids, positions, slots, ends, sampled = expected(plan, truth)
     assert inputs.token_ids.tolist() == token_ids
     assert inputs.positions.tolist() == positions
@@ -155,24 +166,26 @@ def check(table, plan, truth):
     for index, (sequence, _, end) in enumerate(truth):
         used = -(-end // BLOCK_SIZE)
         assert inputs.block_table[index, :used].tolist() == sequence.blocks[:used]
-    assert inputs.logits_indices.tolist() == [at for at, _, _ in sampled]
-    assert host.sampled_slots.tolist() == step.draw_slots.tolist() == [s for _, s, _ in sampled]
-    assert step.draw_positions.tolist() == [end for _, _, end in sampled]
+    rows = buffers.sampled_rows[: len(sampled)]
+    assert rows.tolist() == host.sampled_rows.tolist()
+    assert inputs.logits_indices[rows].tolist() == [at for at, _, _ in sampled]
+    slots = [slot for _, slot, _ in sampled]
+    assert host.sampled_slots.tolist() == tensors.draw_slots[rows].tolist() == slots
+    assert tensors.draw_positions[rows].tolist() == [end for _, _, end in sampled]
     assert inputs.max_seqlen_q == max(end - begin for _, begin, end in truth)
     assert inputs.max_seqlen_k == max(end for _, _, end in truth)
     assert inputs.token_ids.dtype == inputs.slot_mapping.dtype == torch.int64
     assert inputs.block_table.dtype == inputs.seq_lens.dtype == torch.int32
-    slots = [slot for _, slot, _ in sampled]
-    draw(table, plan, step.draw_slots, slice(None), slots)
+    draw(table, plan, tensors.draw_slots, rows, slots)
 
 
 def check_static(table, statics, plan, truth):
     shape = SHAPES.of(plan)
     if shape not in statics:
-        statics[shape] = table.static_step(shape)
-    host = table.begin_static(plan, statics[shape])
-    step = table.advance(statics[shape])
-    inputs = step.inputs
+        statics[shape] = table.captured_step(shape)
+    host = table.enter(plan, statics[shape])
+    table.advance(statics[shape])
+    inputs, step = statics[shape].inputs, statics[shape].tensors
     token_ids, positions, slots, ends, sampled = expected(plan, truth)
     num_tokens, num_seqs = len(token_ids), len(truth)
     token_padding = [0] * (shape.num_tokens - num_tokens)
@@ -207,7 +220,8 @@ def test_a_step_of_nothing_but_padding_changes_nothing():
     table = row_table()
     before = [getattr(table._tables, name).clone() for name in ("seq_lens", "block_table")]
     for shape in (StepShape(4, 4, True), StepShape(16, 5, False)):
-        step = table.advance(table.static_step(shape))
+        step = table.captured_step(shape)
+        table.advance(step)
         assert set(step.inputs.slot_mapping.tolist()) == {NUM_BLOCKS * BLOCK_SIZE}
         assert not step.inputs.seq_lens.any()
     after = [getattr(table._tables, name) for name in ("seq_lens", "block_table")]
@@ -230,8 +244,9 @@ def steps(table, static, *plans):
     """Lengths and used blocks by row, of one plan after another."""
     for step_id, (starts, rows) in enumerate(plans):
         plan = StepPlan(step_id=step_id, ends=(), starts=tuple(starts), rows=tuple(rows))
-        table.begin_static(plan, static)
-        inputs = table.advance(static).inputs
+        table.enter(plan, static)
+        table.advance(static)
+        inputs = static.inputs
         lens = inputs.seq_lens[: len(rows)].tolist()
         blocks = [inputs.block_table[i, : -(-n // BLOCK_SIZE)].tolist() for i, n in enumerate(lens)]
         yield lens, blocks
@@ -240,7 +255,7 @@ def steps(table, static, *plans):
 def test_rows_go_on_without_being_looked_at_again():
     """The same row objects plan after plan, as a scheduler gives them, and blocks now and then."""
     table = row_table()
-    static = table.static_step(StepShape(2, 2, True))
+    static = table.captured_step(StepShape(2, 2, True))
     one, two = decode_row(3), decode_row(1)
     starts = [start_of(3, 3, [10]), start_of(1, 6, [20, 21])]
     assert list(
@@ -270,8 +285,8 @@ def test_a_slot_may_change_hands_between_two_steps_of_a_shape():
     """What a step of a shape has sent is not sent again where somebody else has the slot now."""
     table = row_table()
     decode, other = (
-        table.static_step(StepShape(1, 1, True)),
-        table.static_step(StepShape(2, 2, True)),
+        table.captured_step(StepShape(1, 1, True)),
+        table.captured_step(StepShape(2, 2, True)),
     )
     row = decode_row(0)
     list(steps(table, decode, ([start_of(0, 3, [10])], [row]), ([], [decode_row(0, [11])])))
@@ -282,7 +297,7 @@ def test_a_slot_may_change_hands_between_two_steps_of_a_shape():
 
 def test_a_sequence_may_start_without_a_row_and_with_more_blocks_than_a_step_holds():
     table = row_table()
-    static = table.static_step(StepShape(1, 1, True))
+    static = table.captured_step(StepShape(1, 1, True))
     static.num_new_blocks = 2
     first, second = steps(
         table,
@@ -296,10 +311,10 @@ def test_a_sequence_may_start_without_a_row_and_with_more_blocks_than_a_step_hol
 
 def test_rows_that_all_grow_at_once_are_one_upload(monkeypatch):
     table = row_table(max_model_len=100 * BLOCK_SIZE)
-    static = table.static_step(StepShape(2, 2, True))
+    static = table.captured_step(StepShape(2, 2, True))
     starts = [start_of(3, 3, [10]), start_of(1, 4, [20])]
     list(steps(table, static, (starts, [decode_row(3), decode_row(1, [21])])))
-    monkeypatch.setattr(table, "_enter", lambda *_: pytest.fail("a row by itself"))
+    monkeypatch.setattr(table, "_send_blocks", lambda *_: pytest.fail("a row by itself"))
     grown = [decode_row(3, range(30, 31 + LOOKAHEAD)), decode_row(1, range(60, 61 + LOOKAHEAD))]
     ((lens, blocks),) = steps(table, static, ([], grown))
     assert (lens, blocks) == ([5, 6], [[10, 30], [20, 21]])

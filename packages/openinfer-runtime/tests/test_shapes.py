@@ -8,7 +8,9 @@ from openinfer_runtime.steps._step_shapes import MAX_TOKENS, StepShape, StepShap
 
 
 def plan_of(*counts):
-    return SimpleNamespace(rows=counts, num_tokens=sum(counts))
+    """A plan of so many known tokens a row."""
+    rows = [SimpleNamespace(token_ids=[0] * count) for count in counts]
+    return SimpleNamespace(rows=rows, num_tokens=sum(counts))
 
 
 SHAPES = StepShapes(max_num_seqs=200, max_num_tokens=8192)

@@ -27,10 +27,10 @@ from openinfer_runtime.errors import RecordingFailed
 from openinfer_runtime.graphs._recorder import Recorder
 from openinfer_runtime.graphs._step_graphs import Logits, StepGraphs
 from openinfer_runtime.steps._launched_step import LaunchedStep
-from openinfer_runtime.steps._plan_parts import HostRows
 from openinfer_runtime.steps._prefix_groups import PrefixGroups, PrefixInput, SharingThresholds
 from openinfer_runtime.steps._prompt_logprobs import score_prompts
 from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._step_buffers import HostRows, StepBuffers
 from openinfer_runtime.steps._step_shapes import StepShapes
 from openinfer_runtime.steps._transfer import download
 from openinfer_runtime.trace._device_trace import DeviceTrace
@@ -246,21 +246,27 @@ class TorchExecutor:
         if graphs is not None and shape is not None:
             try:
                 step.rows, step.logits = graphs.forward(plan, shape, groups)
-                step.is_padded = True
                 return
             except RecordingFailed as error:
                 self._stop_recording(error)
-        step.rows, rows = self._rows.begin(plan)
-        hidden = self._model.forward(self._with_shared(rows.inputs, groups), self._cache)
+        step.rows, buffers = self._rows.enter_exact(plan)
+        self._rows.advance(buffers)
+        hidden = self._model.forward(self._with_shared(buffers.inputs, groups), self._cache)
         if scored:
             step.prompts = score_prompts(self._model, self._sampler, hidden, step.rows, scored)
         if len(step.rows.sampled_rows):
-            wanted = hidden.index_select(0, rows.inputs.logits_indices)
-            step.logits = Logits(
-                scores=self._model.logits(wanted),
-                slots=rows.draw_slots,
-                positions=rows.draw_positions,
-            )
+            step.logits = self._exact_logits(hidden, buffers, len(step.rows.sampled_rows))
+
+    def _exact_logits(self, hidden: torch.Tensor, buffers: StepBuffers, num_sampled: int) -> Logits:
+        """Computes the logits of the rows that are sampled, and of no others."""
+        tensors = buffers.tensors
+        picked = [tensors.logits_indices, tensors.draw_slots, tensors.draw_positions]
+        if num_sampled < len(tensors.draw_slots):
+            index = buffers.sampled_rows[:num_sampled]
+            picked = [tensor.index_select(0, index) for tensor in picked]
+        indices, slots, positions = picked
+        scores = self._model.logits(hidden.index_select(0, indices))
+        return Logits(scores=scores, slots=slots, positions=positions)
 
     def _with_shared(self, inputs: StepInputs, groups: Sequence[PrefixGroup]) -> StepInputs:
         if not groups:
@@ -308,7 +314,7 @@ class TorchExecutor:
     def _sampled(
         self, step: LaunchedStep, rows: HostRows, logits: Logits, masks: GrammarMasks
     ) -> SampledTokens:
-        if step.is_padded and not masks and self._graphs is not None:
+        if logits.sampled_rows is not None and not masks and self._graphs is not None:
             needs = self._sampler.recordable_needs(rows.sampled_slots)
             try:
                 if needs is not None:
@@ -316,8 +322,7 @@ class TorchExecutor:
                     return self._graphs.draw(logits, rows, needs)
             except RecordingFailed as error:
                 self._stop_recording(error)
-        if step.is_padded:
-            logits = logits.select(upload(rows.sampled_rows, self._device))
+        logits = logits.sampled(len(rows.sampled_rows))
         sampled = self._sampler.sample(
             logits.scores,
             rows.sampled_slots,

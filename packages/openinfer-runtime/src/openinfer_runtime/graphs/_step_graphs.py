@@ -17,10 +17,9 @@ from openinfer_nn import CacheView
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import RecordingFailed
 from openinfer_runtime.graphs._recorder import Recorder
-from openinfer_runtime.steps._plan_parts import HostRows
 from openinfer_runtime.steps._prefix_groups import PrefixInput
 from openinfer_runtime.steps._row_table import RowTable
-from openinfer_runtime.steps._static_step import StaticStep
+from openinfer_runtime.steps._step_buffers import HostRows, StepBuffers
 from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
 from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
 from openinfer_scheduler import StepPlan
@@ -30,20 +29,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """What a forward pass has come to, row by row of what may be drawn.
+    """Logits of a step, and the slot and position of each row's draw.
 
     Attributes:
         scores: [n, vocab_size], in the model's dtype.
-        slots: [n], int64: whose they are; the padding row's where nothing is drawn.
+        slots: [n], int64: slot of each row; the padding slot where no token is drawn.
         positions: [n], int64: sequence index of the token to draw.
+        sampled_rows: [>= num_sampled], int64, on the device: rows that are sampled, where the
+            logits have one for every row of the plan and for padding; None where all are sampled.
     """
 
     scores: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
+    sampled_rows: torch.Tensor | None = None
 
-    def select(self, index: torch.Tensor) -> "Logits":
-        """Copies of some rows."""
+    def sampled(self, num_sampled: int) -> "Logits":
+        """Returns copies of the rows that are sampled."""
+        if self.sampled_rows is None:
+            return self
+        index = self.sampled_rows[:num_sampled]
         return Logits(
             scores=self.scores.index_select(0, index),
             slots=self.slots.index_select(0, index),
@@ -53,7 +58,7 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    step: StaticStep
+    buffers: StepBuffers
     prefixes: PrefixInput | None
     logits: Logits
     run: Callable[[], None]
@@ -121,7 +126,7 @@ class StepGraphs:
             RecordingFailed: of a shape that comes for the first time.
         """
         forward = self._forwards.get(shape) or self.record_forward(shape)
-        rows = self._rows.begin_static(plan, forward.step)
+        rows = self._rows.enter(plan, forward.buffers)
         if forward.prefixes is not None:
             forward.prefixes.fill(groups)
         forward.run()
@@ -178,22 +183,24 @@ class StepGraphs:
         Raises:
             RecordingFailed: the device does not.
         """
-        step = self._rows.static_step(shape)
-        logits = self._logits(shape.num_seqs)
+        buffers = self._rows.captured_step(shape)
+        logits = replace(self._logits(shape.num_seqs), sampled_rows=buffers.sampled_rows)
         prefixes = None
         if shape.shares_prefixes:
             num_kv_heads = self._cache.spec.planes[0].num_heads
             prefixes = PrefixInput(shape.num_seqs, num_kv_heads, self._device)
-        shared = None if prefixes is None else prefixes.shared
+        inputs = buffers.inputs
+        if prefixes is not None:
+            inputs = replace(inputs, shared=prefixes.shared)
 
         def work() -> None:
-            rows = self._rows.advance(step)
-            hidden = self._model.forward(replace(rows.inputs, shared=shared), self._cache)
-            if not shape.is_decode:  # where every token's logits are wanted
-                hidden = hidden.index_select(0, rows.inputs.logits_indices)
+            self._rows.advance(buffers)
+            hidden = self._model.forward(inputs, self._cache)
+            if not shape.is_decode:  # a decode step wants the logits of every token
+                hidden = hidden.index_select(0, inputs.logits_indices)
             self._model.logits(hidden, logits.scores)
 
-        forward = self._forwards[shape] = _Forward(step, prefixes, logits, self._recorded(work))
+        forward = self._forwards[shape] = _Forward(buffers, prefixes, logits, self._recorded(work))
         return forward
 
     def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:

@@ -25,6 +25,7 @@ from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import RecordingFailed
 from openinfer_runtime.startup._memory_plan import allocate_arena
+from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
 T = TypeVar("T")
@@ -79,25 +80,8 @@ def _unrecorded(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
     num_tokens = 2
     while num_tokens <= (longest := min(info.max_num_batched_tokens, info.max_model_len)):
         for max_seqlen_k in {num_tokens, info.max_model_len}:
-            yield _prompt(num_tokens, max_seqlen_k, block_size)
+            yield blank_step(num_tokens, META, block_size=block_size, max_seqlen_k=max_seqlen_k)
         num_tokens = min(2 * num_tokens, longest) if num_tokens < longest else longest + 1
-
-
-def _prompt(num_tokens: int, max_seqlen_k: int, block_size: int) -> StepInputs:
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
-
-    return StepInputs(
-        token_ids=empty(num_tokens, dtype=torch.int64),
-        positions=empty(num_tokens, dtype=torch.int64),
-        cu_seqlens_q=empty(2),
-        seq_lens=empty(1),
-        block_table=empty(1, -(-max_seqlen_k // block_size)),
-        slot_mapping=empty(num_tokens, dtype=torch.int64),
-        logits_indices=empty(1, dtype=torch.int64),
-        max_seqlen_q=num_tokens,
-        max_seqlen_k=max_seqlen_k,
-    )
 
 
 def _draws() -> Iterator[tuple[GenerateRequest, bool]]:

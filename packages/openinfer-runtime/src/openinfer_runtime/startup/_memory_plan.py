@@ -9,9 +9,10 @@ import torch
 
 from openinfer_engine import EngineOptions, host_memory_bytes
 from openinfer_kernels import zeros_in_huge_pages
-from openinfer_nn import CacheSpec, CacheView, StepInputs
+from openinfer_nn import CacheSpec, CacheView
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import InsufficientMemory
+from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_runtime.steps._step_shapes import StepShapes
 from openinfer_sampler import Sampler
 
@@ -137,7 +138,9 @@ class _LargestStep:
         num_blocks = -(-self.num_tokens // self.block_size)
         arena = allocate_arena(num_blocks * spec.bytes_per_block(self.block_size), device)
         cache = CacheView(arena, spec, block_size=self.block_size, num_blocks=num_blocks)
-        inputs = self._inputs(num_blocks, device)
+        inputs = blank_step(
+            self.num_tokens, device, block_size=self.block_size, num_logits=self.num_logits
+        )
         before = _settled(device)
         hidden = model.forward(inputs, cache)
         logits = model.logits(hidden.index_select(0, inputs.logits_indices))
@@ -156,22 +159,6 @@ class _LargestStep:
         scores = 4 * self.num_logits * self.vocab_size
         # The sampler's temporaries, and the two tables of a number per slot and id.
         return 2 * self.num_tokens * widest * itemsize + scores, (4 + 2) * scores
-
-    def _inputs(self, num_blocks: int, device: torch.device) -> StepInputs:
-        tokens = torch.arange(self.num_tokens, device=device)
-        total = torch.tensor([self.num_tokens], dtype=torch.int32, device=device)
-        return StepInputs(
-            token_ids=torch.zeros_like(tokens),
-            # Positions past the table of angles would be read otherwise.
-            positions=torch.zeros_like(tokens),
-            cu_seqlens_q=torch.cat((torch.zeros_like(total), total)),
-            seq_lens=total,
-            block_table=torch.arange(num_blocks, dtype=torch.int32, device=device).unsqueeze(0),
-            slot_mapping=tokens,
-            logits_indices=tokens.new_zeros(self.num_logits),
-            max_seqlen_q=self.num_tokens,
-            max_seqlen_k=self.num_tokens,
-        )
 
     def _sample(self, logits: torch.Tensor, device: torch.device) -> None:
         # Like the executor's, so that it launches the same kernels.

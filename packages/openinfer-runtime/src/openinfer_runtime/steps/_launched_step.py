@@ -8,8 +8,8 @@ import numpy as np
 from openinfer_contract import TokenLogprobs
 from openinfer_engine import ExecutorDead, StepFailed
 from openinfer_runtime.graphs._step_graphs import Logits
-from openinfer_runtime.steps._plan_parts import HostRows, Indices
 from openinfer_runtime.steps._prompt_logprobs import PromptScores
+from openinfer_runtime.steps._step_buffers import HostRows, Indices
 from openinfer_runtime.steps._transfer import Download
 from openinfer_sampler import HostTokens, SampledTokens
 from openinfer_scheduler import StepPlan, StepResult
@@ -23,8 +23,6 @@ class LaunchedStep:
         plan: that it follows.
         rows: of the plan; None: it has none, or its forward pass was not launched.
         logits: until the draw.
-        is_padded: whether `logits` has a row for every row of the plan and more, not the sampled
-            ones alone.
         prompts: scores of prompts that ask for them.
         sampled: what was drawn; None: nothing.
         drawn_at: by sampled row, its row in `sampled`.
@@ -35,7 +33,6 @@ class LaunchedStep:
     plan: StepPlan
     rows: HostRows | None = None
     logits: Logits | None = None
-    is_padded: bool = False
     prompts: list[PromptScores] = field(default_factory=list)
     sampled: SampledTokens | None = None
     drawn_at: Indices | None = None

@@ -13,7 +13,7 @@ import torch
 
 from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime.steps._plan_parts import HostRows
+from openinfer_runtime.steps._step_buffers import HostRows
 from openinfer_sampler import MIN_SCORED_ROWS, Sampler, unpack_scores, upload
 
 

@@ -1,53 +1,31 @@
-"""Every running sequence as a row on the device, and a plan as changes of those rows.
+"""Every running sequence as a row on the device, and a plan as changes of these rows.
 
-Rows hold what later steps need and the host may not know yet: block table, length, last token.
-What the host knows of a step goes up as one array of int64; positions, lengths and cache slots are
-computed from the rows on the device (`openinfer_kernels.AdvanceRows`), so that a step can be
-enqueued while the one before is still running.
+Rows hold what later steps need and the host may not know yet: block table, length, last token. The
+host sends one array of int64 for a step. Positions, lengths and cache slots are computed from the
+rows on the device (`openinfer_kernels.AdvanceRows`), so that a step can be enqueued while the one
+before is still running.
 
-Behind the rows of the slots lies one more, the padding row: no token, and a block that nobody else
-has. A step that is padded to a fixed shape computes on it and changes nothing.
+After the rows of the slots comes the padding row. It has no tokens, and its block belongs to no
+sequence. A step that is padded to a fixed shape computes on it and changes nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from openinfer_kernels import AdvanceRowsSpec, RowTables, StepTensors, plan_advance_rows
-from openinfer_nn import StepInputs
-from openinfer_runtime.steps._plan_parts import (
+from openinfer_runtime.steps._step_buffers import (
     UNKNOWN,
     HostRows,
     Indices,
     NewBlocks,
-    PlanParts,
-    known_tokens,
-    num_blocks,
-    part_sizes,
-    step_rows,
+    StepBuffers,
 )
-from openinfer_runtime.steps._static_step import StaticStep
 from openinfer_runtime.steps._step_shapes import StepShape
 from openinfer_sampler import upload
-from openinfer_scheduler import RowStart, StepPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRows:
-    """A step on the device, ready to run.
-
-    Attributes:
-        inputs: of the forward pass.
-        draw_slots: [num_logits], int64: whose tokens are drawn; the padding row's where none is.
-        draw_positions: [num_logits], int64: sequence index of the token to draw.
-    """
-
-    inputs: StepInputs
-    draw_slots: torch.Tensor
-    draw_positions: torch.Tensor
+from openinfer_scheduler import LOOKAHEAD, PlannedRow, RowStart, StepPlan
 
 
 class RowTable:
@@ -63,15 +41,15 @@ class RowTable:
         last_token: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """Allocates the rows; one cache group, the *full* one.
+        """Allocates the rows, for one cache group of kind "full".
 
         Args:
-            num_slots: rows.
-            max_model_len: longest sequence.
-            block_size: tokens of a block.
-            padding_block: where padding writes; no sequence ever has this block.
-            last_token: [num_slots + 1], int64, on the device; whoever draws keeps it.
-            device: of the tables.
+            num_slots: Number of rows.
+            max_model_len: Longest sequence, in tokens.
+            block_size: Tokens per block.
+            padding_block: Block that padding writes to; no sequence ever has it.
+            last_token: [num_slots + 1], int64, on the device. The sampler writes it.
+            device: Device of the tables.
         """
         self.padding_slot = num_slots
         self._block_size = block_size
@@ -86,117 +64,124 @@ class RowTable:
             last_token=last_token,
         )
         self._advance = plan_advance_rows(AdvanceRowsSpec(block_size=block_size), device)
-        self._tensors = self._room(1, 1)
-        # The host's own count, for the bounds of a launch and the columns of new blocks.
+        self._tensors = self._allocate(1, 1)
+        # The host's own counts: bounds of launches, and columns of new blocks.
         self._host_seq_lens = np.zeros(num_slots, np.int64)
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._host_blocks = np.zeros((num_slots, self._max_blocks), np.int32)
 
     @property
     def max_seq_len(self) -> int:
-        """What no sequence is longer than."""
+        """Upper bound on the length of a sequence."""
         return self._max_blocks * self._block_size
 
     @property
     def host_blocks(self) -> tuple[npt.NDArray[np.int32], Indices]:
-        """The host's copy of block tables, and how many blocks each has; change as plans come."""
+        """The host's copy of the block tables, and the number of blocks of each slot.
+
+        Every plan changes them in place.
+        """
         return self._host_blocks, self._num_blocks
 
-    def static_step(self, shape: StepShape) -> StaticStep:
-        """A step of a shape, padding so far."""
-        return StaticStep(
+    def reserve(self, num_tokens: int, num_seqs: int) -> None:
+        """Allocates the outputs that all captured steps share. Call it before `captured_step`."""
+        self._tensors = self._allocate(num_tokens, num_seqs)
+
+    def draws(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns slots and positions of the first draws of every captured step."""
+        return self._tensors.draw_slots[:num_rows], self._tensors.draw_positions[:num_rows]
+
+    def captured_step(self, shape: StepShape) -> StepBuffers:
+        """Returns the buffers of a captured shape, which hold padding until a plan is entered.
+
+        Outputs of all shapes are views of the same tensors: they hold until the next step.
+        """
+        # Every row may append blocks in the same step. If more are appended, because several
+        # prompts start with long prefix hits, each row's blocks are sent on their own.
+        num_new_blocks = (1 + LOOKAHEAD) * shape.num_seqs + shape.num_tokens // self._block_size
+        if not shape.is_decode:
+            num_new_blocks += self._max_blocks
+        buffers = StepBuffers(
             shape,
-            max_blocks=self._max_blocks,
-            block_size=self._block_size,
+            self._tensors.first(shape.num_tokens, shape.num_seqs),
+            num_new_blocks=num_new_blocks,
+            max_seqlen_q=shape.max_seqlen_q,
+            max_seqlen_k=self.max_seq_len,
             padding_slot=self.padding_slot,
             device=self._device,
         )
+        buffers.fill_padding()
+        return buffers
 
-    def reserve(self, num_tokens: int, num_seqs: int) -> None:
-        """Makes room for static steps of up to so many, before the first is recorded."""
-        self._tensors = self._room(num_tokens, num_seqs)
-
-    def draws(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots and positions of the first draws of a static step, see `DeviceRows`."""
-        return self._tensors.draw_slots[:num_rows], self._tensors.draw_positions[:num_rows]
-
-    def begin(self, plan: StepPlan) -> tuple[HostRows, DeviceRows]:
-        """Applies a plan's changes and returns its rows. The plan must have some."""
-        parts = self._parts(plan)
-        arrays = parts.arrays(self._new_blocks(plan, range(len(plan.rows))))
-        rows, num_tokens = parts.rows, len(parts.token_ids)
-        num_seqs, num_drawn = len(rows.slots), len(rows.sampled_rows)
-        sizes = part_sizes(num_seqs, num_tokens, len(arrays[-1]))
-        packed = upload(np.concatenate([*arrays, rows.sampled_rows]), self._device)
-        step = step_rows(packed[: sum(sizes)], sizes, is_decode=num_tokens == num_seqs)
-        out = self._room(num_tokens, num_seqs)
-        self._advance(self._tables, step, out)
-        counts = np.diff(rows.token_starts)
-        max_seqlen_k = int((rows.chunk_starts + counts).max())
-        drawn = _device_rows(out, int(counts.max()), max_seqlen_k)
-        return rows, drawn if num_drawn == num_seqs else _only(drawn, packed[sum(sizes) :])
-
-    def begin_static(self, plan: StepPlan, step: StaticStep) -> HostRows:
-        """Applies a plan's changes and puts its rows in `step`, for `advance` to take."""
-        growing: Iterable[int]
-        repeated = step.repeated(plan)
+    def enter(self, plan: StepPlan, buffers: StepBuffers) -> HostRows:
+        """Applies a plan's changes and sends its rows to the buffers of a captured shape."""
+        repeated = buffers.changed_rows(plan)
         if repeated is None:
-            parts, growing = self._parts(plan), range(len(plan.rows))
+            rows = self._host_rows(plan)
+            new = self._append_blocks(plan, range(len(plan.rows)))
         else:
-            parts, growing = repeated
-            self._host_seq_lens[parts.rows.slots] += 1
-        new = self._new_blocks(plan, growing)
-        if num_blocks(new) > step.num_new_blocks:
+            rows, changed = repeated
+            self._host_seq_lens[rows.slots] += 1
+            new = self._append_blocks(plan, changed)
+        if _num_blocks(new) > buffers.num_new_blocks:
             for each in new:
-                self._enter(plan.rows[each.row].slot, each)
+                self._send_blocks(plan.rows[each.row].slot, each)
             new = []
-        step.fill(plan, parts, new)
-        return parts.rows
+        buffers.fill(plan, rows, new)
+        return rows
 
-    def advance(self, step: StaticStep) -> DeviceRows:
-        """Lengthens the rows of a step by its tokens. Reads nothing but tensors.
+    def enter_exact(self, plan: StepPlan) -> tuple[HostRows, StepBuffers]:
+        """Applies a plan's changes and returns buffers of exactly its size, for one step."""
+        rows = self._host_rows(plan)
+        new = self._append_blocks(plan, range(len(plan.rows)))
+        counts = np.diff(rows.token_starts)
+        num_tokens, num_seqs = int(rows.token_starts[-1]), len(rows.slots)
+        buffers = StepBuffers(
+            StepShape(num_tokens, num_seqs, is_decode=num_tokens == num_seqs),
+            self._allocate(num_tokens, num_seqs),
+            num_new_blocks=_num_blocks(new),
+            max_seqlen_q=int(counts.max()),
+            max_seqlen_k=int((rows.chunk_starts + counts).max()),
+            padding_slot=self.padding_slot,
+            device=self._device,
+        )
+        buffers.fill(plan, rows, new)
+        return rows, buffers
 
-        What it returns is where every static step's is: it holds until the next one.
+    def advance(self, buffers: StepBuffers) -> None:
+        """Lengthens the rows of a step by its tokens and fills `buffers.inputs`.
+
+        Reads tensors alone, so that it can be captured.
         """
-        shape = step.shape
-        out = self._tensors.first(shape.num_tokens, shape.num_seqs)
-        self._advance(self._tables, step.rows, out)
-        return _device_rows(out, shape.max_seqlen_q, self.max_seq_len)
+        self._advance(self._tables, buffers.rows, buffers.tensors)
 
-    def _room(self, num_tokens: int, num_seqs: int) -> StepTensors:
+    def _allocate(self, num_tokens: int, num_seqs: int) -> StepTensors:
         return StepTensors.allocate(num_tokens, num_seqs, self._max_blocks, self._device)
 
-    def _parts(self, plan: StepPlan) -> PlanParts:
-        """What the plan says of its rows, but for new blocks; counts their tokens."""
+    def _host_rows(self, plan: StepPlan) -> HostRows:
+        """Returns the columns of a plan and counts its tokens."""
         rows, num_rows = plan.rows, len(plan.rows)
-        slots = np.array([row.slot for row in rows], np.int64)
-        is_sampled = np.array([row.is_sampled for row in rows], bool)
-        counts = np.array([row.num_tokens for row in rows], np.int64)
+        slots = np.fromiter([row.slot for row in rows], np.int64, num_rows)
+        counts = np.fromiter([row.num_tokens for row in rows], np.int64, num_rows)
         token_starts = np.zeros(num_rows + 1, np.int64)
         counts.cumsum(out=token_starts[1:])
-        start_lens = self._start_lens(plan)
+        start_lens = self._start_rows(plan) if plan.starts else None
         chunk_starts = self._host_seq_lens[slots]
         self._host_seq_lens[slots] = chunk_starts + counts
+        is_sampled = np.fromiter([row.is_sampled for row in rows], bool, num_rows)
         sampled_rows = is_sampled.nonzero()[0]
-        token_ids = known_tokens(rows, token_starts)
-        return PlanParts(
-            rows=HostRows(
-                slots=slots,
-                sampled_rows=sampled_rows,
-                sampled_slots=slots[sampled_rows],
-                chunk_starts=chunk_starts,
-                token_starts=token_starts,
-            ),
-            draw_slots=np.where(is_sampled, slots, self.padding_slot),
+        return HostRows(
+            slots=slots,
+            token_starts=token_starts,
+            chunk_starts=chunk_starts,
+            sampled_rows=sampled_rows,
+            sampled_slots=slots[sampled_rows],
             start_lens=start_lens,
-            token_ids=np.full(num_rows, UNKNOWN) if token_ids is None else token_ids,
-            is_plain=token_ids is None and not plan.starts,
+            token_ids=_known_tokens(rows, token_starts),
         )
 
-    def _start_lens(self, plan: StepPlan) -> Indices:
-        """By row, tokens that a sequence starts with; -1 of one that goes on."""
-        if not plan.starts:
-            return np.full(len(plan.rows), UNKNOWN)
+    def _start_rows(self, plan: StepPlan) -> Indices:
+        """Resets the rows of sequences that start; returns `HostRows.start_lens`."""
         starts = {start.slot: start for start in plan.starts}
         for slot, start in starts.items():
             self._host_seq_lens[slot] = start.num_cached_tokens
@@ -208,22 +193,24 @@ class RowTable:
         return np.array(lens, np.int64)
 
     def _start_alone(self, start: RowStart) -> None:
-        """Enters a sequence that has no row in the plan that it starts in."""
-        blocks = start.block_ids[0]
+        """Enters a sequence that has no row in the plan in which it starts."""
+        (blocks,) = start.block_ids
         self._tables.seq_lens[start.slot].fill_(start.num_cached_tokens)
-        self._enter(start.slot, NewBlocks(0, 0, blocks))
+        self._send_blocks(start.slot, NewBlocks(0, 0, blocks))
         self._num_blocks[start.slot] = len(blocks)
         self._host_blocks[start.slot, : len(blocks)] = blocks
 
-    def _new_blocks(self, plan: StepPlan, rows: Iterable[int]) -> list[NewBlocks]:
-        """What these rows of the plan add to their rows of the block table."""
-        starts = {start.slot: start.block_ids[0] for start in plan.starts}
+    def _append_blocks(self, plan: StepPlan, rows: Iterable[int]) -> list[NewBlocks]:
+        """Appends blocks of rows of a plan to the host's tables and returns them."""
+        starts = {start.slot: start for start in plan.starts}
         found = []
         for index in rows:
             row = plan.rows[index]
-            blocks = row.new_block_ids[0]
+            assert row.num_tokens == 1 or row.token_ids is not None, "this executor runs no drafts"
+            (blocks,) = row.new_block_ids
             if starts and row.slot in starts:
-                blocks = np.concatenate((starts[row.slot], blocks))
+                (cached,) = starts[row.slot].block_ids
+                blocks = np.concatenate((cached, blocks))
             if len(blocks):
                 column = int(self._num_blocks[row.slot])
                 self._num_blocks[row.slot] = end = column + len(blocks)
@@ -232,35 +219,23 @@ class RowTable:
                 found.append(NewBlocks(index, column, blocks))
         return found
 
-    def _enter(self, slot: int, new: NewBlocks) -> None:
-        """Sends the new blocks of one row by themselves."""
+    def _send_blocks(self, slot: int, new: NewBlocks) -> None:
+        """Sends the new blocks of one row on their own."""
         target = self._tables.block_table[slot, new.column : new.column + len(new.blocks)]
         target.copy_(upload(new.blocks.astype(np.int32), self._device))
 
 
-def _device_rows(out: StepTensors, max_seqlen_q: int, max_seqlen_k: int) -> DeviceRows:
-    return DeviceRows(
-        inputs=StepInputs(
-            token_ids=out.token_ids,
-            positions=out.positions,
-            cu_seqlens_q=out.cu_seqlens_q,
-            seq_lens=out.seq_lens,
-            block_table=out.block_table,
-            slot_mapping=out.slot_mapping,
-            logits_indices=out.logits_indices,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-        ),
-        draw_slots=out.draw_slots,
-        draw_positions=out.draw_positions,
-    )
+def _num_blocks(new: list[NewBlocks]) -> int:
+    return sum(len(each.blocks) for each in new)
 
 
-def _only(rows: DeviceRows, index: torch.Tensor) -> DeviceRows:
-    """The same step, but only some of its sequences are drawn."""
-    indices = rows.inputs.logits_indices.index_select(0, index)
-    return DeviceRows(
-        inputs=replace(rows.inputs, logits_indices=indices),
-        draw_slots=rows.draw_slots.index_select(0, index),
-        draw_positions=rows.draw_positions.index_select(0, index),
-    )
+def _known_tokens(rows: tuple[PlannedRow, ...], token_starts: Indices) -> Indices | None:
+    """Returns `HostRows.token_ids`."""
+    # Decode rows come first.
+    if rows[-1].token_ids is None:
+        return None
+    token_ids = np.full(token_starts[-1], UNKNOWN, np.int64)
+    for index, row in enumerate(rows):
+        if row.token_ids is not None:
+            token_ids[token_starts[index] : token_starts[index + 1]] = row.token_ids
+    return token_ids

@@ -1,8 +1,8 @@
-"""The sizes that steps are padded to, so that a few recorded ones serve all.
+"""The sizes that steps are padded to, so that a few captured steps serve all plans.
 
 A step whose rows have one token each takes a decode shape, where tokens and sequences are the same
-thing. Any other takes a shape of tokens by sequences: tokens cost arithmetic, so their sizes are
-close together; further sequences cost next to nothing, so theirs are far apart.
+thing. Any other step takes a shape of tokens by sequences. Tokens cost arithmetic, so their sizes
+are close together; further sequences cost next to nothing, so their sizes are far apart.
 """
 
 from bisect import bisect_left
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from openinfer_scheduler import StepPlan
 
 MAX_TOKENS = 2048
-"""Longer steps keep a device busy for longer than it takes to launch them one by one."""
+"""Tokens of the largest captured step. Longer steps keep a device busy for longer than the host
+takes to launch their kernels one by one."""
 
 _DECODE = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))
 _TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 1024, 1152, 1280, 1536, 1792, MAX_TOKENS)
@@ -23,13 +24,14 @@ _URGENT_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How large the tensors of a step are.
+    """Sizes of a step's tensors.
 
     Attributes:
-        num_tokens: tokens, padding included.
-        num_seqs: sequences, padding included.
-        is_decode: whether every sequence has one token.
-        shares_prefixes: whether blocks that sequences share are attended to once for all of them.
+        num_tokens: Tokens, padding included.
+        num_seqs: Sequences, padding included.
+        is_decode: Whether every sequence has one token.
+        shares_prefixes: Whether attention reads the blocks that sequences share once for all of
+            them.
     """
 
     num_tokens: int
@@ -39,7 +41,7 @@ class StepShape:
 
     @property
     def max_seqlen_q(self) -> int:
-        """Tokens of one sequence at most."""
+        """Upper bound on the tokens of one sequence."""
         return 1 if self.is_decode else self.num_tokens
 
 
@@ -47,7 +49,7 @@ class StepShapes:
     """The shapes of one executor."""
 
     def __init__(self, *, max_num_seqs: int, max_num_tokens: int) -> None:
-        """Shapes for steps of up to so many sequences and tokens."""
+        """Chooses shapes for steps of at most `max_num_seqs` rows and `max_num_tokens` tokens."""
         self._decode = _up_to(_DECODE, max_num_seqs)
         self._shared = _up_to(_SHARED, max_num_seqs)
         self._seqs = _up_to(_SEQS, max_num_seqs)
@@ -59,13 +61,15 @@ class StepShapes:
         return self._seqs[-1]
 
     def of(self, plan: StepPlan, *, shares_prefixes: bool = False) -> StepShape | None:
-        """The smallest shape that holds a plan with rows; None if there is none.
+        """Returns the smallest shape that holds a plan with rows; None if no shape does.
 
         Args:
-            plan: of a step.
-            shares_prefixes: whether the step has groups that share blocks; then it is of decode.
+            plan: Plan of the step.
+            shares_prefixes: Whether rows of the step share blocks; then it is a decode step.
         """
-        num_seqs, num_tokens = len(plan.rows), plan.num_tokens
+        num_seqs = len(plan.rows)
+        # Decode rows come first and have one token each.
+        num_tokens = num_seqs if plan.rows[-1].token_ids is None else plan.num_tokens
         if num_tokens == num_seqs:
             size = _at_least(self._shared if shares_prefixes else self._decode, num_seqs)
             return None if size is None else StepShape(size, size, True, shares_prefixes)
@@ -73,7 +77,10 @@ class StepShapes:
         return None if seqs is None or tokens is None else StepShape(tokens, seqs, False)
 
     def is_urgent(self, shape: StepShape) -> bool:
-        """Whether whoever comes first needs it: small steps, which recording speeds up most."""
+        """Returns whether the first request may need a shape.
+
+        Urgent shapes are the small ones, which gain most from being captured.
+        """
         if shape.shares_prefixes:
             return False
         if shape.is_decode:
@@ -82,7 +89,7 @@ class StepShapes:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of shapes."""
         return len(self._decode) + len(self._shared) + len(self._seqs) * len(self._tokens)
 
     @property
@@ -91,7 +98,11 @@ class StepShapes:
         return self._tokens[-1]
 
     def all(self) -> list[StepShape]:
-        """Every shape: urgent ones, prompts alone, decode, prompts beside, shared prefixes."""
+        """Returns every shape in the order of capture.
+
+        Urgent shapes come first, then single prompts, decode steps, prompts beside other rows, and
+        decode steps that share prefixes.
+        """
         decode = [StepShape(size, size, True) for size in self._decode]
         others = [StepShape(t, s, False) for s in self._seqs for t in self._tokens]
         alone, beside = others[: len(self._tokens)], others[len(self._tokens) :]
@@ -102,7 +113,7 @@ class StepShapes:
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The sizes below the limit, and the limit, as far as the largest size goes."""
+    """Returns the sizes below the limit, then the limit itself or the largest size."""
     return (*(size for size in sizes if size < limit), min(limit, sizes[-1]))
 
 
