@@ -65,7 +65,7 @@ class Server:
 
 
 def slabs_of(cache):
-    return [int(pool._is_ours.sum()) for pool in cache._space.pools]
+    return [int(pool._is_owned.sum()) for pool in cache._space.pools]
 
 
 # the arena alone
@@ -92,7 +92,7 @@ def test_room_is_found_exactly_when_there_is_some(per_slab, num_slabs, data):
     needs = [data.draw(st.integers(0, 4)) for _ in per_slab]
     idle, local, own = [], [], []
     for group, pool in enumerate(arena.pools):
-        own.append(np.flatnonzero(pool._is_ours).tolist())
+        own.append(np.flatnonzero(pool._is_owned).tolist())
         used = {block // per_slab[group] for block in held[group]}
         idle.append(len(set(own[group]) - used))
         local.append(len(own[group]) * per_slab[group] - len(held[group]))

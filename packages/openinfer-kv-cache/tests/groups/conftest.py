@@ -334,7 +334,7 @@ class GroupedWorld(CacheWorld):
     # checks
 
     def scribble_free(self):
-        owned = {slab for pool in self.arena.pools for slab in np.flatnonzero(pool._is_ours)}
+        owned = {slab for pool in self.arena.pools for slab in np.flatnonzero(pool._is_owned)}
         for slab in set(range(self.arena.num_slabs)) - owned:
             self.memory[4 * slab : 4 * slab + 4] = ["scribble"] * 4
         for group, pool in enumerate(self.arena.pools):
@@ -344,16 +344,16 @@ class GroupedWorld(CacheWorld):
 
     def check(self):
         pools = self.arena.pools
-        owners = np.stack([pool._is_ours for pool in pools]).sum(axis=0)
+        owners = np.stack([pool._is_owned for pool in pools]).sum(axis=0)
         assert owners.max() <= 1, "a slab has two owners"
         assert self.arena.num_free == int((owners == 0).sum())
         for pool in pools:
             free = pool._free[: pool.num_free]
-            assert pool._is_ours[free // pool.blocks_per_slab].all()
+            assert pool._is_owned[free // pool.blocks_per_slab].all()
             assert (pool._refcounts[free] == 0).all()
             held = pool._refcounts.reshape(-1, pool.blocks_per_slab) > 0
             assert pool._num_held.tolist() == held.sum(axis=1).tolist()
-            assert pool.num_blocks == int(pool._is_ours.sum()) * pool.blocks_per_slab
+            assert pool.num_blocks == int(pool._is_owned.sum()) * pool.blocks_per_slab
             num_used = int((pool._refcounts > 0).sum())
             assert pool.num_free + pool.num_evictable + num_used == pool.num_blocks, "lost blocks"
         stats = self.cache.stats()

@@ -4,7 +4,7 @@ import pytest
 
 from openinfer_kv_cache import BlockPool, LeaseUsed, NotIdle
 from openinfer_kv_cache._steps import StepLedger
-from openinfer_kv_cache.arena._arena import Arena, SlabPool, _Offers
+from openinfer_kv_cache.arena._arena import Arena, SlabPool, _SpareSlabs
 from openinfer_kv_cache.groups._grouped_match import GroupedMatch
 from openinfer_kv_cache.groups._recurrent_state import StateRow
 from openinfer_kv_cache.groups._resume_points import ResumePoints
@@ -76,21 +76,21 @@ def count_no_release(self, idle):
     BlockPool._rest(self, idle)
 
 
-def lend_twice(self, index, donor, offers):
+def lend_twice(self, index, donor, spares):
     if donor is None:
         self.pools[index].gain(self._free[-1])
     else:
-        MOVE_TO(self, index, donor, offers)
+        MOVE_TO(self, index, donor, spares)
 
 
 def spare_everything(self, needs):
     for index, need in enumerate(needs):
         while need > self.pools[index].num_available:
-            offers = _Offers(self.pools, [pool.num_idle_slabs for pool in self.pools], 1)
-            donor = self._lowest(index, offers)
+            spares = _SpareSlabs(self.pools, [pool.num_idle_slabs for pool in self.pools], 1)
+            donor = self._lowest(index, spares)
             if donor is None and not self._free:
                 return False
-            self._move_to(index, donor, offers)
+            self._move_to(index, donor, spares)
     return True
 
 

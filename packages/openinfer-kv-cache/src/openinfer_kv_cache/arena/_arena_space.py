@@ -1,4 +1,4 @@
-"""Several groups over one arena, as the space that a cache takes its blocks from."""
+"""The block space of a cache with several groups, over one arena."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ _UNBOUNDED = 2**62
 
 
 class ArenaSpace:
-    """Groups of any kinds; room is counted in slabs.
+    """Space for groups of any kinds. Room is counted in slabs.
 
     Args:
         groups: at least one.
-        num_slabs: slabs of the arena.
-        blocks_per_slab: per group.
-        max_unsettled_tokens: positions of one sequence that steps in flight may hold at most;
-            bounds what a window group needs. None: whole sequences.
+        num_slabs: number of slabs in the arena.
+        blocks_per_slab: one number for each group.
+        max_unsettled_tokens: upper bound of the positions of one sequence in steps in flight, which
+            bounds what a window group needs. None: no bound.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class ArenaSpace:
 
     @property
     def num_units(self) -> int:
-        """Slabs in total."""
+        """Total number of slabs."""
         return self._arena.num_slabs
 
     @property
     def num_available(self) -> int:
-        """Free slabs, and those in which nothing is held."""
+        """Free slabs, and slabs in which no block is held."""
         return self._arena.num_available
 
     @property
     def num_promised(self) -> int:
-        """Slabs that optional copies of states leave alone."""
+        """Slabs that optional copies of states must not use."""
         return self._arena.num_promised
 
     @num_promised.setter
@@ -64,11 +64,11 @@ class ArenaSpace:
 
     @property
     def num_free_beside(self) -> int:
-        """Blocks of the first group that the free slabs would hold."""
+        """Blocks of the first group that would fit into the free slabs."""
         return self._arena.num_free * self.pools[0].blocks_per_slab
 
     def num_needed(self, start: int, end: int) -> int:
-        """Slabs for the positions from `start` to `end`; enough however blocks lie in them."""
+        """Returns an upper bound of the slabs for positions `[start, end)`."""
         needs = []
         for group in self._groups:
             if group.kind == "state":
@@ -79,11 +79,11 @@ class ArenaSpace:
         return self._arena.slabs_for(needs)
 
     def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """The longest position at which every group can resume."""
+        """Returns the longest position at which every group can resume."""
         return self._match.find(keys, limit)
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """The same, pinned."""
+        """Returns the same position, and a lease for each group."""
         position = self._match.find(keys, limit)
         return position, self._match.pin(keys, position)
 
@@ -95,7 +95,7 @@ class ArenaSpace:
         *,
         is_cacheable: bool,
     ) -> GroupedBlocks:
-        """A table a group."""
+        """Returns the sequence's blocks, with one table for each group."""
         tables: list[Table] = []
         for index, (group, pool, lease) in enumerate(
             zip(self._groups, self.pools, cached, strict=True)
@@ -129,7 +129,7 @@ class ArenaSpace:
         return GroupedBlocks(self._arena, tables)
 
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
-        """The first position in `(start, end]` at which a state is to be copied, else `end`."""
+        """Returns the first position in `(start, end]` where a state must be copied, else `end`."""
         for group in self._groups:
             if group.kind == "state":
                 stop = self._points(group, keys).after(start)
@@ -138,7 +138,7 @@ class ArenaSpace:
         return end
 
     def shared_after(self, keys: BlockKeys, position: int) -> int | None:
-        """The first position that is a resume point in every group that has such."""
+        """Returns the first resume point beyond `position` that all groups have in common."""
         known = keys.num_tokens
         points = [self._points(group, keys) for group in self._groups if group.kind != "full"]
         if not points:
@@ -155,7 +155,7 @@ class ArenaSpace:
             position = found - 1
 
     def _max_held(self, group: CacheGroup) -> int:
-        """Blocks of a group that one sequence holds at the same time at most."""
+        """Returns the upper bound of the blocks of a group that one sequence holds at a time."""
         if group.window is None or self._max_unsettled is None:
             return _UNBOUNDED
         return (group.window + self._max_unsettled) // group.tokens_per_block + 2

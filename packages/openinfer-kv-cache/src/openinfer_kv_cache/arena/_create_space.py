@@ -1,4 +1,4 @@
-"""Which groups make a cache, and what their blocks come from."""
+"""Checks on the groups of a cache, and the choice of their block space."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 
 def checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:
-    """The groups of a cache, if they go together.
+    """Returns the groups as a tuple, if they can share one cache.
 
     Raises:
-        UnsupportedGroup: block sizes that do not.
-        ValueError: no group, or two of a name.
+        UnsupportedGroup: the block sizes do not fit together.
+        ValueError: there is no group, or two have the same name.
     """
     names = [group.name for group in groups]
     if not names or len(set(names)) != len(names):
@@ -25,8 +25,8 @@ def checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[C
             raise UnsupportedGroup(
                 group.name,
                 group.kind,
-                f"its {group.tokens_per_block} tokens a block are no multiple of the smallest "
-                f"group's {smallest}",
+                f"its {group.tokens_per_block} tokens per block are not a multiple of the "
+                f"smallest group's {smallest}",
             )
         if has_events and group.kind != "state" and group.tokens_per_block != smallest:
             raise UnsupportedGroup(
@@ -44,10 +44,10 @@ def make_space(
     num_slabs: int | None,
     max_unsettled_tokens: int | None,
 ) -> BlockSpace:
-    """A pool for one full group; an arena for anything else.
+    """Returns a pool for one full group, and an arena for anything else.
 
     Raises:
-        ValueError: not exactly the one of num_blocks and num_slabs that is for so many groups.
+        ValueError: one group needs `num_blocks` alone, several groups need `num_slabs` alone.
     """
     if len(groups) == 1 and num_blocks is not None and num_slabs is None:
         if groups[0].kind == "full":
@@ -56,7 +56,7 @@ def make_space(
     elif len(groups) > 1 and num_slabs is not None and num_blocks is None:
         per_slab = [*plan_slabs(groups).blocks_per_slab]
     else:
-        raise ValueError("num_blocks is for one group, num_slabs for several; give the one")
+        raise ValueError("pass num_blocks for one group, or num_slabs for several, and not both")
     return ArenaSpace(
         groups,
         num_slabs=num_slabs,

@@ -1,12 +1,12 @@
-"""How blocks of different sizes share one arena: equal slabs, each cut into blocks of one group.
+"""Layout of an arena: equal slabs, each divided into blocks of one group.
 
     arena   [ slab 0 ][ slab 1 ][ slab 2 ][ slab 3 ] ...      all of `slab_bytes`
     group a   0 1 2 3           8 9 10 11                     4 blocks a slab
     group b             1                   3                 1 block a slab
 
 A slab is a whole number of block strides in every group, so block `b` of a group begins at byte
-`b * stride` of the arena whichever slab it is in: each group is one strided view over the arena,
-and moving a slab from group to group moves no view.
+`b * stride` of the arena, whichever slab it is in. Each group is one strided view over the arena,
+and no view changes when a slab moves from one group to another.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ from openinfer_kv_cache.errors import UnsupportedGroup
 from openinfer_kv_cache.groups._cache_group import CacheGroup
 
 MAX_PADDING = 0.02
-"""Share of a block's stride that may be padding."""
+"""Upper bound of the padding, as a share of a block's stride."""
 
 _ALIGNMENTS = (256, 64, 16)
-"""Bytes that every stride is a multiple of: what wide loads and copy engines like, or, for blocks
-so small that this would waste memory, the least that vector loads need."""
+"""Alignments of strides in bytes, best first. 256 suits wide loads and copy engines; 16 is the
+minimum of vector loads, for blocks so small that more would waste memory."""
 
 _MAX_BLOCKS = 64
-"""The slab is no larger than so many of the largest block."""
+"""Upper bound of the slab size, in blocks of the largest group."""
 
 _LENGTHS_AT_ONCE = 1 << 16
-"""Slab lengths compared at a time: blocks of many GB have more of them than memory holds."""
+"""Slab lengths compared at a time, which bounds the memory used for very large blocks."""
 
 _Lengths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabLayout:
-    """Sizes of an arena's slabs, and of each group's blocks in them.
+    """Sizes of an arena's slabs, and of the blocks of each group.
 
     Attributes:
         slab_bytes: size of every slab.
-        block_strides: per group, bytes from one block to the next; a multiple of 256, or of 64 or
-            16 for small blocks.
-        blocks_per_slab: per group; times the stride it is `slab_bytes`.
+        block_strides: for each group, bytes from one block to the next; a multiple of 256, or of 64
+            or 16 for small blocks.
+        blocks_per_slab: for each group; `slab_bytes` divided by the stride.
     """
 
     slab_bytes: int
@@ -50,27 +50,27 @@ class SlabLayout:
     blocks_per_slab: tuple[int, ...]
 
     def offset(self, group: int, block: int) -> int:
-        """First byte of a group's block in the arena."""
+        """Returns the offset of a group's block in the arena, in bytes."""
         return self.block_strides[group] * block
 
     def num_slabs(self, num_bytes: int) -> int:
-        """Whole slabs that so much memory holds."""
+        """Returns the number of whole slabs that fit into `num_bytes`."""
         return num_bytes // self.slab_bytes
 
 
 def plan_slabs(groups: Sequence[CacheGroup], *, max_padding: float = MAX_PADDING) -> SlabLayout:
-    """The smallest slab that every group's blocks divide with little padding.
+    """Returns the layout with the smallest slab that suits every group.
 
     Args:
         groups: at least one.
-        max_padding: share of a block's stride that may be unused.
+        max_padding: upper bound of the unused share of a block's stride.
 
     Raises:
-        UnsupportedGroup: no slab suits all; names the group that does not fit the others.
-        ValueError: no group.
+        UnsupportedGroup: no slab suits all groups; names the group that does not fit the others.
+        ValueError: there is no group.
     """
     if not groups:
-        raise ValueError("an arena needs a group")
+        raise ValueError("an arena needs at least one group")
     for alignment in _ALIGNMENTS:
         layout, error = _try_plan(groups, alignment, max_padding)
         if layout is not None:
@@ -82,7 +82,7 @@ def plan_slabs(groups: Sequence[CacheGroup], *, max_padding: float = MAX_PADDING
 def _try_plan(
     groups: Sequence[CacheGroup], alignment: int, max_padding: float
 ) -> tuple[SlabLayout | None, UnsupportedGroup | None]:
-    """A layout with strides of this alignment, or why there is none."""
+    """Returns a layout with strides of this alignment, or the reason why there is none."""
     units = [-(-group.bytes_per_block // alignment) for group in groups]
     for group, unit in zip(groups, units, strict=True):
         if group.bytes_per_block < (1 - max_padding) * unit * alignment:
@@ -110,7 +110,7 @@ def _try_plan(
 
 
 def _counts(lengths: _Lengths, alignment: int, block_bytes: int, max_padding: float) -> _Lengths:
-    """Per slab length in units of the alignment, the blocks of a slab, or 0 where none fits."""
+    """Returns the blocks per slab for each slab length (in alignment units); 0 if none fits."""
     most = lengths * alignment // block_bytes
     least = np.ceil(lengths * (alignment * (1 - max_padding)) / block_bytes).astype(np.int64)
     found = np.zeros_like(lengths)
@@ -123,12 +123,12 @@ def _counts(lengths: _Lengths, alignment: int, block_bytes: int, max_padding: fl
 
 
 def _misfit(group: CacheGroup, length: int, max_padding: float) -> UnsupportedGroup:
-    """Why a group's blocks do not go into `length` bytes, shared with others or alone."""
+    """Returns the error for a group whose blocks do not fit into slabs of `length` bytes."""
     num = max(1, length // group.bytes_per_block)
     padding = 1 - num * group.bytes_per_block / length
     return UnsupportedGroup(
         group.name,
         group.kind,
-        f"its blocks of {group.bytes_per_block} bytes would be padded by {padding:.1%} beside the "
+        f"its blocks of {group.bytes_per_block} bytes would need {padding:.1%} padding beside the "
         f"other groups, more than {max_padding:.0%}: change its tokens_per_block",
     )

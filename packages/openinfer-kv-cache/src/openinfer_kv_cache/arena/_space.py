@@ -1,4 +1,4 @@
-"""Where blocks come from: one pool for one group, or an arena that several groups share."""
+"""`BlockSpace`: the source of a cache's blocks, one pool or an arena shared by several groups."""
 
 from typing import Protocol
 
@@ -13,49 +13,50 @@ Blocks = SequenceBlocks | GroupedBlocks
 
 
 class BlockSpace(Protocol):
-    """What `KVCache` asks of its pools; room is counted in blocks, or in slabs that are shared."""
+    """Interface between `KVCache` and its pools. Room is counted in blocks, or in shared slabs."""
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
-        """One a group."""
+        """One pool for each group."""
         ...
 
     @property
     def tokens_per_key(self) -> int:
-        """Positions that one key of a request adds to the chain."""
+        """Number of tokens that one key of a request's chain covers."""
         ...
 
     @property
     def num_units(self) -> int:
-        """Blocks or slabs in total."""
+        """Total number of blocks or slabs."""
         ...
 
     @property
     def num_available(self) -> int:
-        """Blocks or slabs that are free or can be had at once."""
+        """Blocks or slabs that are free, or can be freed at once by eviction."""
         ...
 
     num_promised: int
-    """Blocks or slabs that optional copies of states leave alone."""
+    """Blocks or slabs that optional copies of states must not use."""
 
     @property
     def num_free_beside(self) -> int:
-        """Free blocks that no pool counts: those that free slabs would give the first group."""
+        """Free blocks outside the pools: blocks of the first group that free slabs would hold."""
         ...
 
     def num_needed(self, start: int, end: int) -> int:
-        """Blocks or slabs that positions below `end` need at most, besides a hit of `start`."""
+        """Returns an upper bound of the blocks or slabs for positions `[start, end)`."""
         ...
 
     def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """The longest position, at most `limit`, at which a request can begin; pins nothing.
+        """Returns the longest position, at most `limit`, at which a request can begin.
 
-        `near` is what was found before, if anything was: it costs least where that still holds.
+        Pins nothing. `near` is the result of an earlier call, or 0: the call is cheapest if that
+        result still holds.
         """
         ...
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """The same, and per group a lease of what is needed there."""
+        """Returns the same position, and for each group a lease of the blocks needed there."""
         ...
 
     def open(
@@ -66,20 +67,20 @@ class BlockSpace(Protocol):
         *,
         is_cacheable: bool,
     ) -> Blocks:
-        """The blocks of a sequence that begins at `num_tokens` on top of a hit's leases."""
+        """Returns the blocks of a sequence that begins at `num_tokens` with a hit's leases."""
         ...
 
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
-        """Where a chunk should end so that a state can be copied; `end` if nowhere before."""
+        """Returns the first state copy in `(start, end]`, where a chunk must end; else `end`."""
         ...
 
     def shared_after(self, keys: BlockKeys, position: int) -> int | None:
-        """The first position beyond `position` at which others can resume from these keys."""
+        """Returns the first position beyond `position` at which other requests can resume."""
         ...
 
 
 class PoolSpace:
-    """One full group, whose blocks are all of the pool."""
+    """Space of a cache with one full group: a single pool."""
 
     def __init__(self, group: CacheGroup, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks)
@@ -90,7 +91,7 @@ class PoolSpace:
 
     @property
     def num_units(self) -> int:
-        """Blocks in total."""
+        """Total number of blocks."""
         return self._pool.num_blocks
 
     @property
@@ -99,19 +100,19 @@ class PoolSpace:
         return self._pool.num_available
 
     def num_needed(self, start: int, end: int) -> int:
-        """Blocks of the positions below `end`, without those below `start`."""
+        """Returns the blocks for positions `[start, end)`."""
         size = self.tokens_per_key
         return max(0, -(-end // size) - -(-start // size))
 
     def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """Positions in leading blocks that are indexed."""
+        """Returns the number of leading positions whose blocks are indexed."""
         num, num_near = max(0, limit) // self.tokens_per_key, near // self.tokens_per_key
         if num_near <= num and self._pool.is_end(keys, num_near, num):
             return num_near * self.tokens_per_key
         return self._pool.count_indexed(keys.slice(0, num)) * self.tokens_per_key
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """The same, pinned."""
+        """Returns the same number, and a lease of those blocks."""
         lease = CachedLease.match(self._pool, keys.slice(0, max(0, limit) // self.tokens_per_key))
         return len(lease) * self.tokens_per_key, (lease,)
 
@@ -123,16 +124,16 @@ class PoolSpace:
         *,
         is_cacheable: bool,
     ) -> SequenceBlocks:
-        """The blocks of a sequence on top of a hit."""
+        """Returns the blocks of a sequence, after the lease of a hit."""
         return SequenceBlocks(
             self._pool, cached[0], tokens_per_block=self.tokens_per_key, keys_per_block=1
         )
 
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
-        """`end`: a chunk may end anywhere."""
+        """Returns `end`: a chunk may end anywhere."""
         return end
 
     def shared_after(self, keys: BlockKeys, position: int) -> int | None:
-        """The end of the next block, as long as it is full of known tokens."""
+        """Returns the end of the next block, or None if it is not full of known tokens."""
         end = (position // self.tokens_per_key + 1) * self.tokens_per_key
         return end if end <= keys.num_tokens else None

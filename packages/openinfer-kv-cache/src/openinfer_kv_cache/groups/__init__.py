@@ -1,1 +1,1 @@
-"""Cache groups: their description, and a sequence's blocks in full, window and state groups."""
+"""Cache groups: their description, and the blocks of a sequence in window and state groups."""

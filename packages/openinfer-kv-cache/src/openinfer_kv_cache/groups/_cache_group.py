@@ -1,4 +1,4 @@
-"""Cache groups as data: what one block holds, for which layers, and for how long it is kept."""
+"""Description of cache groups: kind, block size, planes and resume points."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -6,8 +6,8 @@ from operator import index
 from typing import Literal
 
 GroupKind = Literal["full", "window", "state"]
-"""full: every position, as long as the sequence lives. window: only the newest positions.
-state: one row a sequence that every step overwrites, with copies of it as checkpoints."""
+"""full: keeps every position while the sequence lives. window: keeps only the newest positions.
+state: one block for each sequence, overwritten by every step, with copies as checkpoints."""
 
 ShardKind = Literal["heads", "replicated", "rank"]
 
@@ -23,13 +23,13 @@ def _check_count(what: str, value: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plane:
-    """One kind of entry that tokens leave in a group, all layers of the group together.
+    """One kind of cache entry of a group, over all its layers.
 
     Attributes:
         name: "k", "v", "latent", ...
-        bytes_per_token: size of one entry over all layers and heads of one rank. An entry is what
-            one token leaves; where a group has fewer `entries_per_token`, what several tokens
-            leave together; in a state group, the whole state.
+        bytes_per_token: size of one entry over all layers and heads of one rank. An entry belongs
+            to one token, to several tokens if the group has fewer `entries_per_token`, or, in a
+            state group, is the whole state.
     """
 
     name: str
@@ -41,16 +41,16 @@ class Plane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Where sequences can be taken up again, in groups that do not keep every position.
+    """Resume points of groups that do not keep every position.
 
-    Positions are rounded down to block boundaries of all groups; the last boundary of every known
-    prompt is always one of them.
+    Positions are rounded down to boundaries of the blocks of all groups. The last boundary of every
+    prompt is always a resume point.
 
     Attributes:
-        at_hints: where the request says that messages end.
-        every_tokens: besides, every so many positions, in prompt and output; None: nowhere.
-        output_tokens: a state is copied every so many positions of growing output, and the newest
-            copy is kept when the sequence ends; None: the end of output is no resume point.
+        at_hints: whether the ends of messages, as the request hints them, are resume points.
+        every_tokens: distance of further resume points in prompt and output; None for none.
+        output_tokens: distance at which the state of growing output is copied; the newest copy is
+            kept when the sequence ends. None: output has no resume points.
     """
 
     at_hints: bool = True
@@ -66,20 +66,20 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
-    """Layers whose cache lives and dies together, in blocks of one size.
+    """Layers that share one block size and one rule for keeping blocks.
 
     Attributes:
         name: unique within the engine.
         kind: "full", "window" or "state".
-        tokens_per_block: positions of one block, >= 1. A state's block holds the whole state; its
-            checkpoints stand on multiples of this.
-        planes: what each entry stores.
-        entries_per_token: 1, or less where several tokens leave one entry together, as in
-            compressed attention; a block holds a whole number of entries.
-        window: of a "window" group: a token sees itself and the `window - 1` tokens before it.
-        shard: how tensor parallel ranks divide it: each its "heads", all of it "replicated", or
-            other blocks on each "rank". Sizes here are those of one rank in any case.
-        resume: where sequences can be taken up again; without effect on "full" groups.
+        tokens_per_block: positions in one block, at least 1. In a state group a block holds the
+            whole state, and checkpoints lie at multiples of this number.
+        planes: the entries stored in a block.
+        entries_per_token: 1, or less if several tokens share one entry, as in compressed attention.
+            A block holds a whole number of entries.
+        window: for "window" groups: a token sees itself and the `window - 1` tokens before it.
+        shard: division over tensor-parallel ranks: by "heads", "replicated", or different blocks on
+            each "rank". Sizes are always those of one rank.
+        resume: resume points; without effect on "full" groups.
     """
 
     name: str
@@ -93,9 +93,9 @@ class CacheGroup:
 
     def __post_init__(self) -> None:
         if self.kind not in ("full", "window", "state"):
-            raise ValueError(f"group {self.name!r} is of no known kind: {self.kind!r}")
+            raise ValueError(f"group {self.name!r} has an unknown kind: {self.kind!r}")
         if self.shard not in ("heads", "replicated", "rank"):
-            raise ValueError(f"group {self.name!r} has no known shard: {self.shard!r}")
+            raise ValueError(f"group {self.name!r} has an unknown shard: {self.shard!r}")
         _check_count(f"group {self.name!r}: tokens_per_block", self.tokens_per_block)
         names = [plane.name for plane in self.planes]
         if not names or len(set(names)) != len(names):
@@ -112,18 +112,18 @@ class CacheGroup:
         entries = self.tokens_per_block * self.entries_per_token
         if self.kind != "state" and (entries < 1 or entries.denominator != 1):
             raise ValueError(
-                f"group {self.name!r} has {entries} entries a block: tokens_per_block must be a "
+                f"group {self.name!r} has {entries} entries per block: tokens_per_block must be a "
                 f"multiple of the {1 / self.entries_per_token} tokens that share an entry"
             )
 
     @property
     def entries_per_block(self) -> int:
-        """Entries of one block; one in a state group."""
+        """Entries in one block; 1 in a state group."""
         if self.kind == "state":
             return 1
         return int(self.tokens_per_block * self.entries_per_token)
 
     @property
     def bytes_per_block(self) -> int:
-        """Memory of one block on one rank, without padding."""
+        """Bytes of one block on one rank, without padding."""
         return self.entries_per_block * sum(plane.bytes_per_token for plane in self.planes)

@@ -1,4 +1,4 @@
-"""The longest position at which every group can take a request up."""
+"""Prefix matching over several groups: the longest position at which all of them can resume."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from openinfer_kv_cache.pool._pool import BlockPool
 
 
 class GroupedMatch:
-    """Finds and pins what several groups need for one common position.
+    """Finds and pins the blocks that several groups need to resume at one common position.
 
-    A full group needs every block before the position, a window group those that the next token
-    sees, a state group the copy made exactly there. Each group answers with the longest position
-    it could resume at, up to one that is asked for; asking on until all agree finds the longest
-    common one.
+    A full group needs every block before the position, a window group the blocks that the next
+    token sees, and a state group the checkpoint made exactly there. Each group is asked for the
+    longest position, up to a limit, at which it could resume. Lowering the limit until all groups
+    agree finds the longest common position.
 
     Attributes:
-        alignment: hits are multiples of it, so that no group resumes within a block.
+        alignment: every hit is a multiple of it, so that no group resumes within a block.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], arena: Arena, *, base: int) -> None:
@@ -29,7 +29,7 @@ class GroupedMatch:
         self.alignment = int(np.lcm.reduce([group.tokens_per_block for group in groups]))
 
     def find(self, keys: BlockKeys, limit: int) -> int:
-        """The longest position, at most `limit`; pins nothing."""
+        """Returns the longest common position, at most `limit`. Pins nothing."""
         position = limit // self.alignment * self.alignment
         if position <= 0:
             return 0
@@ -53,7 +53,7 @@ class GroupedMatch:
         return position
 
     def pin(self, keys: BlockKeys, position: int) -> tuple[CachedLease, ...]:
-        """Per group, what a sequence that begins at `position` stands on."""
+        """Returns, for each group, a lease of the blocks needed to resume at `position`."""
         chain = keys.slice(0, position // self._base)
         leases = []
         for group, pool in self._pairs:

@@ -1,4 +1,4 @@
-"""Where a sequence leaves points at which it, or one that begins alike, can be taken up again."""
+"""Resume points of one sequence: positions at which it, or one with the same prefix, can resume."""
 
 from bisect import bisect_right
 
@@ -7,11 +7,11 @@ from openinfer_kv_cache.groups._cache_group import Resume
 
 
 class ResumePoints:
-    """The resume points of one sequence in one group, fixed by what is known when it is opened.
+    """Resume points of one sequence in one group, fixed when the sequence is opened.
 
     Attributes:
-        output_stride: positions between two copies of a growing output's state; None: no copies.
-        num_known: tokens known when the sequence was opened; output comes behind.
+        output_stride: positions between two copies of the state of growing output; None: no copies.
+        num_known: number of tokens known when the sequence was opened; output follows them.
     """
 
     __slots__ = ("_every", "_fixed", "num_known", "output_stride")
@@ -29,7 +29,7 @@ class ResumePoints:
         self.output_stride = _rounded_up(resume.output_tokens, alignment)
 
     def after(self, position: int) -> int | None:
-        """The first resume point beyond a position, or None; those of growing output left out."""
+        """Returns the first resume point beyond a position, without those of growing output."""
         found = None
         index = bisect_right(self._fixed, position)
         if index < len(self._fixed):
@@ -40,7 +40,7 @@ class ResumePoints:
         return found
 
     def stop_after(self, position: int) -> int | None:
-        """The first position beyond `position` at which a state is to be copied, or None."""
+        """Returns the first position beyond `position` at which a state is copied, or None."""
         found = self.after(position)
         if self.output_stride is not None:
             start = max(position, self.num_known)
