@@ -29,7 +29,7 @@ def test_the_built_in_model_is_prepared_without_loading_it():
     ],
 )
 def test_what_cannot_be_honoured_is_refused_before_a_process_starts(monkeypatch, values, words):
-    monkeypatch.setattr("openinfer_grammar._backends.find_spec", lambda name: None)
+    monkeypatch.setattr("openinfer_grammar._installed_backends.find_spec", lambda name: None)
     with pytest.raises(OpenInferError, match=words):
         prepare(None, values)
 

@@ -199,7 +199,7 @@ def test_an_executor_without_an_engine_is_closed(tmp_path: Path) -> None:
 def test_what_no_executor_could_help_is_refused_before_one_is_made(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], error: type[Exception], words: str
 ) -> None:
-    monkeypatch.setattr("openinfer_grammar._backends.find_spec", lambda name: None)
+    monkeypatch.setattr("openinfer_grammar._installed_backends.find_spec", lambda name: None)
     made = []
     with pytest.raises(error, match=words):
         InProcessEngine(lambda: made.append(True), EngineOptions(**options))

@@ -90,7 +90,7 @@ def test_a_grammar_that_takes_long_to_begin_holds_nobody_up(
     compiler_over, make_backend, monkeypatch
 ):
     """A hundred megabytes of forced text; the interpreter is free meanwhile."""
-    monkeypatch.setattr("openinfer_grammar._llguidance._MAX_BEGIN_SECONDS", 0.2)
+    monkeypatch.setattr("openinfer_grammar.llguidance._backend._MAX_BEGIN_SECONDS", 0.2)
     compiler = compiler_over(make_backend)
     compiler.compile(REGEX).result(10)
     slow = compiler.compile(Grammar(kind="regex", text="(a{1000}){1000}"))

@@ -7,7 +7,7 @@ import pytest
 
 from openinfer_contract import Grammar
 from openinfer_grammar import Constraint, GrammarFailed, MaskFiller, load_backend, num_mask_words
-from openinfer_grammar._native import letting_go, library
+from openinfer_grammar.llguidance._native_library import letting_go, library
 from openinfer_testing.grammar import EOS_TOKEN_IDS, VOCAB_SIZE, encode, tokenizer_json
 
 ADDRESS = Grammar(kind="regex", text="[a-d]{1,64}@[a-d.]{1,60}")

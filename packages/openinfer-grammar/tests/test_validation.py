@@ -162,7 +162,7 @@ def test_the_search_for_a_keyword_ends_in_time():
 
 
 def test_no_keyword_is_blamed_where_the_search_was_given_up(monkeypatch):
-    monkeypatch.setattr("openinfer_grammar._keywords._MAX_TRIES", 3)
+    monkeypatch.setattr("openinfer_grammar._schema_faults._MAX_TRIES", 3)
     properties = {f"p{n}": {"type": "string"} for n in range(9)} | {"odd": {"not": {}}}
     with pytest.raises(GrammarRefused, match='"not"') as caught:
         validate(Grammar(kind="json_schema", text=json.dumps({"properties": properties})))

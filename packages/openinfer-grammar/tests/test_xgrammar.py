@@ -6,7 +6,7 @@ import pytest
 
 from openinfer_contract import Grammar
 from openinfer_grammar import GrammarBackend, GrammarRefused, load_backend
-from openinfer_grammar._xgrammar_lowering import _may_match, held_schema
+from openinfer_grammar.xgrammar._lowering import _may_match, held_schema
 from openinfer_testing.grammar import EOS_TOKEN_IDS, VOCAB_SIZE, encode, tokenizer_json
 
 SHORT = {"type": "string", "maxLength": 3}

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Raw
 
 from openinfer_contract import unpack_ids
 from openinfer_text import Tokenizer
-from openinfer_text._acceleration import AcceleratedEngine
+from openinfer_text.tokens._accelerated_engine import AcceleratedEngine
 
 fastokens = pytest.importorskip("fastokens", reason="it has no wheel for this platform")
 NAMES = ["qwen", "llama3", "sentencepiece", "byte_window", "metaspace", "flagged"]
@@ -87,7 +87,7 @@ def test_a_verdict_is_found_once(checkpoints, tmp_path, monkeypatch):
     assert again.acceleration.verdict == "agrees"
     other = _load(checkpoints["llama3"], kept.parent)
     assert "NoneType" in other.acceleration.verdict, "another tokenizer is compared anew"
-    monkeypatch.setattr("openinfer_text._acceleration.version", lambda name: "9")
+    monkeypatch.setattr("openinfer_text.tokens._accelerated_engine.version", lambda name: "9")
     newer = _load(checkpoints["qwen"], kept.parent)
     assert "NoneType" in newer.acceleration.verdict, "another version is compared anew"
 
@@ -134,7 +134,7 @@ def test_a_library_that_fails_or_is_not_there_costs_nothing(checkpoints, monkeyp
     class AcceleratedEngineAbsent(__import__("importlib.metadata").metadata.PackageNotFoundError):
         pass
 
-    monkeypatch.setattr("openinfer_text._acceleration.version", version)
+    monkeypatch.setattr("openinfer_text.tokens._accelerated_engine.version", version)
     assert _load(checkpoints["qwen"]).acceleration.verdict == "it is not installed"
 
 
@@ -181,7 +181,7 @@ def test_closing_gives_up(checkpoints, monkeypatch):
 
 def test_a_program_that_ends_is_not_kept_waiting(checkpoints):
     code = (
-        "import sys, openinfer_text._acceleration as a\n"
+        "import sys, openinfer_text.tokens._accelerated_engine as a\n"
         "a.probe_batches = lambda *_: iter(lambda: ['x'], None)\n"
         "a.AcceleratedEngine and __import__('openinfer_text').Tokenizer.from_folder("
         "sys.argv[1], is_accelerated=True)"

@@ -14,8 +14,8 @@ from openinfer_text import (
     grammar_of_response_format,
     grammar_of_structure,
 )
-from openinfer_text._hermes import HermesParser
-from openinfer_text._think import QWEN3
+from openinfer_text.parsers._hermes import HermesParser
+from openinfer_text.parsers._think import QWEN3
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openinfer_testing.parsers import CallCase, CallConformance, allows
 from openinfer_text import StructureError, choose_parser, grammar_of_calls
-from openinfer_text._tool_schemas import ToolSchemas
+from openinfer_text.parsers._tool_schemas import ToolSchemas
 
 STRING = {"type": "string"}
 PLACE = {"lat": 5, "names": ["a", {"b": "</parameter></function></tool_call>"}]}

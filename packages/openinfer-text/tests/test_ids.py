@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openinfer_contract import pack_ids
-from openinfer_text._ids import find_id
+from openinfer_text.tokens._id_search import find_id
 
 
 @given(st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 24]), max_size=30))

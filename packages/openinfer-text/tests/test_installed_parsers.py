@@ -12,7 +12,7 @@ from openinfer_text import (
     check_parser,
     installed_parsers,
 )
-from openinfer_text._installed_parsers import choose_parser
+from openinfer_text.parsers._installed_parsers import choose_parser
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 QWEN3 = r"{\"name\": <function-name>, \"arguments\": <args-json-object>} </tool_call><tool_call>"

@@ -18,8 +18,8 @@ from openinfer_text import (
     ToolCallEnd,
     ToolCallStart,
 )
-from openinfer_text._hermes import HermesParser
-from openinfer_text._think import QWEN3
+from openinfer_text.parsers._hermes import HermesParser
+from openinfer_text.parsers._think import QWEN3
 
 F = ("f", '{"a": 1}')
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openinfer_text import ChatTemplate, TemplateError
-from openinfer_text._jinja import run, sandbox
-from openinfer_text._minijinja import FastTemplate, plan_fast
+from openinfer_text.templates._jinja import run, sandbox
+from openinfer_text.templates._minijinja import FastTemplate, plan_fast
 
 SPECIALS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 TOOL = {
@@ -200,7 +200,7 @@ def _served(template, options=None, **message):
 def test_what_was_compared_is_served_by_minijinja(templates, monkeypatch):
     template = ChatTemplate(templates["chatml"], special_tokens=SPECIALS)
     texts = [template.render(messages) for messages in CHATS.values()]
-    monkeypatch.setattr("openinfer_text._renderer.run", None)
+    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
     assert [template.render(messages) for messages in CHATS.values()] == texts
     longer = [*CHATS["turns"], *CHATS["turns"][1:]]
     with pytest.raises(TypeError, match="NoneType"):
@@ -225,7 +225,7 @@ def test_a_shape_that_differs_leaves_the_others_alone(caplog, monkeypatch):
     assert _served(template, size=0.5) == "0.5"
     assert _served(template, size=1e300) == _served(template, size=2e300).replace("2", "1")
     assert len(caplog.records) == 1
-    monkeypatch.setattr("openinfer_text._renderer.run", None)
+    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
     assert _served(template, size=1.5) == "1.5"
 
 
@@ -270,7 +270,7 @@ def test_the_clock_stands_still_while_renderings_are_compared(caplog, monkeypatc
     template = ChatTemplate("{{ strftime_now('%f') }}{{ messages[0].content }}")
     assert len(_served(template, content="x")) == 7
     assert caplog.records == []
-    monkeypatch.setattr("openinfer_text._renderer.run", None)
+    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
     assert _served(template, content="y") != _served(template, content="z")
 
 

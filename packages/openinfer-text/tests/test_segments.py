@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openinfer_text import Tokenizer
-from openinfer_text._segments import SegmentCache, literal_pattern
+from openinfer_text.tokens._segment_cache import SegmentCache, literal_pattern
 
 
 @given(words=st.sets(st.text("ab<.", min_size=1, max_size=4), min_size=1), text=st.text("ab<."))

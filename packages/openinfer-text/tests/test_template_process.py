@@ -17,9 +17,9 @@ from openinfer_text import (
     TemplateProcessLost,
     TextModel,
     Tokenizer,
-    _template_process,
 )
-from openinfer_text._template_process import TemplateProcess
+from openinfer_text.templates import _template_process
+from openinfer_text.templates._template_process import TemplateProcess
 
 SPECIALS = {"bos_token": "<s>"}
 SOURCE = (
@@ -97,7 +97,7 @@ def test_a_template_that_takes_too_much_takes_nobody_with_it(process, source, wo
 
 def run_worker_with(monkeypatch, **constants):
     lines = "".join(f"w.{name} = {value};" for name, value in constants.items())
-    code = f"import os, openinfer_text._template_worker as w; {lines} w.main()"
+    code = f"import os, openinfer_text.templates._template_worker as w; {lines} w.main()"
     monkeypatch.setattr(_template_process, "_COMMAND", (sys.executable, "-P", "-c", code))
 
 

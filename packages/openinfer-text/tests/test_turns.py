@@ -3,7 +3,7 @@
 import pytest
 
 from openinfer_text import ChatTemplate
-from openinfer_text._turns import learn_turn_tokens
+from openinfer_text.templates._turn_tokens import learn_turn_tokens
 
 ADDED = (
     *("<|im_start|>", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>"),

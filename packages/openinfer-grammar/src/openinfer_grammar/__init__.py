@@ -7,17 +7,17 @@ from openinfer_grammar._backend import (
     Matcher,
     num_mask_words,
 )
-from openinfer_grammar._backends import BackendName, check_backend, load_backend
 from openinfer_grammar._compiler import GrammarCompiler
 from openinfer_grammar._constraint import Constraint
+from openinfer_grammar._installed_backends import BackendName, check_backend, load_backend
 from openinfer_grammar._mask_filler import MaskFiller, MaskRow
-from openinfer_grammar._validation import validate
 from openinfer_grammar.errors import (
     BackendUnavailable,
     GrammarError,
     GrammarFailed,
     GrammarRefused,
 )
+from openinfer_grammar.llguidance._validation import validate
 
 __all__ = [
     # what a backend is

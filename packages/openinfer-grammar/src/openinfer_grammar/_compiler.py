@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from openinfer_contract import Grammar
 from openinfer_grammar._backend import GrammarBackend
 from openinfer_grammar._constraint import Constraint
-from openinfer_grammar._native import letting_go
 from openinfer_grammar.errors import BackendUnavailable, GrammarFailed, GrammarRefused
+from openinfer_grammar.llguidance._native_library import letting_go
 
 _NUM_THREADS = 2
 

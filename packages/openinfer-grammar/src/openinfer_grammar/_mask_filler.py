@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_grammar._constraint import Constraint
-from openinfer_grammar._native import letting_go
 from openinfer_grammar.errors import GrammarFailed
+from openinfer_grammar.llguidance._native_library import letting_go
 
 MaskRow = npt.NDArray[np.uint32]
 """[num_words]: one row of `MaskRows`."""

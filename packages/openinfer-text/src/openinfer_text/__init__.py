@@ -1,43 +1,8 @@
 """Text to token ids and back: tokenizer, templates, detokenisation, stop strings, parsers."""
 
-from openinfer_text._acceleration import AcceleratedEngine
-from openinfer_text._assistant import AssistantTurn, ToolCall
-from openinfer_text._call_grammar import CallForm, grammar_of_calls
-from openinfer_text._call_ids import CallRenaming
-from openinfer_text._detokenizer import IncrementalDetokenizer
-from openinfer_text._engine import AddedToken, HuggingFaceEngine, Pipeline, TokenizerEngine
-from openinfer_text._generation import GenerationDefaults
-from openinfer_text._installed_parsers import (
-    PARSERS,
-    check_parser,
-    choose_parser,
-    installed_parsers,
-)
-from openinfer_text._messages import ContentFormat
-from openinfer_text._model import ChatPrompt, TextModel
-from openinfer_text._output import OutputText, TextDelta
-from openinfer_text._parser import (
-    OutputParser,
-    ParseContext,
-    ParserFactory,
-    ParserStream,
-    ReasoningMarks,
-    StatefulStream,
-)
-from openinfer_text._pieces import (
-    Content,
-    Piece,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from openinfer_text._stop import StopSet, StopStrings
-from openinfer_text._structured import grammar_of_response_format, grammar_of_structure
-from openinfer_text._template import ChatTemplate
-from openinfer_text._template_process import MAX_TEMPLATE_CHARS
-from openinfer_text._tokenizer import Tokenizer
-from openinfer_text._tool_definitions import check_tools
+from openinfer_text._generation_defaults import GenerationDefaults
+from openinfer_text._structured_outputs import grammar_of_response_format, grammar_of_structure
+from openinfer_text._text_model import ChatPrompt, TextModel
 from openinfer_text.errors import (
     CheckpointTextError,
     InvalidChatInput,
@@ -47,6 +12,46 @@ from openinfer_text.errors import (
     TemplateError,
     TemplateProcessLost,
     TextError,
+)
+from openinfer_text.output._output_text import OutputText, TextDelta
+from openinfer_text.output._stop_strings import StopSet, StopStrings
+from openinfer_text.parsers._assistant_turn import AssistantTurn, ToolCall
+from openinfer_text.parsers._call_grammar import CallForm, grammar_of_calls
+from openinfer_text.parsers._call_ids import CallRenaming
+from openinfer_text.parsers._installed_parsers import (
+    PARSERS,
+    check_parser,
+    choose_parser,
+    installed_parsers,
+)
+from openinfer_text.parsers._output_parser import (
+    OutputParser,
+    ParseContext,
+    ParserFactory,
+    ParserStream,
+    ReasoningMarks,
+    StatefulStream,
+)
+from openinfer_text.parsers._pieces import (
+    Content,
+    Piece,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from openinfer_text.parsers._tool_definitions import check_tools
+from openinfer_text.templates._chat_template import ChatTemplate
+from openinfer_text.templates._messages import ContentFormat
+from openinfer_text.templates._template_process import MAX_TEMPLATE_CHARS
+from openinfer_text.tokens._accelerated_engine import AcceleratedEngine
+from openinfer_text.tokens._detokenizer import IncrementalDetokenizer
+from openinfer_text.tokens._tokenizer import Tokenizer
+from openinfer_text.tokens._tokenizer_engine import (
+    AddedToken,
+    HuggingFaceEngine,
+    Pipeline,
+    TokenizerEngine,
 )
 
 __all__ = [

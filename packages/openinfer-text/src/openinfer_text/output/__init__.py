@@ -1,0 +1,1 @@
+"""The text of an output as it is generated: detokenised, searched for stop strings, parsed."""

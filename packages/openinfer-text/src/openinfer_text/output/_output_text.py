@@ -1,0 +1,182 @@
+"""`OutputText`: what one output stream shows, from token ids to text with stop strings applied."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from openinfer_text.output._stop_strings import StopSet, StopStrings
+from openinfer_text.tokens._detokenizer import IncrementalDetokenizer
+from openinfer_text.tokens._tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What some new tokens add to the visible text."""
+
+    text: str
+    """New visible text, "" while everything is held back."""
+    stopped_by: str | None
+    """The stop string that ended the text, None while it goes on."""
+    num_tokens: int
+    """How many of the pushed tokens were used: those after a stop string are not."""
+
+
+class OutputText:
+    """Detokeniser and stop strings of one output stream; one thread at a time.
+
+    Tokens may be pushed one by one or in any groups, the text and the stop are the same.
+    """
+
+    # Thousands of streams take turns, each with cold memory: what one token touches is what it
+    # costs. Hence slots here and below, and a short way for tokens that are whole characters.
+    __slots__ = (
+        "_detokenizer",
+        "_is_clean",
+        "_num_decoded",
+        "_num_unwatched",
+        "_silent",
+        "_starts",
+        "_stops",
+        "_waiting",
+        "_whole_text",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: StopSet | Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        shown_tokens: Collection[str] = (),
+        spaces_between_special_tokens: bool = True,
+        context_ids: Iterable[int] = (),
+        is_located: bool = False,
+    ) -> None:
+        """Starts an output.
+
+        Args:
+            tokenizer: shared, not owned.
+            stops: strings that end the text; streams of one request may share a `StopSet`.
+            include_stop_str_in_output: show the stop string, and the text of a stop token too.
+            stop_token_ids: ids at which the engine ends the request. It delivers them like any
+                other; their text is not part of the output. Leave out ids that may pass
+                (ignore_eos).
+            min_tokens: stop strings are looked for only in the text after so many tokens.
+            skip_special_tokens: as `IncrementalDetokenizer`.
+            shown_tokens: as `IncrementalDetokenizer`; usually the markers of a parser.
+            spaces_between_special_tokens: as `IncrementalDetokenizer`.
+            context_ids: as `IncrementalDetokenizer`; usually the end of the prompt.
+            is_located: remember where in the text each token starts, see `take_starts`.
+
+        Raises:
+            ValueError: if a stop string is empty.
+        """
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            shown_tokens=shown_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            context_ids=context_ids,
+        )
+        self._stops = StopStrings(stops, include_stop_str_in_output=include_stop_str_in_output)
+        self._silent = frozenset() if include_stop_str_in_output else frozenset(stop_token_ids)
+        self._num_unwatched = min_tokens
+        self._num_decoded = 0
+        self._starts: list[int] | None = [] if is_located else None
+        # Per token not yet shown whole: the length of decoded text at which it will be.
+        self._waiting: deque[int] = deque()
+        self._is_clean = not self._detokenizer.has_pending
+        """Whether nothing is held back."""
+        is_short = (
+            self._detokenizer.is_plain
+            and not (stops or is_located)
+            and all(tokenizer.added_token(i) is not None for i in self._silent)
+        )
+        self._whole_text = tokenizer.whole_text if is_short else None
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text, None while it goes on."""
+        return self._stops.matched
+
+    @property
+    def is_located(self) -> bool:
+        """Whether there is a `take_starts`."""
+        return self._starts is not None
+
+    @property
+    def num_held_tokens(self) -> int:
+        """How many of the last tokens have text or bytes that were not shown yet."""
+        return len(self._waiting)
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Appends tokens; after a stop string nothing more is used or shown."""
+        if self._is_clean and self._whole_text is not None and len(token_ids) == 1:
+            text = self._whole_text(token_ids[0])
+            if text is not None:
+                self._num_decoded += len(text)
+                return TextDelta(text, None, 1)
+        shown: list[str] = []
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._stops.matched is not None:
+                break
+            num_tokens += 1
+            if token_id not in self._silent:
+                shown.append(self._push_one(token_id))
+            elif self._starts is not None:
+                self._starts.append(self._num_decoded)
+        return TextDelta("".join(shown), self._stops.matched, num_tokens)
+
+    def finish(self) -> TextDelta:
+        """Ends the stream: releases what was held back; a last broken character may match too."""
+        text = ""
+        if self._stops.matched is None:
+            text = self._stops.push(self._detokenizer.flush())
+            if self._stops.matched is None:
+                text += self._stops.flush()
+        self._waiting.clear()
+        return TextDelta(text, self._stops.matched, 0)
+
+    def take_starts(self) -> list[int]:
+        """Where the tokens used since the last call start: characters of text before each.
+
+        A token that goes on with a character starts where that character does; one without text
+        where the next text will be. Never decreasing. Text that a stop string cut off counts.
+        """
+        assert self._starts is not None
+        starts = self._starts[:]
+        self._starts.clear()
+        return starts
+
+    def _push_one(self, token_id: int) -> str:
+        if self._starts is None:
+            text = self._detokenizer.push(token_id)
+        else:
+            broken = self._detokenizer.pending_text if self._detokenizer.has_pending else ""
+            text = self._detokenizer.push(token_id)
+            is_behind = broken and text.startswith(broken)
+            self._starts.append(self._num_decoded + (len(broken) if is_behind else 0))
+        if self._num_unwatched:
+            self._num_unwatched -= 1
+            shown = text
+        else:
+            shown = self._stops.push(text)
+        self._num_decoded += len(text)
+        pending = self._detokenizer.has_pending
+        if pending or self._stops.held or self._waiting:
+            self._settle(pending)
+        self._is_clean = not (pending or self._waiting)
+        return shown
+
+    def _settle(self, pending: bool) -> None:
+        if self._stops.matched is not None:
+            self._waiting.clear()
+            return
+        # A token whose bytes are held is whole once at least one more character was decoded.
+        self._waiting.append(self._num_decoded + pending)
+        num_shown = self._num_decoded - len(self._stops.held)
+        while self._waiting and self._waiting[0] <= num_shown:
+            self._waiting.popleft()

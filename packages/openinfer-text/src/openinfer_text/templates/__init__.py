@@ -1,0 +1,1 @@
+"""Chat templates: messages in, prompt text out."""

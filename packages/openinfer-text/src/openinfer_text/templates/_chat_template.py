@@ -1,0 +1,186 @@
+"""`ChatTemplate`: a checkpoint's Jinja template, rendered as transformers does.
+
+What goes wrong inside a template is one `TemplateError`.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import jinja2
+import jinja2.meta
+
+from openinfer_text.errors import InvalidChatInput, TemplateError
+from openinfer_text.templates._jinja import sandbox
+from openinfer_text.templates._messages import (
+    ContentFormat,
+    normalizer_for,
+    without_broken_arguments,
+)
+from openinfer_text.templates._renderer import Renderer
+
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
+# Two private-use characters nobody types; the space tells whether the template trims.
+_END_MARK = "\U000f0c0d\U000f0c0e"
+_END_MARK_SPACED = _END_MARK + " "
+
+
+class ChatTemplate:
+    """Messages to prompt text, byte for byte what transformers' `apply_chat_template` renders.
+
+    Messages are first shaped for the template: content parts become text (joined by newlines) or,
+    for templates that loop over content, stay parts; arguments of tool calls become objects, and
+    stay strings if they are none; an assistant's null content becomes ""; `developer` becomes
+    `system` unless the template knows it; other null fields are dropped; reasoning is readable
+    under each of its names.
+
+    Rendering holds the GIL. Any thread may render. The first request of its kind is rendered by
+    Jinja's sandbox and by minijinja and compared; further ones by minijinja where both agreed.
+
+    Attributes:
+        content_format: what the default template takes as `content`.
+        tools_source: Jinja source of the template for requests with tools.
+        takes_tools: whether that template reads them.
+        slow_reasons: by name, why a template is always rendered by Jinja; none if none is.
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        content_format: ContentFormat | Literal["auto"] = "auto",
+    ) -> None:
+        """Compiles templates.
+
+        Args:
+            sources: one template, or several by name; "default" must be among them, "tool_use" is
+                taken when a request brings tools.
+            special_tokens: `bos_token` and so on, visible in templates under these names.
+            content_format: shape of content; "auto" looks at how the template uses it.
+
+        Raises:
+            TemplateError: if a template is not valid Jinja or none is named "default".
+        """
+        named = {"default": sources} if isinstance(sources, str) else dict(sources)
+        if "default" not in named:
+            names = ", ".join(sorted(named))
+            raise TemplateError(f"no chat template is named 'default'; there are: {names}")
+        environment = sandbox()
+        self._special_tokens = dict(special_tokens or {})
+        self._templates = {}
+        for name, source in named.items():
+            try:
+                parsed = environment.parse(source)
+                normalizer = normalizer_for(parsed, content_format=content_format)
+                renderer = Renderer(name, source, parsed, environment)
+                self._templates[name] = (source, renderer, normalizer)
+            except jinja2.TemplateSyntaxError as error:
+                reason = f"chat template {name!r}, line {error.lineno}: {error.message}"
+                raise TemplateError(reason) from error
+        self.content_format: ContentFormat = self._templates["default"][2].content_format
+        self.slow_reasons = {
+            name: renderer.slow_reason
+            for name, (_, renderer, _) in self._templates.items()
+            if renderer.slow_reason is not None
+        }
+        self.tools_source = named.get("tool_use", named["default"])
+        parsed = environment.parse(self.tools_source)
+        self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
+
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the default template shows a system message that is not the first message."""
+        chat = [{"role": role, "content": f"{role}'s"} for role in ("user", "system", "user")]
+        try:
+            return "system's" in self.render(chat, add_generation_prompt=True)
+        except TemplateError:
+            return False
+
+    def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as the default template is given them.
+
+        Raises:
+            InvalidChatInput: naming the field that cannot be used.
+        """
+        return self._templates["default"][2].normalize(messages)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a chat.
+
+        Args:
+            messages: OpenAI messages as parsed JSON (dicts, lists, strings, numbers).
+            tools: tool definitions as the request gives them.
+            documents: retrieval documents, for templates that know them.
+            add_generation_prompt: end with the header of the next assistant message.
+            continue_final_message: end inside the last message's content, so that it is continued.
+            chat_template_kwargs: further variables; they win over special tokens.
+
+        Raises:
+            InvalidChatInput: if the messages or the variables' names cannot be used.
+            TemplateError: if the template fails or calls `raise_exception`.
+        """
+        variables = dict(chat_template_kwargs or {})
+        for name in sorted(_RESERVED & variables.keys()):
+            raise InvalidChatInput(f"chat_template_kwargs.{name}", "is a parameter of its own")
+        if continue_final_message and add_generation_prompt:
+            reason = "needs add_generation_prompt to be false"
+            raise InvalidChatInput("continue_final_message", reason)
+        named = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        source, renderer, normalizer = self._templates[named]
+        chat = normalizer.normalize(messages)
+        final_text = _mark_end(chat[-1], source) if continue_final_message else ""
+        rendered = _render(
+            renderer,
+            {
+                **self._special_tokens,
+                **variables,
+                "messages": chat,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
+
+
+def _render(renderer: Renderer, variables: dict[str, Any]) -> str:
+    try:
+        return renderer.render(variables)
+    except TemplateError as error:
+        whole, field = without_broken_arguments(variables["messages"])
+        if field is None:
+            raise
+        renderer.render({**variables, "messages": whole})  # or it failed for another reason
+        reason = "is no JSON object, and this model's template writes no other; leave the call out"
+        raise InvalidChatInput(field, reason) from error
+
+
+def _mark_end(message: dict[str, Any], source: str) -> str:
+    """Marks the end of the message's text; returns the text as it was."""
+    content = message["content"]
+    if not content or "content" not in source:
+        raise InvalidChatInput("continue_final_message", "the last message has no text to continue")
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK_SPACED
+        return content
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + _END_MARK_SPACED
+    return text
+
+
+def _cut_at_mark(rendered: str, final_text: str) -> str:
+    at = rendered.rfind(_END_MARK)
+    if at < 0 or final_text.strip() not in rendered:
+        raise TemplateError("the chat template does not show the whole last message to continue")
+    text = rendered[:at]
+    return text if rendered.startswith(_END_MARK_SPACED, at) else text.rstrip()

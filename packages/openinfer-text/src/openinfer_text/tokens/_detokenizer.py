@@ -1,0 +1,192 @@
+"""`IncrementalDetokenizer`: token ids to text, one id at a time, never half a character."""
+
+import codecs
+from collections.abc import Collection, Iterable
+
+from openinfer_text.tokens._token_bytes import REPLACE_EACH_BYTE
+from openinfer_text.tokens._tokenizer import Tokenizer
+
+_CONTEXT_TOKENS = 6
+_REPLACEMENT = "\ufffd"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(REPLACE_EACH_BYTE, _replace_each_byte)
+
+
+class IncrementalDetokenizer:
+    """The text of a growing sequence of ids; one per output stream, one thread at a time.
+
+    Each id makes exactly one `push`. Bytes that end inside a character are held back until it is
+    complete; U+FFFD appears only for bytes that can no longer become one. The concatenation of all
+    pushes and `flush` equals the tokenizer's own decode of all ids. One exception: inside a run of
+    `<0x..>` tokens that breaks off, a byte-fallback tokenizer blots out the whole run, also the
+    characters that were complete; those were sent by then and stay.
+    """
+
+    __slots__ = (
+        "_bare_neighbours",
+        "_last_was_added",
+        "_shown_ids",
+        "_skip",
+        "_stream",
+        "_tokenizer",
+        "is_plain",
+    )
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_tokens: Collection[str] = (),
+        spaces_between_special_tokens: bool = True,
+        context_ids: Iterable[int] = (),
+    ) -> None:
+        """Starts a text.
+
+        Args:
+            tokenizer: shared, not owned.
+            skip_special_tokens: special tokens contribute no text.
+            shown_tokens: special tokens that contribute text all the same.
+            spaces_between_special_tokens: False joins neighbouring added tokens by their bare
+                contents; only tokenizers whose decoder writes spaces show a difference.
+            context_ids: the end of what stands before this text (a few ids are enough): a character
+                or word that began there is continued, where a fresh text would drop its space.
+        """
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._shown_ids = frozenset(map(tokenizer.token_id, shown_tokens))
+        self._bare_neighbours = not (skip_special_tokens or spaces_between_special_tokens)
+        self._last_was_added = False
+        is_table = tokenizer.decoder_plan.is_table
+        self._stream: _ByteStream | _WindowStream = (
+            _ByteStream(tokenizer) if is_table else _WindowStream(tokenizer)
+        )
+        is_bare = self._bare_neighbours or tokenizer.decoder_plan.num_leading_spaces > 0
+        self.is_plain = is_table and not is_bare
+        """Whether an ordinary token of whole characters adds its own text, if nothing is held."""
+        for token_id in list(context_ids)[-_CONTEXT_TOKENS:]:
+            self.push(token_id)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether bytes of an unfinished character are held back."""
+        return self._stream.has_pending
+
+    @property
+    def pending_text(self) -> str:
+        """What stands for these bytes if the character is never completed."""
+        return self._stream.pending_text
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes, "" while its bytes are held back."""
+        if self._skip:
+            if self._tokenizer.is_special(token_id) and token_id not in self._shown_ids:
+                return ""
+        elif self._bare_neighbours:
+            added = self._tokenizer.added_token(token_id)
+            follows = added is not None and self._last_was_added
+            self._last_was_added = added is not None
+            if added is not None and follows:
+                return self._stream.flush() + added
+        return self._stream.push(token_id)
+
+    def flush(self) -> str:
+        """The rest at the end of the text: U+FFFD for a character that never was completed."""
+        return self._stream.flush()
+
+
+class _ByteStream:
+    """Table of bytes and a UTF-8 decoder, for decoders that treat every token alike."""
+
+    __slots__ = ("_decoder", "_num_strip", "_token_bytes")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        plan = tokenizer.decoder_plan
+        self._token_bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(plan.utf8_errors)
+        self._num_strip = plan.num_leading_spaces
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
+    @property
+    def pending_text(self) -> str:
+        return self._decoder.getstate()[0].decode("utf-8", self._decoder.errors)
+
+    def push(self, token_id: int) -> str:
+        text = self._decoder.decode(self._token_bytes(token_id))
+        return self._strip(text) if self._num_strip and text else text
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        return self._strip(text) if self._num_strip and text else text
+
+    def _strip(self, text: str) -> str:
+        while self._num_strip and text.startswith(" "):
+            text = text[1:]
+            self._num_strip -= 1
+        if text:
+            self._num_strip = 0
+        return text
+
+
+class _WindowStream:
+    """Decodes a short window of ids twice and takes the difference, for any other decoder.
+
+    The tokens' bytes only tell where a character is unfinished. A stream of nothing but broken
+    bytes is let go in groups, so that the window stays short.
+    """
+
+    _MAX_HELD = 8
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._token_bytes = tokenizer.token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._shown_ids: list[int] = []
+        self._held_ids: list[int] = []
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._held_ids)
+
+    @property
+    def pending_text(self) -> str:
+        return self._new_text()
+
+    def push(self, token_id: int) -> str:
+        self._held_ids.append(token_id)
+        self._utf8.decode(self._token_bytes(token_id))
+        is_unfinished = bool(self._utf8.getstate()[0])
+        if is_unfinished and len(self._held_ids) < self._MAX_HELD:
+            return ""
+        text = self._new_text()
+        self._take_over(text)
+        return text
+
+    def flush(self) -> str:
+        text = self._new_text()
+        self._take_over(text)
+        return text
+
+    def _new_text(self) -> str:
+        if not self._held_ids:
+            return ""
+        before = self._decode(self._shown_ids, skip_special_tokens=False)
+        both = self._decode(self._shown_ids + self._held_ids, skip_special_tokens=False)
+        return both[len(before) :]
+
+    def _take_over(self, text: str) -> None:
+        if text:
+            self._shown_ids = self._held_ids
+        else:
+            # Ids without text give the next one no left neighbour; keep the one that does.
+            self._shown_ids = (self._shown_ids + self._held_ids)[-_CONTEXT_TOKENS:]
+        self._held_ids = []

@@ -1,0 +1,205 @@
+"""Cutting a text at its added tokens, and remembering the ids of what lies between.
+
+A tokenizer of the `tokenizers` library first cuts added tokens out of the raw text, leftmost and
+longest first, then normalizes, pre-tokenizes and merges every remaining piece by itself. So
+encoding the pieces one by one and joining the ids is exact, unless
+
+- an added token looks at its neighbours (lstrip, rstrip, single_word),
+- the pre-tokenizer treats the first piece of a text differently (Metaspace "first"), or is one
+  this module does not know,
+- the model draws at random (BPE dropout).
+
+`plan_cuts` decides which; tokens marked `normalized` are matched after normalization and therefore
+only cut here when there is no normalizer.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from threading import Lock
+from typing import Any
+
+from openinfer_contract import pack_ids
+from openinfer_text.tokens._tokenizer_engine import Pipeline
+
+_MAX_FORKS = 32
+"""Branches within one word that get groups of their own; the words of vocabularies have a few."""
+_PIECEWISE_PRE_TOKENIZERS = frozenset(
+    {
+        "ByteLevel",
+        "Split",
+        "Whitespace",
+        "WhitespaceSplit",
+        "Digits",
+        "Punctuation",
+        "BertPreTokenizer",
+        "CharDelimiterSplit",
+        "UnicodeScripts",
+    }
+)
+
+
+class Cutter:
+    """Splits text into ordinary pieces and added tokens; immutable, any thread."""
+
+    def __init__(self, levels: Sequence[dict[str, int]]) -> None:
+        self._patterns = [re.compile(f"({literal_pattern(level)})") for level in levels if level]
+        self._ids = {
+            content: pack_ids((token_id,))
+            for level in levels
+            for content, token_id in level.items()
+        }
+
+    def cut(self, text: str) -> list[str]:
+        """Pieces at even indices (possibly empty), added tokens at odd ones."""
+        parts = [text]
+        for pattern in self._patterns:
+            finer: list[str] = []
+            for index, part in enumerate(parts):
+                if index % 2:
+                    finer.append(part)
+                else:
+                    finer.extend(pattern.split(part))
+            parts = finer
+        return parts
+
+    def id_column(self, token: str) -> bytes:
+        """The one id of an added token as a u32 column."""
+        return self._ids[token]
+
+
+def plan_cuts(pipeline: Pipeline) -> Cutter | str:
+    """The exact way to cut for this tokenizer, or the reason why there is none."""
+    if pipeline.has_dropout:
+        return "the model uses BPE dropout"
+    reason = _position_dependence(pipeline.pre_tokenizer)
+    if reason is not None:
+        return reason
+    raw = [t for t in pipeline.added_tokens if not t.normalized and t.content]
+    for token in raw:
+        if token.has_context_flags:
+            return f"added token {token.content!r} looks at the text around it"
+    levels = [{token.content: token.id for token in raw}]
+    late = [t for t in pipeline.added_tokens if t.normalized and t.content]
+    if not any(token.has_context_flags for token in late) and _is_empty(pipeline.normalizer):
+        levels.append({token.content: token.id for token in late})
+    return Cutter(levels)
+
+
+def _is_empty(normalizer: dict[str, Any] | None) -> bool:
+    return normalizer is None or (
+        normalizer.get("type") == "Sequence" and not normalizer.get("normalizers")
+    )
+
+
+def _position_dependence(pre_tokenizer: dict[str, Any] | None) -> str | None:
+    if pre_tokenizer is None:
+        return None
+    kind = pre_tokenizer.get("type")
+    if kind == "Sequence":
+        reasons = (_position_dependence(part) for part in pre_tokenizer["pretokenizers"])
+        return next((reason for reason in reasons if reason is not None), None)
+    if kind == "Metaspace":
+        if pre_tokenizer.get("prepend_scheme") in ("always", "never"):
+            return None
+        return "the Metaspace pre-tokenizer treats the start of a text differently"
+    if kind in _PIECEWISE_PRE_TOKENIZERS:
+        return None
+    return f"pre-tokenizer {kind} is not known to work piece by piece"
+
+
+def literal_pattern(words: Iterable[str]) -> str:
+    """A regular expression that matches any of the words, at each place the longest.
+
+    Words share their prefixes, so thousands of reserved tokens cost as little as a few.
+    """
+    trie: dict[str, Any] = {}
+    for word in words:
+        node = trie
+        for char in word:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _trie_pattern(trie)
+
+
+def _trie_pattern(node: dict[str, Any], num_forks: int = 0) -> str:
+    if num_forks == _MAX_FORKS:
+        # Deeper groups would overflow the stack, here and in the compiler of patterns.
+        rests = sorted(_words_of(node), key=len, reverse=True)
+        return f"(?:{'|'.join(map(re.escape, rests))})"
+    branches = []
+    for char, child in node.items():
+        if not char:
+            continue
+        # A chain without choices is walked here, so that depth counts forks, not characters.
+        literal = char
+        while len(child) == 1 and "" not in child:
+            ((char, child),) = child.items()
+            literal += char
+        branches.append(re.escape(literal) + _trie_pattern(child, num_forks + 1))
+    if not branches:
+        return ""
+    body = f"(?:{'|'.join(branches)})" if len(branches) > 1 or "" in node else branches[0]
+    return f"{body}?" if "" in node else body
+
+
+def _words_of(trie: dict[str, Any]) -> Iterator[str]:
+    rests = [("", trie)]
+    while rests:
+        begun, node = rests.pop()
+        for char, child in node.items():
+            if char:
+                rests.append((begun + char, child))
+            else:
+                yield begun
+
+
+class SegmentCache:
+    """Ids of text pieces, least recently used out first, within a budget of bytes.
+
+    Safe to share between threads; holds one lock for microseconds.
+    """
+
+    _ENTRY_OVERHEAD_BYTES = 200
+
+    def __init__(self, max_bytes: int) -> None:
+        """Keeps at most `max_bytes`, 0 for nothing at all.
+
+        Raises:
+            ValueError: if `max_bytes` is negative.
+        """
+        if max_bytes < 0:
+            raise ValueError("max_bytes must not be negative")
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes charged now: text, ids and a constant per entry."""
+        return self._num_bytes
+
+    def get_all(self, pieces: Sequence[str]) -> list[bytes | None]:
+        """The ids of each piece where known; found ones count as used."""
+        entries = self._entries
+        with self._lock:
+            found = [entries.get(piece) for piece in pieces]
+            for piece, ids in zip(pieces, found, strict=True):
+                if ids is not None:
+                    entries.move_to_end(piece)
+        return found
+
+    def put_all(self, pieces: Iterable[tuple[str, bytes]]) -> None:
+        """Remembers pieces; one too large for a quarter of the budget is left out."""
+        with self._lock:
+            for piece, ids in pieces:
+                cost = self._cost(piece, ids)
+                if cost * 4 <= self._max_bytes and piece not in self._entries:
+                    self._entries[piece] = ids
+                    self._num_bytes += cost
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= self._cost(*self._entries.popitem(last=False))
+
+    def _cost(self, piece: str, ids: bytes) -> int:
+        return len(piece) * (1 if piece.isascii() else 4) + len(ids) + self._ENTRY_OVERHEAD_BYTES
