@@ -11,6 +11,7 @@ import torch
 
 from openinfer_kernels import LinearSpec, RMSNormSpec, native, plan_linear, plan_rms_norm
 from openinfer_kernels.dispatch import _choice
+from openinfer_kernels.native import _build, _library
 
 CPU = torch.device("cpu")
 
@@ -19,16 +20,16 @@ CPU = torch.device("cpu")
 def fresh(monkeypatch, tmp_path):
     """A process that has not asked for the library yet, with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native._load.cache_clear()
+    _library._load.cache_clear()
     yield tmp_path / "openinfer" / "native"
-    native._load.cache_clear()
+    _library._load.cache_clear()
 
 
 @pytest.fixture
 def machine(fresh):
     """The same where the kernels could be compiled."""
     try:
-        native._check_machine()
+        _build.check_machine()
     except native.NativeUnavailable as error:
         pytest.skip(str(error))
     if shutil.which("gcc") is None:
@@ -47,7 +48,7 @@ def compiled():
 @pytest.fixture
 def quick(compiled, machine, monkeypatch):
     """A machine whose compiler only copies."""
-    monkeypatch.setattr(native, "_run", lambda command: shutil.copy(compiled, command[-1]))
+    monkeypatch.setattr(_build, "_run", lambda command: shutil.copy(compiled, command[-1]))
     return machine
 
 
@@ -58,8 +59,8 @@ def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: runs.append(a) or run(*a, **k))
     assert native.why_not(torch.bfloat16, CPU) is None
     num_runs = len(runs)
-    assert num_runs == len(native._SOURCES) + 1
-    native._load.cache_clear()
+    assert num_runs == len(_build._SOURCES) + 1
+    _library._load.cache_clear()
     assert native.library() is not None
     assert len(runs) == num_runs
     (built,) = machine.iterdir()
@@ -69,9 +70,9 @@ def test_it_is_compiled_once_and_found_again(machine, monkeypatch):
 
 @pytest.mark.long
 def test_changed_sources_are_compiled_anew(machine, monkeypatch):
-    first = native._built()
-    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DCHANGED"))
-    assert native._built() != first
+    first = _build.built_library()
+    monkeypatch.setattr(_build, "_COMPILE", (*_build._COMPILE, "-DCHANGED"))
+    assert _build.built_library() != first
 
 
 @pytest.mark.long
@@ -99,7 +100,7 @@ void exponentials(float *y, const float *x, int64_t n) {
 }
 """)
     folder = f"-I{native.__path__[0]}"
-    command = ["gcc", *native._COMPILE, folder, "-shared", str(source), "-o", str(library)]
+    command = ["gcc", *_build._COMPILE, folder, "-shared", str(source), "-o", str(library)]
     subprocess.run(command, check=True)
     exponentials = ctypes.CDLL(str(library)).exponentials
     exponentials.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
@@ -122,7 +123,7 @@ void exponentials(float *y, const float *x, int64_t n) {
 
 
 def test_without_a_compiler_ops_fall_back(fresh, monkeypatch):
-    monkeypatch.setattr(native, "_check_machine", lambda: None)
+    monkeypatch.setattr(_library, "check_machine", lambda: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "gcc is not installed" in native.why_not(torch.bfloat16, CPU)
     with pytest.raises(native.NativeUnavailable, match="gcc is not installed"):
@@ -136,9 +137,9 @@ def test_without_a_compiler_ops_fall_back(fresh, monkeypatch):
 
 
 def test_another_cpu_is_named(fresh, monkeypatch):
-    monkeypatch.setattr(native.sys, "platform", "linux")
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(native, "_cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f"}))
+    monkeypatch.setattr(_build.sys, "platform", "linux")
+    monkeypatch.setattr(_build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(_build, "_cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f"}))
     reason = native.why_not(torch.bfloat16, CPU)
     assert "lacks avx512bw" in reason
     assert "avx512_bf16" in reason
@@ -146,13 +147,13 @@ def test_another_cpu_is_named(fresh, monkeypatch):
 
 
 def test_another_system_is_named(fresh, monkeypatch):
-    monkeypatch.setattr(native.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(_build.platform, "machine", lambda: "arm64")
     assert "needs Linux on x86-64" in native.why_not(torch.bfloat16, CPU)
 
 
 @pytest.mark.long
 def test_sources_that_do_not_compile_are_a_reason(machine, monkeypatch):
-    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, "-DGROUP=1"))
+    monkeypatch.setattr(_build, "_COMPILE", (*_build._COMPILE, "-DGROUP=1"))
     assert "gcc cannot compile the kernels" in native.why_not(torch.bfloat16, CPU)
     assert list(machine.iterdir()) == []
 
@@ -167,11 +168,11 @@ def test_a_folder_that_others_can_write_is_not_trusted(machine):
     "damage", [lambda b: b"", lambda b: b[: len(b) // 2]], ids=["empty", "half"]
 )
 def test_a_library_that_is_damaged_is_compiled_anew(damage, quick, caplog):
-    built = native._built()
+    built = _build.built_library()
     built.write_bytes(damage(built.read_bytes()))
     assert native.why_not(torch.bfloat16, CPU) is None
-    assert "is damaged; it is compiled anew" in caplog.text
-    assert native._built() == built
+    assert "is damaged" in caplog.text
+    assert _build.built_library() == built
 
 
 def test_what_killed_compilations_and_old_versions_left_is_swept(quick):
@@ -182,7 +183,7 @@ def test_what_killed_compilations_and_old_versions_left_is_swept(quick):
         (quick / name).touch()
     for name in ("compiling-old", "kernels-old.so"):
         os.utime(quick / name, (0, 0))
-    native._built()
+    _build.built_library()
     left = {entry.name for entry in quick.iterdir()}
     assert {"compiling-now", "kernels-recent.so"} < left
     assert not {"compiling-old", "kernels-old.so"} & left
@@ -194,20 +195,20 @@ def test_without_a_home_folder_there_is_a_reason(machine, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(native.Path, "home", homeless)
+    monkeypatch.setattr(_build.Path, "home", homeless)
     assert "set HOME or XDG_CACHE_HOME" in native.why_not(torch.bfloat16, CPU)
 
 
 def test_a_relativecache_folder_is_ignored(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setattr(native.Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(_build.Path, "home", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     assert native.cache_folder() == tmp_path / ".cache" / "openinfer" / "native"
 
 
 def test_a_folder_of_another_user_is_named(fresh, monkeypatch):
     mine = os.getuid()
-    monkeypatch.setattr(native.os, "getuid", lambda: mine + 1)
+    monkeypatch.setattr(_build.os, "getuid", lambda: mine + 1)
     with pytest.raises(native.NativeUnavailable, match=f"another user .uid {mine}."):
         native.cache_folder()
 
@@ -218,7 +219,7 @@ def test_a_full_disk_is_named(monkeypatch):
     failed = subprocess.CompletedProcess([], 1, stderr=stderr)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(native.NativeUnavailable, match="No space left on device"):
-        native._run(["gcc"])
+        _build._run(["gcc"])
 
 
 def test_a_choice_is_logged_once_and_slow_kernels_are_a_warning(machine, monkeypatch, caplog):

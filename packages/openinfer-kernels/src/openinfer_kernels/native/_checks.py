@@ -1,19 +1,19 @@
-"""What a native function refuses, in words; the conditions stand where the calls are.
+"""The error of a native function that got other tensors than it was planned for.
 
-They are written out there, a few hundred nanoseconds each: a step of one token calls the native
-functions some 300 times.
+Each back end writes out its conditions where it calls the function, since that takes a few hundred
+nanoseconds: a step of one token calls native functions about 300 times.
 """
 
 import torch
 
 
-def refused(op: str, wanted: str, **given: torch.Tensor) -> ValueError:
-    """Returns the error of a call whose tensors are not what the op was planned for.
+def wrong_tensors(op: str, wanted: str, **given: torch.Tensor) -> ValueError:
+    """Returns the error of a call with wrong tensors.
 
     Args:
         op: Name of the op.
-        wanted: What it takes.
-        given: The tensors, by the names of their arguments.
+        wanted: Description of the tensors that the op takes.
+        given: The tensors of the call, by the names of their arguments.
     """
     seen = "; ".join(f"{name} {_described(tensor)}" for name, tensor in given.items())
     return ValueError(f"{op} takes {wanted}, on the CPU; got {seen}")

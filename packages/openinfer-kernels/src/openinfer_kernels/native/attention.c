@@ -1,9 +1,11 @@
-/* The two attention ops: paged, and fused with head norms, rotation and cache write. */
-#include "attention.h"
+/* The two attention ops: paged_attention, and fused_attention with head norms, rotation and cache
+ * write before it. */
+#include "decode.h"
+#include "prefill.h"
 #include "rows.h"
 
-/* out [num_tokens, num_heads, head_dim], q alike; see attention.h. Returns 0, or 1 if there is no
- * memory for partial results. */
+/* out and q are [num_tokens, num_heads, head_dim]; the other arguments are described in step.h.
+ * Returns 0, or 1 if there is no memory. */
 int paged_attention(bf16 *out, const bf16 *q, const bf16 *k, const bf16 *v, int64_t block_stride,
                     const int32_t *cu_seqlens_q, const int32_t *seq_lens,
                     const int32_t *block_table, int64_t table_stride, int64_t num_seqs,
@@ -24,7 +26,7 @@ typedef struct {
     float eps;
 } Rows;
 
-/* One token of qkv: queries in place, keys and values to their slot. */
+/* Prepares one token of qkv: queries in place, keys and values to their slot in the cache. */
 static void store_token(const Step *a, const Rows *rows, bf16 *qkv, bf16 *k, bf16 *v, int64_t t) {
     const int64_t D = a->head_dim, slot = rows->slots[t];
     const float *angles = rows->cos_sin + rows->positions[t] * D;
@@ -34,16 +36,16 @@ static void store_token(const Step *a, const Rows *rows, bf16 *qkv, bf16 *k, bf1
         const int is_key = h >= a->num_heads;
         const bf16 *norm = is_key ? rows->k_norm : rows->q_norm;
         bf16 *head = qkv + h * D;
-        if (norm) normalise(head, head, norm, D, rows->eps);
+        if (norm) rms_normalise(head, head, norm, D, rows->eps);
         rotate(is_key ? k + at + (h - a->num_heads) * D : head, head, angles, D / 2);
     }
     memcpy(v + at, qkv + (a->num_heads + a->num_kv_heads) * D, a->num_kv_heads * D * sizeof(bf16));
 }
 
-enum { DONE, NO_MEMORY, POSITION_BEYOND, SLOT_BEYOND };
+enum { DONE, NO_MEMORY, POSITION_OUT_OF_RANGE, SLOT_OUT_OF_RANGE };
 
-/* qkv [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; it is overwritten.
- * Returns one of the above; if an index is beyond its table or cache, nothing is written. */
+/* qkv is [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; it is overwritten.
+ * Returns one of the above. If a position or a slot is out of range, nothing is written. */
 int fused_attention(bf16 *out, bf16 *qkv, bf16 *k, bf16 *v, int64_t block_stride,
                     const int32_t *cu_seqlens_q, const int32_t *seq_lens,
                     const int32_t *block_table, int64_t table_stride, int64_t num_seqs,
@@ -59,8 +61,10 @@ int fused_attention(bf16 *out, bf16 *qkv, bf16 *k, bf16 *v, int64_t block_stride
         num_seqs, num_heads, num_kv_heads, head_dim, block_size, scale, num_threads,
     };
     const Rows rows = {q_norm, k_norm, cos_sin, positions, slots, eps};
-    if (first_beyond(positions, num_tokens, max_positions) < num_tokens) return POSITION_BEYOND;
-    if (first_beyond(slots, num_tokens, num_blocks * block_size) < num_tokens) return SLOT_BEYOND;
+    if (first_out_of_range(positions, num_tokens, max_positions) < num_tokens)
+        return POSITION_OUT_OF_RANGE;
+    if (first_out_of_range(slots, num_tokens, num_blocks * block_size) < num_tokens)
+        return SLOT_OUT_OF_RANGE;
     const int threads = threads_for(num_tokens * width, num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < num_tokens; t++) store_token(&step, &rows, qkv + t * width, k, v, t);

@@ -1,4 +1,4 @@
-/* What the kernels share: bf16 in memory, float32 in registers, 512 bits at a time. */
+/* Vectors for all kernels: bf16 in memory, float32 in registers, 512 bits at a time. */
 #pragma once
 
 #include <immintrin.h>
@@ -13,14 +13,14 @@ typedef uint16_t bf16;
 
 INLINE __m512bh load_bf16(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
 
-/* Two neighbours in every lane, which is how VDPBF16PS wants its other operand. */
+/* Returns the pair p[0], p[1] in every lane, the form of VDPBF16PS's second operand. */
 INLINE __m512bh broadcast_pair(const bf16 *p) {
     int32_t pair;
     memcpy(&pair, p, sizeof pair);
     return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-/* acc[i] += a[2i] b[2i] + a[2i+1] b[2i+1]: exact products, float32 sums. */
+/* Returns acc[i] + a[2i] b[2i] + a[2i+1] b[2i+1]: products are exact, sums are float32. */
 INLINE __m512 dot(__m512 acc, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(acc, a, b); }
 
 INLINE __m512 widen16(const bf16 *p) {
@@ -33,25 +33,25 @@ INLINE __m512 widen_masked(__mmask16 mask, const bf16 *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-/* Rounds to nearest even, as torch does. Subnormal results become zero: VCVTNEPS2BF16's rule. */
+/* Rounds to nearest even, as torch does. VCVTNEPS2BF16 turns subnormal results into zero. */
 INLINE void store_masked(bf16 *p, __mmask16 mask, __m512 x) {
     _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
-INLINE __m512 rounded(__m512 x) {
+INLINE __m512 round_to_bf16(__m512 x) {
     const __m256i raw = (__m256i)_mm512_cvtneps_pbh(x);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-/* The first n of 16 lanes; all of them from n = 16 on. */
+/* Returns the mask of the first n of 16 lanes; of all lanes if n is 16 or more. */
 INLINE __mmask16 first_lanes(int64_t n) {
     return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
 }
 
-/* e^x within 2 ulp: 2^n times a polynomial (least squares of the relative error) for the fraction,
- * which is taken of the exact product with log2(e).
- * Below -87 it is e^-87, from 89 on infinity. NaN stays NaN: min and max return their second operand
- * if one is NaN. */
+/* Returns e^x within 2 ulp: 2^n times a polynomial (least squares of the relative error) for the
+ * fraction, which is taken from the exact product with log2(e).
+ * Below -87 the result is e^-87, from 89 on it is infinity. NaN stays NaN: min and max return their
+ * second operand if one is NaN. */
 INLINE __m512 exp16(__m512 x) {
     const __m512 log2e = _mm512_set1_ps(1.44269504f), rest = _mm512_set1_ps(1.9259630e-8f);
     const __m512 held = _mm512_min_ps(_mm512_set1_ps(89.f), _mm512_max_ps(_mm512_set1_ps(-87.f), x));
@@ -67,24 +67,25 @@ INLINE __m512 exp16(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-/* A thread's working memory, kept from call to call: fresh pages would cost more than the arithmetic. */
+/* Working memory of a thread, kept from call to call: fresh pages would take longer than the
+ * arithmetic. */
 typedef struct {
     void *at;
     size_t size;
-} Room;
+} Scratch;
 
-/* At least `needed` bytes, their contents undefined; NULL if there is no memory. */
-INLINE void *grown(Room *room, size_t needed) {
-    if (needed > room->size) {
-        free(room->at);
-        room->size = (needed + 63) / 64 * 64;
-        room->at = aligned_alloc(64, room->size);
-        if (!room->at) room->size = 0;
+/* Returns at least `needed` bytes with undefined contents, or NULL if there is no memory. */
+INLINE void *reserve(Scratch *scratch, size_t needed) {
+    if (needed > scratch->size) {
+        free(scratch->at);
+        scratch->size = (needed + 63) / 64 * 64;
+        scratch->at = aligned_alloc(64, scratch->size);
+        if (!scratch->at) scratch->size = 0;
     }
-    return room->at;
+    return scratch->at;
 }
 
-/* Below this many elements a thread's wake-up costs more than its share of the work. */
+/* With fewer elements, waking up a thread takes longer than its share of the work. */
 enum { ELEMENTS_PER_THREAD = 1 << 15 };
 
 INLINE int threads_for(int64_t num_elements, int num_threads) {

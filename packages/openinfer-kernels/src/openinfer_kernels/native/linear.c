@@ -1,47 +1,50 @@
-/* Products with weights packed in panels of 16 output rows, and what stands around them in a layer:
- * a norm of x's rows before, a gate or a residual behind.
+/* Products with weights packed in panels of 16 output rows, with the parts of a layer around
+ * them: a norm of the rows of x before, a gate or a residual after.
  *
- * A lane holds an output row, so nothing is summed across lanes, and a tile of x's rows is multiplied
- * with a panel while the panel is in registers and the first cache: a weight is read from memory once
- * a call, however many rows x has. K is even (bf16) or a multiple of 32 (int8, int4: one scale for 32
- * columns of a row). Rows past N are packed as zeros and never stored.
+ * A lane holds an output row, so nothing is summed across lanes. A tile of rows of x is
+ * multiplied with a panel while the panel is in registers and in the first cache, so a weight is
+ * read from memory once a call, however many rows x has. K is even (bf16) or a multiple of 32
+ * (int8 and int4, which have one scale for 32 columns of a row). Rows past N are packed as zeros
+ * and never stored.
  *
  *   bf16  [N/16][K/2][16][2]
- *   int8  the same of int8, and scales bf16 [N/16][K/32][16]
- *   int4  [N/16][K/8][16][2] of 16-bit words; nibble j of word (r, p) is column 2 j + p, offset by 8
+ *   int8  [N/16][K/2][16][2], and scales in bf16 [N/16][K/32][16]
+ *   int4  [N/16][K/8][16][2] of 16-bit words; nibble j of word (r, p) is column 2 j + p, plus 8;
+ *         scales as for int8
+ *
  */
 #include "rows.h"
 
 enum { GROUP = 32, /* columns that share a scale */
-       MAX_ROWS = 8, /* of x in a tile; with more, registers spill */
-       STREAMED_ROWS = 2, /* with so few a product is the reading of its weight */
-       AHEAD_BYTES = 4096 /* hardware stops fetching at the end of a page */ };
+       MAX_ROWS = 8, /* rows of x in a tile; with more, registers spill */
+       STREAMED_ROWS = 2, /* up to this many rows, reading the weight takes all the time */
+       AHEAD_BYTES = 4096 /* hardware stops prefetching at the end of a page */ };
 
 typedef struct {
     bf16 *y;              /* [M, N], or [M, N / 2] if gated; it may be the residual */
     const bf16 *x;        /* [M, K], normalised */
     const void *w;
     const bf16 *scales;   /* int8 and int4 */
-    const bf16 *residual; /* as y, or NULL */
+    const bf16 *residual; /* the shape of y, or NULL */
     int64_t M, N, K;
     int is_gated;         /* rows n and N / 2 + n are gate and up; N is a multiple of 32 */
 } Product;
 
-typedef __m512 Tile[MAX_ROWS]; /* of one panel: a row of x, 16 of w */
+typedef __m512 Tile[MAX_ROWS]; /* sums of one panel: element i is a row of x with 16 rows of w */
 
-INLINE void fetch(const void *p) { _mm_prefetch((const char *)p + AHEAD_BYTES, _MM_HINT_T0); }
+INLINE void prefetch_ahead(const void *p) { _mm_prefetch((const char *)p + AHEAD_BYTES, _MM_HINT_T0); }
 
-/* Several sums a row of x hide the latency of the dot product when there are few rows. */
+/* Independent sums for each row of x: with few rows, they hide the latency of the dot product. */
 #define NUM_CHAINS(M) ((M) == 1 ? 4 : (M) == 2 ? 2 : 1)
 
-INLINE __m512 gathered(const __m512 *chains, const int num_chains) {
+INLINE __m512 sum_chains(const __m512 *chains, const int num_chains) {
     __m512 sum = chains[0];
     for (int j = 1; j < num_chains; j++) sum = _mm512_add_ps(sum, chains[j]);
     return sum;
 }
 
-/* The sums of M rows of x, from row m on, with P panels, which begin at rows n[0] and n[1]. Two panels
- * at a time share the loads of x, of which a prefill has more than it has of weights. */
+/* Computes the sums of M rows of x, from row m on, with P panels, which begin at rows n[0] and
+ * n[1]. Two panels at a time share the loads of x: a prefill loads more of x than of weights. */
 INLINE void bf16_tiles(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M,
                        const int P) {
     const int S = NUM_CHAINS(M);
@@ -70,7 +73,7 @@ INLINE void bf16_tiles(Tile *sums, const Product *p, const int64_t *n, int64_t m
                 acc[i][c][0] =
                     dot(acc[i][c][0], load_bf16(w[c] + 16 * k), broadcast_pair(x + i * K + k));
     for (int i = 0; i < M; i++)
-        for (int c = 0; c < P; c++) sums[c][i] = gathered(acc[i][c], S);
+        for (int c = 0; c < P; c++) sums[c][i] = sum_chains(acc[i][c], S);
 }
 
 INLINE void bf16_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m, const int M) {
@@ -103,12 +106,12 @@ INLINE void int8_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m,
                     dot(part[i][b % S], wv, broadcast_pair(x + i * K + g * GROUP + 2 * b));
         }
         const __m512 scale = widen16(scales + g * 16);
-        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(gathered(part[i], S), scale, acc[i]);
+        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(sum_chains(part[i], S), scale, acc[i]);
     }
     for (int i = 0; i < M; i++) sums[0][i] = acc[i];
 }
 
-/* -8 ... 7 in bf16, twice. */
+/* The numbers from -8 to 7 in bf16, twice. */
 static const bf16 int4_values[32] = {
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
     0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
@@ -131,7 +134,7 @@ INLINE void int4_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m,
         for (int b = 0; b < GROUP / 8; b++) {
             const uint16_t *at = w + (g * (GROUP / 8) + b) * 32;
             const __m512i q = _mm512_loadu_si512(at);
-            if (M <= STREAMED_ROWS) fetch(at);
+            if (M <= STREAMED_ROWS) prefetch_ahead(at);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
                 /* The table has every value twice, so the bit above the nibble does not matter. */
@@ -143,12 +146,12 @@ INLINE void int4_tile(Tile *sums, const Product *p, const int64_t *n, int64_t m,
             }
         }
         const __m512 scale = widen16(scales + g * 16);
-        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(gathered(part[i], S), scale, acc[i]);
+        for (int i = 0; i < M; i++) acc[i] = _mm512_fmadd_ps(sum_chains(part[i], S), scale, acc[i]);
     }
     for (int i = 0; i < M; i++) sums[0][i] = acc[i];
 }
 
-/* A tile of `rows` rows with each of two panels; only with one if n[1] is beyond the weight. */
+/* Multiplies a tile of `rows` rows with two panels, or with the first if n[1] is past the weight. */
 typedef void Sums(Tile *sums, const Product *p, const int64_t *n, int64_t m, int64_t rows);
 
 #define CASE(KIND, M)                                                                   \
@@ -168,7 +171,7 @@ DEFINE_SUMS(bf16)
 DEFINE_SUMS(int8)
 DEFINE_SUMS(int4)
 
-static void bf16_sums_of_many(Tile *sums, const Product *p, const int64_t *n, int64_t m,
+static void bf16_sums_in_pairs(Tile *sums, const Product *p, const int64_t *n, int64_t m,
                               int64_t rows) {
     if (rows == MAX_ROWS && n[1] < p->N)
         bf16_tiles(sums, p, n, m, MAX_ROWS, 2);
@@ -176,40 +179,40 @@ static void bf16_sums_of_many(Tile *sums, const Product *p, const int64_t *n, in
         bf16_sums(sums, p, n, m, rows);
 }
 
-/* A row of a tile to where it belongs, behind the residual. */
-INLINE void finish(const Product *p, int64_t row, int64_t n, int64_t width, __m512 y) {
+/* Adds the residual to a row of a tile, and stores it. */
+INLINE void store_row(const Product *p, int64_t row, int64_t n, int64_t width, __m512 y) {
     const __mmask16 lanes = first_lanes(width - n);
     const int64_t at = row * width + n;
     if (p->residual) y = _mm512_add_ps(y, widen_masked(lanes, p->residual + at));
     store_masked(p->y + at, lanes, y);
 }
 
-/* Two panels: a gate and its up, or two neighbours. */
-static void multiply_two(const Product *p, Sums *sums_of, const int64_t *n) {
+/* Multiplies all rows of x with two panels: a gate panel and its up panel, or two neighbours. */
+static void multiply_panels(const Product *p, Sums *sums_of, const int64_t *n) {
     for (int64_t m = 0; m < p->M; m += MAX_ROWS) {
         const int64_t rows = p->M - m < MAX_ROWS ? p->M - m : MAX_ROWS;
         Tile sums[2];
         sums_of(sums, p, n, m, rows);
         for (int64_t i = 0; i < rows; i++)
             if (p->is_gated) {
-                finish(p, m + i, n[0], p->N / 2, gated(sums[0][i], sums[1][i]));
+                store_row(p, m + i, n[0], p->N / 2, silu_mul(sums[0][i], sums[1][i]));
             } else {
-                finish(p, m + i, n[0], p->N, sums[0][i]);
-                if (n[1] < p->N) finish(p, m + i, n[1], p->N, sums[1][i]);
+                store_row(p, m + i, n[0], p->N, sums[0][i]);
+                if (n[1] < p->N) store_row(p, m + i, n[1], p->N, sums[1][i]);
             }
     }
 }
 
-/* Has p's rows of x normalised. Returns 0, or 1 if there is no memory for them. */
+/* Replaces p->x by its normalised rows. Returns 0, or 1 if there is no memory for them. */
 static int normalise_rows(Product *p, const bf16 *norm, float eps, int num_threads) {
-    static __thread Room room;
+    static __thread Scratch scratch;
     const int64_t M = p->M, K = p->K;
     const bf16 *x = p->x;
-    bf16 *y = grown(&room, 1 + M * K * sizeof(bf16));
+    bf16 *y = reserve(&scratch, 1 + M * K * sizeof(bf16));
     if (!y) return 1;
     const int threads = threads_for(M * K, num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < M; m++) normalise(y + m * K, x + m * K, norm, K, eps);
+    for (int64_t m = 0; m < M; m++) rms_normalise(y + m * K, x + m * K, norm, K, eps);
     p->x = y;
     return 0;
 }
@@ -219,12 +222,12 @@ static int multiply(Product *p, Sums *sums_of, const bf16 *norm, float eps, int 
     const int64_t width = p->is_gated ? p->N / 2 : p->N, each = p->is_gated ? 16 : 32;
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int64_t n = 0; n < width; n += each)
-        multiply_two(p, sums_of, (const int64_t[]){n, p->is_gated ? width + n : n + 16});
+        multiply_panels(p, sums_of, (const int64_t[]){n, p->is_gated ? width + n : n + 16});
     return 0;
 }
 
-/* y = residual + gate(norm(x) w^T): norm [K], with eps, and residual [M, N] or NULL.
- * num_threads of OpenMP share the panels. Returns 0, or 1 if there is no memory. */
+/* Computes y = residual + gate(norm(x) w^T). norm is [K] or NULL; residual has the shape of y, or
+ * is NULL. OpenMP threads share the panels. Returns 0, or 1 if there is no memory. */
 #define DEFINE_LINEAR(KIND, SUMS)                                                               \
     int linear_##KIND(bf16 *y, const bf16 *x, const void *w, const bf16 *scales,                \
                       const bf16 *norm, const bf16 *residual, int64_t M, int64_t N, int64_t K,  \
@@ -232,6 +235,6 @@ static int multiply(Product *p, Sums *sums_of, const bf16 *norm, float eps, int 
         Product p = {y, x, w, scales, residual, M, N, K, is_gated};                             \
         return multiply(&p, SUMS, norm, eps, num_threads);                                      \
     }
-DEFINE_LINEAR(bf16, bf16_sums_of_many)
+DEFINE_LINEAR(bf16, bf16_sums_in_pairs)
 DEFINE_LINEAR(int8, int8_sums)
 DEFINE_LINEAR(int4, int4_sums)

@@ -1,21 +1,23 @@
-/* Attention of several queries a sequence over a paged bf16 cache: prefills, whole or in chunks.
+/* Prefill attention over a paged bf16 cache: several queries per sequence, whole prompts or
+ * chunks.
  *
- * A task is some queries of one sequence with one key head and all query heads that read it. It goes
- * through the keys in blocks, each brought into the order of VDPBF16PS once, and keeps a running
- * softmax (FlashAttention, Dao et al., 2022). Scores, weights' sums and outputs are float32; weights
- * are rounded to bf16 before they multiply values.
+ * A task is some queries of one sequence, with one key head and all query heads that read it. A
+ * row is one query with one head. A task goes through the keys in batches of 64 tokens, packs
+ * each batch once in the order that VDPBF16PS reads, and keeps a running softmax (FlashAttention,
+ * Dao et al., 2022). Scores, sums of weights and outputs are float32; weights are rounded to bf16
+ * before they are multiplied with values.
  */
-#include "attention.h"
+#include "prefill.h"
 
 enum {
-    KEYS = 64,          /* of a block: keys and values of a usual head fill the first cache */
-    LANES = KEYS / 16,  /* registers that a row's scores take */
-    TILE = 6,           /* rows at a time: 24 sums, 4 operands */
+    KEYS = 64,          /* tokens of a batch: keys and values of a head of 128 fill the first cache */
+    LANES = KEYS / 16,  /* registers for the scores of a row */
+    TILE = 6,           /* rows at a time: 24 registers for sums, 4 for operands */
     ROWS_PER_TASK = 120,
     MAX_HEAD_DIM = 256
 };
 
-/* One thread's: operands in the order they are multiplied in, and the state of every row. */
+/* Memory of one thread: operands in the order in which they are multiplied, and the rows' state. */
 typedef struct {
     bf16 *keys;    /* [D / 2][KEYS][2] */
     bf16 *values;  /* [KEYS / 2][width][2] */
@@ -23,20 +25,20 @@ typedef struct {
     bf16 *weights; /* [TILE][KEYS] */
     float *out;    /* [rows][width] */
     float *maximum, *sum;
-    int64_t width; /* D, at least 64: what lies past D is never read */
+    int64_t width; /* D, but at least 64; outputs past D are never read */
 } Work;
 
 typedef struct {
     const int32_t *blocks;
     int64_t first_token;           /* row of q and out */
-    int64_t first_position;        /* of the first query in its sequence */
+    int64_t first_position;        /* position of the first query in its sequence */
     int64_t num_queries, kv_head;
-    int64_t group, num_rows, num_padded; /* rows: query by query, its heads */
+    int64_t group, num_rows, num_padded; /* rows are ordered by query, then by head */
 } Task;
 
-static __thread Room room;
+static __thread Scratch scratch;
 
-static int64_t rounded_up(int64_t n, int64_t multiple) {
+static int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
@@ -45,13 +47,13 @@ static int64_t queries_per_task(const Step *a) {
     return queries > 1 ? queries : 1;
 }
 
-static int lay_out(const Step *a, Work *work) {
+static int allocate_work(const Step *a, Work *work) {
     const int64_t D = a->head_dim, group = a->num_heads / a->num_kv_heads;
-    const int64_t rows = rounded_up(queries_per_task(a) * group, TILE);
-    work->width = rounded_up(D, 64);
+    const int64_t rows = round_up(queries_per_task(a) * group, TILE);
+    work->width = round_up(D, 64);
     const int64_t halves = KEYS * (D + work->width + TILE) + rows * D;
     const int64_t floats = rows * (work->width + 2);
-    float *at = grown(&room, floats * sizeof(float) + halves * sizeof(bf16));
+    float *at = reserve(&scratch, floats * sizeof(float) + halves * sizeof(bf16));
     if (!at) return 1;
     work->out = at;
     work->maximum = at + rows * work->width;
@@ -63,7 +65,7 @@ static int lay_out(const Step *a, Work *work) {
     return 0;
 }
 
-/* 16 rows of 16 words to 16 columns. */
+/* Transposes 16 rows of 16 words. */
 INLINE void transpose(__m512i *r) {
     __m512i a[16];
     for (int i = 0; i < 16; i += 2) {
@@ -88,7 +90,7 @@ INLINE void transpose(__m512i *r) {
     for (int i = 0; i < 16; i++) r[i] = a[i];
 }
 
-static void order_keys(bf16 *keys, const bf16 *const *rows, int64_t D) {
+static void pack_keys(bf16 *keys, const bf16 *const *rows, int64_t D) {
     for (int64_t t = 0; t < KEYS; t += 16)
         for (int64_t d = 0; d < D; d += 32) {
             __m512i r[16];
@@ -101,7 +103,7 @@ static void order_keys(bf16 *keys, const bf16 *const *rows, int64_t D) {
         }
 }
 
-static void order_values(bf16 *values, const bf16 *const *rows, int64_t D, int64_t width) {
+static void pack_values(bf16 *values, const bf16 *const *rows, int64_t D, int64_t width) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                          39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -115,24 +117,25 @@ static void order_values(bf16 *values, const bf16 *const *rows, int64_t D, int64
         }
 }
 
-/* Keys and values from token t on; past `end` there are zeros, whatever the cache holds. */
-static void order_block(const Step *a, const Task *task, Work *work, int64_t t, int64_t end) {
+/* Packs the keys and values of a batch from token t on. Tokens past `end` are zeros, whatever the
+ * cache holds. */
+static void pack_block(const Step *a, const Task *task, Work *work, int64_t t, int64_t end) {
     static const bf16 zeros[MAX_HEAD_DIM];
     const bf16 *keys[KEYS], *values[KEYS];
     for (int64_t i = 0; i < KEYS; i++) {
         if (t + i < end) {
-            const int64_t at = place(a, task->blocks, t + i) + task->kv_head * a->head_dim;
+            const int64_t at = cache_offset(a, task->blocks, t + i) + task->kv_head * a->head_dim;
             keys[i] = a->k + at;
             values[i] = a->v + at;
         } else {
             keys[i] = values[i] = zeros;
         }
     }
-    order_keys(work->keys, keys, a->head_dim);
-    order_values(work->values, values, a->head_dim, work->width);
+    pack_keys(work->keys, keys, a->head_dim);
+    pack_values(work->values, values, a->head_dim, work->width);
 }
 
-/* Scores of TILE rows, unscaled. */
+/* Computes the unscaled scores of TILE rows. */
 INLINE void score(__m512 scores[TILE][LANES], const bf16 *queries, const bf16 *keys, int64_t D) {
 #pragma GCC unroll 6
     for (int m = 0; m < TILE; m++)
@@ -150,8 +153,9 @@ INLINE void score(__m512 scores[TILE][LANES], const bf16 *queries, const bf16 *k
     }
 }
 
-/* A row's scores, of which the first `num_visible` count, to weights; returns how its past shrinks. */
-INLINE float soften(__m512 *scores, int64_t num_visible, float scale, float *maximum, float *sum,
+/* Turns a row's scores into weights; the row sees the first `num_visible` tokens of the batch.
+ * Returns the factor for everything summed up before. */
+INLINE float softmax_step(__m512 *scores, int64_t num_visible, float scale, float *maximum, float *sum,
                     bf16 *weights) {
     const __m512 by = _mm512_set1_ps(scale), least = _mm512_set1_ps(-INFINITY);
     __mmask16 live[LANES];
@@ -179,8 +183,8 @@ INLINE float soften(__m512 *scores, int64_t num_visible, float scale, float *max
     return shrink;
 }
 
-/* out = out * shrink + weights @ values, for TILE rows. */
-INLINE void weigh(float *out, const float *shrink, const bf16 *weights, const bf16 *values,
+/* Computes out = out * shrink + weights @ values for TILE rows. */
+INLINE void add_values(float *out, const float *shrink, const bf16 *weights, const bf16 *values,
                   int64_t width, int64_t count) {
     for (int64_t d = 0; d < width; d += 64) {
         __m512 sums[TILE][4];
@@ -214,7 +218,7 @@ INLINE int64_t position(const Task *task, int64_t row) {
     return task->first_position + query;
 }
 
-/* Rows row ... row + TILE with the keys from token t on, of which `count` there are. */
+/* Attends from TILE rows, beginning at `row`, to `count` tokens from token t on. */
 static void attend_tile(const Step *a, const Task *task, Work *work, int64_t row, int64_t t,
                         int64_t count) {
     if (position(task, row + TILE - 1) < t) return;
@@ -222,12 +226,12 @@ static void attend_tile(const Step *a, const Task *task, Work *work, int64_t row
     float shrink[TILE];
     score(scores, work->queries + row * a->head_dim, work->keys, a->head_dim);
     for (int m = 0; m < TILE; m++)
-        shrink[m] = soften(scores[m], position(task, row + m) + 1 - t, a->scale,
+        shrink[m] = softmax_step(scores[m], position(task, row + m) + 1 - t, a->scale,
                            work->maximum + row + m, work->sum + row + m, work->weights + m * KEYS);
-    weigh(work->out + row * work->width, shrink, work->weights, work->values, work->width, count);
+    add_values(work->out + row * work->width, shrink, work->weights, work->values, work->width, count);
 }
 
-static void begin(const Step *a, const Task *task, Work *work) {
+static void load_queries(const Step *a, const Task *task, Work *work) {
     const int64_t D = a->head_dim;
     for (int64_t row = 0; row < task->num_padded; row++) {
         bf16 *to = work->queries + row * D;
@@ -243,13 +247,13 @@ static void begin(const Step *a, const Task *task, Work *work) {
     memset(work->out, 0, task->num_padded * work->width * sizeof(float));
 }
 
-static void end(const Step *a, const Task *task, const Work *work) {
+static void store_outputs(const Step *a, const Task *task, const Work *work) {
     const int64_t D = a->head_dim;
     for (int64_t row = 0; row < task->num_rows; row++) {
         const int64_t head = task->kv_head * task->group + row % task->group;
         const int64_t token = task->first_token + row / task->group;
         bf16 *out = a->out + (token * a->num_heads + head) * D;
-        /* A row that sees nothing is zero, as of a sequence without tokens. */
+        /* A row that sees no token is zero. */
         const __m512 by = _mm512_set1_ps(work->sum[row] == 0.f ? 0.f : 1.f / work->sum[row]);
         for (int64_t d = 0; d < D; d += 16)
             store_masked(out + d, 0xffff,
@@ -259,43 +263,43 @@ static void end(const Step *a, const Task *task, const Work *work) {
 
 static void attend(const Step *a, const Task *task, Work *work) {
     const int64_t num_keys = task->first_position + task->num_queries;
-    begin(a, task, work);
+    load_queries(a, task, work);
     for (int64_t t = 0; t < num_keys; t += KEYS) {
         const int64_t count = num_keys - t < KEYS ? num_keys - t : KEYS;
-        order_block(a, task, work, t, num_keys);
+        pack_block(a, task, work, t, num_keys);
         for (int64_t row = 0; row < task->num_padded; row += TILE)
             attend_tile(a, task, work, row, t, count);
     }
-    end(a, task, work);
+    store_outputs(a, task, work);
 }
 
-static int64_t num_tasks_of(const Step *a, int64_t seq) {
+static int64_t num_tasks_in(const Step *a, int64_t seq) {
     const int64_t queries = num_queries(a, seq), each = queries_per_task(a);
     return queries > 1 && a->seq_lens[seq] ? (queries + each - 1) / each * a->num_kv_heads : 0;
 }
 
-/* Task i of a sequence: the last queries, which see most, come first. */
-static Task task_at(const Step *a, int64_t seq, int64_t i) {
+/* Returns task i of a sequence. The last queries come first, since they see the most tokens. */
+static Task nth_task(const Step *a, int64_t seq, int64_t i) {
     const int64_t queries = num_queries(a, seq), each = queries_per_task(a);
-    const int64_t stretch = num_tasks_of(a, seq) / a->num_kv_heads - 1 - i / a->num_kv_heads;
-    const int64_t begun = stretch * each, left = queries - begun;
-    const int64_t count = left < each ? left : each, group = a->num_heads / a->num_kv_heads;
+    const int64_t span = num_tasks_in(a, seq) / a->num_kv_heads - 1 - i / a->num_kv_heads;
+    const int64_t first_query = span * each, remaining = queries - first_query;
+    const int64_t count = remaining < each ? remaining : each, group = a->num_heads / a->num_kv_heads;
     return (Task){
         .blocks = a->block_table + seq * a->table_stride,
-        .first_token = a->cu_seqlens_q[seq] + begun,
-        .first_position = a->seq_lens[seq] - queries + begun,
+        .first_token = a->cu_seqlens_q[seq] + first_query,
+        .first_position = a->seq_lens[seq] - queries + first_query,
         .num_queries = count,
         .kv_head = i % a->num_kv_heads,
         .group = group,
         .num_rows = count * group,
-        .num_padded = rounded_up(count * group, TILE),
+        .num_padded = round_up(count * group, TILE),
     };
 }
 
 int attend_prefills(const Step *a) {
     int64_t num_tasks = 0;
     for (int64_t seq = 0; seq < a->num_seqs; seq++) {
-        num_tasks += num_tasks_of(a, seq);
+        num_tasks += num_tasks_in(a, seq);
         if (num_queries(a, seq) > 1 && !a->seq_lens[seq])
             memset(a->out + a->cu_seqlens_q[seq] * a->num_heads * a->head_dim, 0,
                    num_queries(a, seq) * a->num_heads * a->head_dim * sizeof(bf16));
@@ -305,12 +309,12 @@ int attend_prefills(const Step *a) {
 #pragma omp parallel num_threads(a->num_threads) reduction(| : failed)
     {
         Work work;
-        failed = lay_out(a, &work);
+        failed = allocate_work(a, &work);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_tasks; i++) {
             int64_t seq = 0, first = 0;
-            while (i - first >= num_tasks_of(a, seq)) first += num_tasks_of(a, seq++);
-            const Task task = task_at(a, seq, i - first);
+            while (i - first >= num_tasks_in(a, seq)) first += num_tasks_in(a, seq++);
+            const Task task = nth_task(a, seq, i - first);
             if (!failed) attend(a, &task, &work);
         }
     }

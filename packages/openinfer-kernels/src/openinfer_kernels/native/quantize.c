@@ -1,16 +1,16 @@
-/* Weights to 8 and 4 bits, in the order of linear.c; what is stored is defined in
- * ops/linear/_quantize.py. Rows past N are zeros. */
+/* Quantization of weights to 8 and 4 bits, packed in the order of linear.c. The values are
+ * defined in ops/linear/_quantize.py. Rows past N are zeros. */
 #include "common.h"
 
-enum { GROUP = 32, NUM_SHARES = 5 };
+enum { GROUP = 32, NUM_SCALE_FACTORS = 5 };
 
-static const float shares[NUM_SHARES] = {1.0f, 0.94f, 0.88f, 0.82f, 0.76f};
+static const float scale_factors[NUM_SCALE_FACTORS] = {1.0f, 0.94f, 0.88f, 0.82f, 0.76f};
 
 typedef struct {
-    __m512 low, high; /* columns 0 ... 15 and 16 ... 31 */
+    __m512 low, high; /* columns 0 to 15 and 16 to 31 */
 } Group;
 
-INLINE float as_bf16(float x) { return _mm512_cvtss_f32(rounded(_mm512_set1_ps(x))); }
+INLINE float as_bf16(float x) { return _mm512_cvtss_f32(round_to_bf16(_mm512_set1_ps(x))); }
 
 INLINE __m512 quantized(__m512 x, float inverse, float least, float most) {
     const __m512 q = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(inverse)),
@@ -23,7 +23,8 @@ INLINE Group quantized_group(Group w, float scale, float least, float most) {
     return (Group){quantized(w.low, inverse, least, most), quantized(w.high, inverse, least, most)};
 }
 
-/* Summed in halves, as ops/linear/_quantize.py does: near ties a scale would depend on the order. */
+/* Sums in halves, as ops/linear/_quantize.py does: close to a tie, the choice of a scale depends on
+ * the order of the sum. */
 INLINE float squared_error(Group w, Group q, float scale) {
     const __m512 s = _mm512_set1_ps(scale);
     const __m512 low = _mm512_sub_ps(_mm512_mul_ps(q.low, s), w.low);
@@ -32,18 +33,18 @@ INLINE float squared_error(Group w, Group q, float scale) {
         _mm512_add_ps(_mm512_mul_ps(low, low), _mm512_mul_ps(high, high)));
 }
 
-/* The value of largest magnitude, with its sign. */
-INLINE float extreme(Group w) {
+/* Returns the value of largest magnitude, with its sign. */
+INLINE float largest_magnitude(Group w) {
     const float most = fmaxf(_mm512_reduce_max_ps(w.low), _mm512_reduce_max_ps(w.high));
     const float least = fminf(_mm512_reduce_min_ps(w.low), _mm512_reduce_min_ps(w.high));
     return -least > most ? least : most;
 }
 
 INLINE float int4_scale(Group w) {
-    const float largest = extreme(w);
+    const float largest = largest_magnitude(w);
     float best = 0.f, best_error = INFINITY;
-    for (int i = 0; i < NUM_SHARES; i++) {
-        const float scale = as_bf16(largest * (shares[i] / -8.f));
+    for (int i = 0; i < NUM_SCALE_FACTORS; i++) {
+        const float scale = as_bf16(largest * (scale_factors[i] / -8.f));
         const float error = squared_error(w, quantized_group(w, scale, -8.f, 7.f), scale);
         if (error < best_error) {
             best = scale;
@@ -53,7 +54,7 @@ INLINE float int4_scale(Group w) {
     return best;
 }
 
-INLINE void store_q(int8_t *q, Group group) {
+INLINE void store_quantized(int8_t *q, Group group) {
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(group.low)));
     _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(group.high)));
 }
@@ -69,9 +70,9 @@ INLINE void quantize_panel(void *packed, bf16 *scales, const bf16 *weight, int64
                 w.high = widen16(weight + row * K + g * GROUP + 16);
             }
             const float scale =
-                bits == 8 ? as_bf16(fabsf(extreme(w)) / 127.f) : int4_scale(w);
+                bits == 8 ? as_bf16(fabsf(largest_magnitude(w)) / 127.f) : int4_scale(w);
             int8_t q[GROUP];
-            store_q(q, bits == 8 ? quantized_group(w, scale, -127.f, 127.f)
+            store_quantized(q, bits == 8 ? quantized_group(w, scale, -127.f, 127.f)
                                  : quantized_group(w, scale, -8.f, 7.f));
             store_masked(scales + g * 16 + row, 1, _mm512_set1_ps(scale));
             for (int64_t c = 0; c < GROUP; c++) {

@@ -1,10 +1,10 @@
-/* What is done to one row, alone or on its way into and out of a product or attention. Arithmetic is
- * float32. */
+/* Functions of one row: as ops of their own, and as the parts of a product or an attention.
+ * Arithmetic is float32. */
 #pragma once
 
 #include "common.h"
 
-INLINE void normalise(bf16 *y, const bf16 *x, const bf16 *weight, int64_t size, float eps) {
+INLINE void rms_normalise(bf16 *y, const bf16 *x, const bf16 *weight, int64_t size, float eps) {
     __m512 squares = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += 16) {
         const __m512 v = widen_masked(first_lanes(size - i), x + i);
@@ -14,7 +14,7 @@ INLINE void normalise(bf16 *y, const bf16 *x, const bf16 *weight, int64_t size, 
     const __m512 inverse = _mm512_set1_ps(1.f / sqrtf(mean + eps));
     for (int64_t i = 0; i < size; i += 16) {
         const __mmask16 mask = first_lanes(size - i);
-        const __m512 v = rounded(_mm512_mul_ps(widen_masked(mask, x + i), inverse));
+        const __m512 v = round_to_bf16(_mm512_mul_ps(widen_masked(mask, x + i), inverse));
         store_masked(y + i, mask, _mm512_mul_ps(v, widen_masked(mask, weight + i)));
     }
 }
@@ -30,14 +30,14 @@ INLINE void rotate(bf16 *y, const bf16 *x, const float *cos_sin, int64_t half) {
     }
 }
 
-/* The first index that is not below the limit; num_indices if all are. */
-INLINE int64_t first_beyond(const int64_t *indices, int64_t num_indices, int64_t limit) {
+/* Returns the place of the first index that is negative or not below the limit, or num_indices. */
+INLINE int64_t first_out_of_range(const int64_t *indices, int64_t num_indices, int64_t limit) {
     int64_t i = 0;
     while (i < num_indices && indices[i] >= 0 && indices[i] < limit) i++;
     return i;
 }
 
-INLINE __m512 gated(__m512 gate, __m512 up) {
+INLINE __m512 silu_mul(__m512 gate, __m512 up) {
     const __m512 one = _mm512_set1_ps(1.f), zero = _mm512_setzero_ps();
     const __m512 divisor = _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, gate)));
     return _mm512_mul_ps(_mm512_div_ps(gate, divisor), up);

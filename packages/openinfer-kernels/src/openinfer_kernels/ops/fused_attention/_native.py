@@ -2,8 +2,7 @@
 
 import torch
 
-from openinfer_kernels.native import library
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, wrong_tensors
 from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
 from openinfer_kernels.ops.paged_attention._native import supports as supports_attention
 
@@ -103,7 +102,7 @@ class _Native:
                 "contiguous"
             )
             given = {"qkv": qkv, "cos_sin": cos_sin, "positions": positions}
-            raise refused("fused_attention", wanted, **given, slot_mapping=slots)
+            raise wrong_tensors("fused_attention", wanted, **given, slot_mapping=slots)
         if (norm_weights is None) != (self._spec.norm_eps is None):
             raise ValueError("fused_attention takes norm_weights where its spec has norm_eps")
         for weight in norm_weights or ():
@@ -114,7 +113,7 @@ class _Native:
                 or not weight.is_cpu
             ):
                 wanted = f"norm weights [{head_dim}] in bf16, contiguous"
-                raise refused("fused_attention", wanted, norm_weight=weight)
+                raise wrong_tensors("fused_attention", wanted, norm_weight=weight)
 
     def _check_sequences(
         self, step: AttentionStep, k_cache: torch.Tensor, v_cache: torch.Tensor
@@ -145,7 +144,9 @@ class _Native:
                 "max_blocks] in int32, rows contiguous"
             )
             given = {"k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": begins}
-            raise refused("fused_attention", wanted, **given, seq_lens=lengths, block_table=table)
+            raise wrong_tensors(
+                "fused_attention", wanted, **given, seq_lens=lengths, block_table=table
+            )
 
     def _failed(
         self, failure: int, cos_sin: torch.Tensor, step: AttentionStep, k_cache: torch.Tensor

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from openinfer_kernels.memory._huge_pages import empty_in_huge_pages
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.linear import Linear, LinearSpec, PackedWeight
 from openinfer_kernels.ops.linear._quantize import (
     GROUP_SIZE,
@@ -112,7 +111,7 @@ class Panels(ABC):
         ):
             shape = f"[{num_rows}, {self._num_outputs}]"
             name = "out" if residual is None else "residual"
-            raise refused("linear", f"a tensor {shape} in bf16, contiguous", **{name: y})
+            raise wrong_tensors("linear", f"a tensor {shape} in bf16, contiguous", **{name: y})
         failed = self._product(
             y.data_ptr(),
             x.data_ptr(),
@@ -154,14 +153,14 @@ class Panels(ABC):
             or not norm_weight.is_cpu
         ):
             wanted = f"a norm_weight [{self._spec.in_features}] in bf16, contiguous"
-            raise refused("linear", wanted, norm_weight=norm_weight)
+            raise wrong_tensors("linear", wanted, norm_weight=norm_weight)
         self._checked = (weight, norm_weight)
 
     def _refused(self, x: torch.Tensor, weight: PackedWeight) -> ValueError:
         shape = f"[num_tokens, {self._spec.in_features}]"
         wanted = f"x {shape} in bf16, contiguous, and a weight that it has packed"
         parts = {f"packed_{index}": part for index, part in enumerate(weight)}
-        return refused("linear", wanted, x=x, **parts)
+        return wrong_tensors("linear", wanted, x=x, **parts)
 
     def _check_stored(self, weight: torch.Tensor) -> None:
         shape = (self._spec.out_features, self._spec.in_features)
@@ -171,7 +170,9 @@ class Panels(ABC):
             or not weight.is_contiguous()
             or not weight.is_cpu
         ):
-            raise refused("linear", f"a weight {list(shape)} in bf16, contiguous", weight=weight)
+            raise wrong_tensors(
+                "linear", f"a weight {list(shape)} in bf16, contiguous", weight=weight
+            )
 
 
 class _Bfloat16(Panels):

@@ -6,8 +6,7 @@ block. `seq_lens` and `block_table` are not checked against the cache.
 
 import torch
 
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
 
 _HEAD_DIMS = (32, 64, 128, 256)
@@ -65,7 +64,7 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         ):
             given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": cu_seqlens_q}
             given |= {"seq_lens": seq_lens, "block_table": block_table}
-            raise refused("paged_attention", wanted, **given)
+            raise wrong_tensors("paged_attention", wanted, **given)
         q = q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         failed = native(

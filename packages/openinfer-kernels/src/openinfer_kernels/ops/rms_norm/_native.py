@@ -2,8 +2,7 @@
 
 import torch
 
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
@@ -29,7 +28,7 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
             or not (x.is_cpu and weight.is_cpu)
         ):
             wanted = f"rows of {size} and a weight [{size}] in bf16, the last dimension contiguous"
-            raise refused("rms_norm", wanted, x=x, weight=weight)
+            raise wrong_tensors("rms_norm", wanted, x=x, weight=weight)
         y = torch.empty(x.shape, dtype=x.dtype)
         heads, head_stride = (1, 0) if dims == 2 else (x.size(1), x.stride(1))
         native(

@@ -2,8 +2,7 @@
 
 import torch
 
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
@@ -41,7 +40,7 @@ def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
             or not (cos_sin.is_contiguous() and positions.is_contiguous())
             or not (q.is_cpu and k.is_cpu and cos_sin.is_cpu and positions.is_cpu)
         ):
-            raise refused("rope", wanted, q=q, k=k, cos_sin=cos_sin, positions=positions)
+            raise wrong_tensors("rope", wanted, q=q, k=k, cos_sin=cos_sin, positions=positions)
         q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
         num_rotated = native(
             q_out.data_ptr(),

@@ -2,8 +2,7 @@
 
 import torch
 
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
@@ -25,7 +24,7 @@ def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
             or not gate_up.is_cpu
         ):
             wanted = f"gate_up [num_tokens, {2 * size}] in bf16, contiguous"
-            raise refused("silu_and_mul", wanted, gate_up=gate_up)
+            raise wrong_tensors("silu_and_mul", wanted, gate_up=gate_up)
         y = torch.empty(gate_up.shape[0], size, dtype=gate_up.dtype)
         native(y.data_ptr(), gate_up.data_ptr(), gate_up.shape[0], size, torch.get_num_threads())
         return y

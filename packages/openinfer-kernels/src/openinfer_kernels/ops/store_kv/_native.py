@@ -2,8 +2,7 @@
 
 import torch
 
-from openinfer_kernels.native import library, why_not
-from openinfer_kernels.native._checks import refused
+from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
@@ -52,7 +51,7 @@ def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
             or not slot_mapping.is_cpu
         ):
             given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
-            raise refused("store_kv", wanted, **given, slot_mapping=slot_mapping)
+            raise wrong_tensors("store_kv", wanted, **given, slot_mapping=slot_mapping)
         num_stored = native(
             k.data_ptr(),
             v.data_ptr(),
