@@ -1,9 +1,12 @@
 """What is made of an executor's cache groups."""
 
+import dataclasses
+
+import pytest
 from msgspec.structs import replace
 
-from openinfer_engine import EngineOptions, assemble
-from openinfer_engine._assembly import _scheduler_config
+from openinfer_engine import EngineOptions, UnsupportedPlans, assemble
+from openinfer_engine._assembly import _scheduler_config, check_abilities
 from openinfer_kv_cache import CacheGroup, Plane, plan_slabs
 from openinfer_testing import ZeroCostExecutor
 
@@ -13,12 +16,23 @@ GROUPS = (
 )
 
 
+ABILITIES = frozenset({"several_groups", "state_groups", "copies"})
+
+
 class TwoGroups(ZeroCostExecutor):
-    """Says that it keeps states, too."""
+    """Has a state group beside its full one."""
+
+    def __init__(self, abilities=ABILITIES):
+        super().__init__()
+        self.abilities = abilities
+        self.is_closed = False
 
     @property
     def info(self):
-        return replace(super().info, cache_groups=GROUPS, num_blocks=8)
+        return replace(super().info, cache_groups=GROUPS, num_blocks=8, abilities=self.abilities)
+
+    def close(self):
+        self.is_closed = True
 
 
 def test_several_groups_share_slabs():
@@ -49,3 +63,37 @@ def test_every_switch_of_scheduling_reaches_the_scheduler():
         1000 * config.target_itl_s,
         config.seed,
     ] == list(switches.values())
+
+
+@pytest.mark.parametrize("missing", sorted(ABILITIES))
+def test_cache_groups_that_the_executor_would_ignore_are_refused(missing):
+    executor = TwoGroups(ABILITIES - {missing})
+    with pytest.raises(UnsupportedPlans, match=missing) as refused:
+        assemble(executor, EngineOptions())
+    assert set(refused.value.missing) == {missing}
+    assert executor.is_closed
+
+
+def test_states_need_no_copies_without_a_prefix_cache():
+    executor = TwoGroups(ABILITIES - {"copies"})
+    assemble(executor, EngineOptions(enable_prefix_caching=False)).close()
+
+
+@pytest.mark.parametrize(
+    ("ability", "switch"),
+    [
+        ("drafts", {"num_draft_tokens": 3}),
+        ("adapters", {"max_adapters": 2}),
+        ("roles", {"role": "prefill"}),
+    ],
+)
+def test_switches_of_the_scheduler_that_the_executor_would_ignore_are_refused(ability, switch):
+    info = ZeroCostExecutor().info
+    plain = _scheduler_config(info, EngineOptions())
+    check_abilities(info, plain, has_prefix_cache=True)
+    config = dataclasses.replace(plain, **switch)
+    with pytest.raises(UnsupportedPlans) as refused:
+        check_abilities(info, config, has_prefix_cache=True)
+    assert set(refused.value.missing) == {ability}
+    able = replace(info, abilities=frozenset({ability}))
+    check_abilities(able, config, has_prefix_cache=True)

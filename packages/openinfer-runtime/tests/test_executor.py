@@ -1,3 +1,4 @@
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from openinfer_contract import (
     unpack_ids,
 )
 from openinfer_engine import ExecutorDead, StepFailed, assemble
+from openinfer_kv_cache import BlockCopy
 from openinfer_runtime import TorchExecutor
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
@@ -300,6 +302,17 @@ def test_a_failed_forward_pass_leaves_others_their_parameters(engine, ask, monke
             executor.wait(ticket)
     plan = StepPlan(step_id=2, ends=(), starts=(), rows=(prefill(1, two),))
     assert run(executor, plan).token_ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("field", ["copies_before", "copies_after"])
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_plan_with_copies_fails(engine, ask, field, has_rows):
+    """They were dropped, with no word."""
+    request = ask([1, 2, 3])
+    plan = plan_of(1, start(0, request, [0]), prefill(0, request)) if has_rows else plan_of(1)
+    copies = {field: (BlockCopy(group=0, source=1, target=2, position=16),)}
+    with pytest.raises(StepFailed):
+        run(engine().executor, dataclasses.replace(plan, **copies))
 
 
 @pytest.mark.parametrize("is_padded", [False, True])

@@ -1,5 +1,7 @@
 """Rows on the device against a plain re-computation, over random plans."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -318,3 +320,36 @@ def test_rows_that_all_grow_at_once_are_one_upload(monkeypatch):
     grown = [decode_row(3, range(30, 31 + LOOKAHEAD)), decode_row(1, range(60, 61 + LOOKAHEAD))]
     ((lens, blocks),) = steps(table, static, ([], grown))
     assert (lens, blocks) == ([5, 6], [[10, 30], [20, 21]])
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["exact", "captured"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"new_block_ids": (int32([]), int32([7]))},
+        {"num_tokens": 3},
+    ],
+    ids=["second group", "drafts"],
+)
+def test_a_row_that_the_table_cannot_hold_is_refused(change, is_captured):
+    """They were dropped: the step sampled from the wrong blocks."""
+    table = row_table()
+    buffers = table.captured_step(StepShape(1, 1, True))
+    list(steps(table, buffers, ([start_of(0, 3, [10])], [decode_row(0)])))
+    plan = StepPlan(step_id=1, ends=(), starts=(), rows=(replace(decode_row(0), **change),))
+    with pytest.raises((AssertionError, ValueError)):
+        table.enter(plan, buffers) if is_captured else table.enter_exact(plan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"block_ids": (int32([10]), int32([7]))}, {"adapter_slot": 0}],
+    ids=["second group", "adapter"],
+)
+@pytest.mark.parametrize("has_row", [True, False])
+def test_a_start_that_the_table_cannot_hold_is_refused(change, has_row):
+    table = row_table()
+    start = replace(start_of(0, 3, [10]), **change)
+    rows = (decode_row(0 if has_row else 1),)
+    with pytest.raises((AssertionError, ValueError)):
+        table.enter_exact(StepPlan(step_id=0, ends=(), starts=(start,), rows=rows))

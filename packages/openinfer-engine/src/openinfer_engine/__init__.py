@@ -6,6 +6,7 @@ child process, restarted when it dies) and `RemoteEngine` (a process that somebo
 
 from openinfer_engine._assembly import assemble, build_engine_info, check_options
 from openinfer_engine._executor import (
+    Ability,
     CompilingExecutor,
     Executor,
     ExecutorInfo,
@@ -26,6 +27,7 @@ from openinfer_engine.errors import (
     OptionRejected,
     StepFailed,
     TraceFailed,
+    UnsupportedPlans,
 )
 from openinfer_engine.flags._command_line import FlagFormatter, add_flags, flag_table
 from openinfer_engine.flags._engine_options import ENGINE_FLAGS, EngineOptions
@@ -57,6 +59,7 @@ __all__ = [
     # the seam to the devices
     "Executor",
     "ExecutorInfo",
+    "Ability",
     "GrammarMasks",
     "ExecutorFactory",
     "CompilingExecutor",
@@ -113,6 +116,7 @@ __all__ = [
     "NoModelLine",
     "ModelLineConflict",
     "OptionRejected",
+    "UnsupportedPlans",
     "FlagRejected",
     "AddressRejected",
     "TraceFailed",

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from openinfer_contract import CacheGroupInfo, EngineInfo, Limits, StartTrace
-from openinfer_engine._executor import Executor, ExecutorInfo
+from openinfer_engine._executor import Ability, Executor, ExecutorInfo
+from openinfer_engine.errors import UnsupportedPlans
 from openinfer_engine.flags._engine_options import EngineOptions
 from openinfer_engine.loop._engine_loop import LOOP_COMMANDS, EngineLoop
 from openinfer_engine.loop._grammar_queue import GrammarQueue
@@ -120,6 +121,7 @@ def assemble(
         PublisherError: KV events cannot be published as configured.
         TraceFailed: the file of a trace cannot be made, or there is no folder for traces.
         UnknownPolicy: no installed scheduling policy of that name.
+        UnsupportedPlans: the executor lacks an ability that plans would need.
         UnusablePolicy: its class cannot be made without arguments, or lacks methods.
         ValueError: limits that make no sense together.
     """
@@ -140,6 +142,7 @@ def _assembled(
 ) -> EngineLoop:
     info = executor.info
     config = _scheduler_config(info, options)
+    check_abilities(info, config, has_prefix_cache=options.enable_prefix_caching)
     cache = _cache(info, config, options, clock)
     scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     with ExitStack() as undo:
@@ -172,6 +175,36 @@ def _assembled(
             loop.start_trace(StartTrace(options.trace_file, options.trace_kernels))
         undo.pop_all()
     return loop
+
+
+def check_abilities(info: ExecutorInfo, config: SchedulerConfig, *, has_prefix_cache: bool) -> None:
+    """Compares what plans will contain with what the executor runs.
+
+    Raises:
+        UnsupportedPlans: The executor lacks an ability. Without this check it would ignore a part
+            of each plan and sample wrong tokens.
+    """
+    groups = info.cache_groups
+    kinds = {group.kind for group in groups}
+    needed: dict[Ability, tuple[bool, str]] = {
+        "several_groups": (len(groups) > 1, f"the model has {len(groups)} cache groups"),
+        "window_groups": ("window" in kinds, "a cache group is of kind window"),
+        "state_groups": ("state" in kinds, "a cache group is of kind state"),
+        "copies": (
+            "state" in kinds and has_prefix_cache,
+            "states are copied to and from the prefix cache",
+        ),
+        "drafts": (config.num_draft_tokens > 0, f"num_draft_tokens={config.num_draft_tokens}"),
+        "adapters": (config.max_adapters is not None, f"max_adapters={config.max_adapters}"),
+        "roles": (config.role != "both", f"role={config.role}"),
+    }
+    missing: dict[str, str] = {
+        ability: reason
+        for ability, (is_needed, reason) in needed.items()
+        if is_needed and ability not in info.abilities
+    }
+    if missing:
+        raise UnsupportedPlans(missing)
 
 
 def _scheduler_config(info: ExecutorInfo, options: EngineOptions) -> SchedulerConfig:

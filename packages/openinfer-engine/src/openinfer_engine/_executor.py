@@ -1,7 +1,7 @@
 """The seam between the loop and the devices."""
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -14,6 +14,20 @@ from openinfer_scheduler import StepPlan, StepResult
 
 GrammarMasks = Mapping[int, npt.NDArray[np.uint32]]
 """By row index of the plan: a bit per vocabulary id, set where the id is allowed."""
+
+
+Ability = Literal[
+    "several_groups", "window_groups", "state_groups", "copies", "drafts", "adapters", "roles"
+]
+"""A part of a plan that not every executor runs; every executor runs plans of one full cache group.
+
+several_groups: rows with blocks of more than one cache group.
+window_groups, state_groups: cache groups of these kinds.
+copies: `StepPlan.copies_before` and `copies_after`.
+drafts: decode rows that verify drafted tokens (`PlannedRow.num_drafts`).
+adapters: rows with an adapter (`RowStart.adapter_slot`).
+roles: prefill and decode on different engines (`SchedulerConfig.role`).
+"""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +52,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int
     max_stop_token_ids: int = 64
     """Stop ids of one request at most, besides the model's own."""
+    abilities: frozenset[Ability]
+    """Parts of plans that the executor runs; `assemble` refuses a configuration that needs more."""
     honoured: frozenset[str]
     """The names of `openinfer_contract.FEATURES` that the sampling side honours."""
     commands: frozenset[str] = frozenset()

@@ -7,6 +7,7 @@ EngineError
 ├── NoModelLine          no installed model line serves the checkpoint; each says why
 ├── ModelLineConflict    several do, and none was named
 ├── OptionRejected       an option that is not honoured, or not with this model
+├── UnsupportedPlans     the scheduler would plan what the executor cannot run
 ├── FlagRejected         a value of a configuration file or keyword argument does not fit its flag
 ├── AddressRejected      an address that an engine cannot listen on or be reached at
 ├── TraceFailed          a trace cannot be started, stopped or written
@@ -109,6 +110,19 @@ class FlagRejected(EngineError):
         super().__init__(f"{name}{' ' if is_predicate else ': '}{reason}")
         self.name = name
         self.reason = reason
+
+
+class UnsupportedPlans(EngineError):
+    """The scheduler would plan what the executor cannot run.
+
+    Attributes:
+        missing: Reason why each ability is needed that the executor lacks.
+    """
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        listed = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
+        super().__init__(f"the executor lacks abilities that its plans would need: {listed}")
+        self.missing = dict(missing)
 
 
 class AddressRejected(EngineError):

@@ -60,6 +60,8 @@ class TorchExecutor:
         info: ExecutorInfo,
         record: Recorder | None = None,
     ) -> None:
+        (group,) = info.cache_groups
+        assert group.kind == "full", "the row table holds one full group"
         self._info = info
         self._model = model
         self._cache = cache
@@ -222,6 +224,8 @@ class TorchExecutor:
 
     def _forward(self, step: LaunchedStep) -> None:
         plan = step.plan
+        assert not plan.copies_before, "this executor copies no blocks"
+        assert not plan.copies_after, "this executor copies no blocks"
         for slot in plan.ends:
             self._prompt_requests.pop(slot, None)
         for start in plan.starts:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from openinfer_contract import Command, CommandFailed, CommandResult
-from openinfer_engine import ExecutorInfo, GrammarMasks
+from openinfer_engine import Ability, ExecutorInfo, GrammarMasks
 from openinfer_scheduler import PlannedRow, StepPlan, StepResult
 from openinfer_sim._clock import Clock
 from openinfer_sim._content import Content
@@ -15,6 +15,11 @@ from openinfer_sim._cost import CostModel
 
 HONOURED = frozenset({"sampling.seed"})
 """Request features that random ids can honour."""
+
+ABILITIES: frozenset[Ability] = frozenset(
+    {"several_groups", "window_groups", "state_groups", "copies"}
+)
+"""Parts of plans that cost a modelled device nothing, or are part of a step's modelled time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from openinfer_engine import EngineOptions, ExecutorInfo
 from openinfer_kv_cache import CacheGroup, SlabLayout, plan_slabs
 from openinfer_scheduler import SchedulerConfig, max_unsettled_tokens
 from openinfer_sim._cost import CostModel
-from openinfer_sim._executor import HONOURED
+from openinfer_sim._executor import ABILITIES, HONOURED
 from openinfer_sim._figures import (
     DeviceFigures,
     ModelFigures,
@@ -277,6 +277,7 @@ class Setup:
             num_blocks=self.num_blocks,
             model_fingerprint=f"sim:{self.model}",
             max_logprobs=0,
+            abilities=ABILITIES,
             honoured=HONOURED,
         )
 

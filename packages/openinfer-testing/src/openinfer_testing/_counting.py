@@ -61,6 +61,7 @@ class CountingShape(Struct, frozen=True, kw_only=True):
             num_blocks=self.num_blocks,
             model_fingerprint="counting",
             max_logprobs=8,
+            abilities=frozenset(),
             honoured=frozenset({"sampling.seed", "logprobs"}),
         )
 

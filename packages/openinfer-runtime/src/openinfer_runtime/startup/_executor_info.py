@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openinfer_engine import ExecutorInfo, LaunchSpec, ServePlan, read_config
+from openinfer_engine import Ability, ExecutorInfo, LaunchSpec, ServePlan, read_config
 from openinfer_kv_cache import CacheGroup, Plane
 from openinfer_nn import CacheSpec, ModelError, read_checkpoint
 from openinfer_runtime.errors import ModelRejected
@@ -15,6 +15,9 @@ from openinfer_runtime.startup._memory_plan import MemoryPlan
 from openinfer_sampler import HONOURED
 
 MAX_LOGPROBS = 20
+
+ABILITIES: frozenset[Ability] = frozenset()
+"""The row table holds the blocks of one full cache group, and no drafts or adapters."""
 
 
 def fingerprint(spec: LaunchSpec) -> str:
@@ -59,6 +62,7 @@ def executor_info(
         num_blocks=memory.num_blocks,
         model_fingerprint=model_fingerprint,
         max_logprobs=min(MAX_LOGPROBS, plan.vocab_size),
+        abilities=ABILITIES,
         honoured=HONOURED | {"grammar", "prompt_logprobs"},
         memory=memory.parts,
     )

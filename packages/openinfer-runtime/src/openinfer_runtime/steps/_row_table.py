@@ -184,6 +184,7 @@ class RowTable:
         """Resets the rows of sequences that start; returns `HostRows.start_lens`."""
         starts = {start.slot: start for start in plan.starts}
         for slot, start in starts.items():
+            assert start.adapter_slot is None, "this executor has no adapters"
             self._host_seq_lens[slot] = start.num_cached_tokens
             self._num_blocks[slot] = 0
         found = [starts.pop(row.slot, None) for row in plan.rows]
