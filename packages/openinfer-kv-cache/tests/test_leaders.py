@@ -56,7 +56,7 @@ class Prefills:
             if budget <= 0:
                 return
             hit = cache.match(keys)
-            if cache.has_leader(keys, hit.num_tokens):
+            if cache.leader_block(keys, hit.num_tokens):
                 hit.close()
                 continue
             waiting.remove(keys)
@@ -109,22 +109,22 @@ def test_nobody_waits_in_vain():
     cache.begin_step(1)
     private = cache.open(keys, is_cacheable=False)
     hit = cache.match(keys)
-    assert not cache.has_leader(keys, hit.num_tokens), "it will not share"
+    assert not cache.leader_block(keys, hit.num_tokens), "it will not share"
     leader = cache.open(keys)
-    assert cache.has_leader(keys, hit.num_tokens)
+    assert cache.leader_block(keys, hit.num_tokens)
     other = cache.keys(PROMPT[1:100])
-    assert not cache.has_leader(other, hit.num_tokens), "another prefix"
+    assert not cache.leader_block(other, hit.num_tokens), "another prefix"
     short = cache.keys(PROMPT[:16])
-    assert not cache.has_leader(short, hit.num_tokens), "its last token is computed in any case"
+    assert not cache.leader_block(short, hit.num_tokens), "its last token is computed in any case"
     salted = cache.keys(PROMPT[:100], salt=b"s")
-    assert not cache.has_leader(salted, hit.num_tokens)
+    assert not cache.leader_block(salted, hit.num_tokens)
     assert leader.try_schedule(100) is not None
-    assert cache.has_leader(keys, hit.num_tokens), "sealed in this very step"
+    assert cache.leader_block(keys, hit.num_tokens), "sealed in this very step"
     cache.begin_step(2)
     hit.close()
     hit = cache.match(keys)
     assert hit.num_tokens == 96
-    assert not cache.has_leader(keys, hit.num_tokens)
+    assert not cache.leader_block(keys, hit.num_tokens)
     hit.close()
     for sequence in (private, leader):
         sequence.close(in_flight_until=2)
@@ -139,7 +139,7 @@ def test_after_a_reset_nobody_leads_who_was_open_before():
     sequence = cache.open(keys)
     cache.reset()
     hit = cache.match(keys)
-    assert not cache.has_leader(keys, hit.num_tokens)
+    assert not cache.leader_block(keys, hit.num_tokens)
     hit.close()
     sequence.close(in_flight_until=None)
     cache.assert_idle()
@@ -150,6 +150,6 @@ def test_no_prefix_cache_no_leaders():
     cache = KVCache((group,), num_blocks=10, has_prefix_cache=False)
     keys = cache.keys(PROMPT[:100])
     sequence, hit = cache.open(keys), cache.match(keys)
-    assert not cache.has_leader(keys, hit.num_tokens)
+    assert not cache.leader_block(keys, hit.num_tokens)
     hit.close()
     sequence.close(in_flight_until=None)

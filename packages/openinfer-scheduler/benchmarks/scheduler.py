@@ -119,7 +119,7 @@ def slices(
     for _ in range(40):  # the prompts are in, and first blocks taken
         scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
     if has_free_slot:
-        scheduler._room._watermark = 200_000
+        scheduler._capacity._watermark = 200_000
     waiting = add(num_waiting)
 
     def come_and_go() -> None:

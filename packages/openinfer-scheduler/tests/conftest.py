@@ -17,12 +17,11 @@ from openinfer_contract import (
 )
 from openinfer_kv_cache import CacheGroup, KVCache, Plane, plan_slabs
 from openinfer_scheduler import (
-    PolicyError,
     Scheduler,
     SchedulerConfig,
     max_unsettled_tokens,
 )
-from openinfer_testing.content import EOS, ContentExecutor, HostilePolicy, Hostility, alone
+from openinfer_testing.content import EOS, ContentExecutor, HostilePolicy, alone
 
 
 class Loop:
@@ -78,8 +77,8 @@ class Loop:
             fail_row=fail_row,
         )
         self.policy = policy
-        self.num_lost = 0
-        """Plans that a hostile policy has spoilt."""
+        self.num_faults = 0
+        """Plans in which a hostile policy was at fault."""
         self.now = 100.0
         self.rng = rng or random.Random(0)
         self.force_chance = force
@@ -131,25 +130,21 @@ class Loop:
                 self.ends[request_id] = event.end
         return effects
 
-    def plan(self, *, launch=True):
-        """Plans a step and launches it, or reverts it."""
+    def plan(self):
+        """Plans a step and launches it; raises the error of a policy, except a hostile one."""
         self.now += 0.001
-        try:
-            plan = self.scheduler.plan(self.now)
-        except (Hostility, PolicyError):
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            self.executor.launch(plan)
+            self.in_flight.append(plan.step_id)
+            for row in plan.rows:
+                assert self.executor.slots[row.slot] not in self.ends, "an ended request is planned"
+        error = self.scheduler.take_policy_error()
+        if error is not None:
             if not isinstance(self.policy, HostilePolicy):
-                raise
-            self.num_lost += 1
-            return None
-        if plan is None:
-            return None
-        if not launch:
-            self.scheduler.revert(plan.step_id)
-            return plan
-        self.executor.launch(plan)
-        self.in_flight.append(plan.step_id)
-        for row in plan.rows:
-            assert self.executor.slots[row.slot] not in self.ends, "an ended request is planned"
+                raise error
+            self.num_faults += 1
+            self.scheduler._policy.__init__(self.policy)  # asked again, where an engine would not
         return plan
 
     def complete(self):

@@ -31,7 +31,7 @@ def test_drafts_are_planned_as_if_accepted_and_settled_as_counted(loop):
     assert (prefill.rows[0].num_drafts, prefill.rows[0].num_tokens) == (0, 5)
     assert (first.rows[0].num_drafts, first.rows[0].num_tokens) == (3, 4)
     assert first.num_tokens == 4
-    stay = subject.scheduler._state.running[0].stay
+    stay = subject.scheduler._state.running[0].tenancy
     assert stay.num_planned == 9
     apply(subject, counts_of(prefill, 1))
     second = planned(subject)
@@ -119,11 +119,10 @@ def test_drafts_are_worth_nobodys_blocks(loop):
     subject.add([1] * 11, max_tokens=13, ignore_eos=True)
     subject.add([2] * 12, max_tokens=4, ignore_eos=True)
     subject.step()
-    plan = planned(subject)
+    plan = subject.plan()
     # Row 0 has room for one position; of row 1, which has none, nobody was preempted for drafts.
     assert {row.slot: row.num_drafts for row in plan.rows} == {0: 0}
     assert subject.scheduler.load().num_preemptions == 0
-    subject.scheduler.revert(plan.step_id)
     subject.run()
 
 

@@ -105,8 +105,6 @@ def act(subject, rng):
         subject.plan()
     elif what < 0.88 and subject.in_flight:
         subject.complete()
-    elif what < 0.93:
-        subject.plan(launch=False)
     elif what < 0.95:
         subject.abort(f"r{rng.randrange(30)}")
     elif what < 0.96:

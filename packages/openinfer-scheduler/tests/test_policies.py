@@ -6,7 +6,6 @@ import pytest
 
 from openinfer_scheduler import Fair, LongestPrefixMatch, ShortestPrefillFirst, load_policy
 from openinfer_scheduler.policies._flows import MAX_IDLE_FLOWS
-from openinfer_scheduler.state._service_accounts import REPORTED_EVERY
 
 PREFIX = list(range(16))
 
@@ -188,20 +187,18 @@ def test_fair_owes_nothing_for_a_rest(loop):
 def served(policy, subject):
     """By tenant, the tokens that count as served."""
     state = subject.scheduler._state
-    state.charges.report(state.running, state.next_step + REPORTED_EVERY)
+    state.accounts.charge(sequence.tenancy for sequence in state.running)
     policy._book()
     return policy._tenants._served
 
 
-def test_fair_charges_what_was_planned_and_gives_back_what_was_reverted(loop):
+def test_fair_charges_what_was_planned(loop):
     policy = Fair()
     subject = loop(policy=policy, max_num_batched_tokens=40)
     subject.add([1] * 10, tenant="a", max_tokens=2, ignore_eos=True)
     subject.add([2] * 6, tenant="b", max_tokens=2, ignore_eos=True)
-    plan = subject.scheduler.plan(subject.now)
+    subject.plan()
     assert served(policy, subject) == {"a": 10, "b": 6}
-    subject.scheduler.revert(plan.step_id)
-    assert served(policy, subject) == {"a": 0, "b": 0}
     subject.run()
     assert served(policy, subject) == {"a": 11, "b": 7}
 

@@ -177,7 +177,7 @@ def test_an_order_that_is_none_leaves_nothing_behind(loop, order):
     subject.add([1, 2, 3])
     subject.add([4, 5, 6])
     with pytest.raises(PolicyError, match="order"):
-        subject.scheduler.plan(0.0)
+        subject.plan()
     policy._order = None
     subject.run()
 
@@ -188,7 +188,7 @@ def test_nobody_has_two_turns_while_waiting_for_a_tier(loop):
     subject.add([1, 2, 3], is_loading=True)
     subject.add([4, 5, 6])
     with pytest.raises(PolicyError, match="order"):
-        subject.scheduler.plan(0.0)
+        subject.plan()
     policy._order = None
     subject.loaded("r0")
     subject.run()
@@ -235,8 +235,8 @@ def test_a_policy_that_raises_leaves_nothing_behind(loop):
     subject.add([1, 2, 3])
     subject.add([4, 5, 6])
     with pytest.raises(PolicyError, match=r"Raising: chunk\(\) raised Zero.*test_policy.py, line"):
-        subject.scheduler.plan(0.0)
-    assert subject.scheduler.load().num_running == 0
+        subject.plan()
+    assert subject.scheduler.load().num_running == 2, "the plan is completed"
     Raising.is_broken = False
     subject.run()
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
@@ -251,7 +251,7 @@ def test_a_chunk_that_is_no_integer_is_shown(loop, chunk):
     subject = loop(policy=Odd())
     subject.add([1, 2, 3])
     with pytest.raises(PolicyError, match=rf"Odd: chunk\(\) returned {chunk!r}, .* no integer"):
-        subject.scheduler.plan(0.0)
+        subject.plan()
 
 
 def test_a_chunk_that_cannot_even_be_shown_is_a_fault(loop):
@@ -268,10 +268,10 @@ def test_a_chunk_that_cannot_even_be_shown_is_a_fault(loop):
     subject = loop(policy=Odd())
     subject.add([1, 2, 3])
     with pytest.raises(PolicyError, match=r"Odd: chunk\(\) returned <Number .* no integer"):
-        subject.scheduler.plan(0.0)
+        subject.plan()
 
 
-def test_a_charge_that_raises_leaves_no_plan_behind(loop):
+def test_a_charge_that_raises_costs_no_plan(loop):
     class Raising(FCFS):
         is_broken = True
 
@@ -282,8 +282,8 @@ def test_a_charge_that_raises_leaves_no_plan_behind(loop):
     subject = loop(policy=Raising())
     subject.add([1, 2, 3])
     with pytest.raises(PolicyError, match=r"charge.*ZeroDivisionError"):
-        subject.scheduler.plan(0.0)
-    assert not subject.scheduler._state.in_flight
+        subject.plan()
+    assert len(subject.in_flight) == 1
     Raising.is_broken = False
     subject.run()
     assert all(isinstance(e, TokenEvent) for events in subject.events.values() for e in events)
@@ -353,7 +353,7 @@ def test_a_policy_at_fault_can_be_let_go(loop, fault):
         subject.add([10 + number] * 7, max_tokens=17, ignore_eos=True)
     with pytest.raises(PolicyError, match=r"test_policy.*Faulty: "):
         subject.run()
-    subject.scheduler.fall_back()
+    assert subject.scheduler.take_policy_error() is None, "it is told once"
     subject.run()
     assert len(subject.ends) == 3
 

@@ -19,7 +19,7 @@ from openinfer_scheduler import (
     StepResult,
 )
 from openinfer_scheduler.policies._ranking import NUM_REREAD, Ranking
-from openinfer_scheduler.state._sequence import SequenceState, Stay
+from openinfer_scheduler.state._sequence import SequenceState, SlotTenancy
 from openinfer_scheduler.state._waiting_queue import WaitingQueue
 
 POLICIES = {
@@ -79,7 +79,7 @@ def test_a_kept_order_is_the_one_made_anew(luck, name):
                 kept.charge(sequence, num_tokens)
                 anew.charge(sequence, num_tokens)
         expected = list(anew.order(list(queue.sequences), 0.0))
-        assert list(kept.order(queue.now(), 0.0)) == expected
+        assert list(kept.order(queue.snapshot(), 0.0)) == expected
         num_compared += 1
     assert num_compared > 150
 
@@ -89,7 +89,7 @@ def test_who_is_overdue_has_one_turn():
     for policy in (LongestPrefixMatch(5.0), ShortestPrefillFirst(5.0)):
         for queue, _ in moments(rng):
             for now in (0.0, 60.0, 1e4):
-                found = list(policy.order(queue.now(), now))
+                found = list(policy.order(queue.snapshot(), now))
                 assert sorted(s.arrival_index for s in found) == [
                     s.arrival_index for s in queue.sequences
                 ]
@@ -110,23 +110,23 @@ def test_keys_that_change_are_read_in_turn_and_where_they_matter():
         return sequence.key
 
     ranking = Ranking(key)
-    assert next(ranking.order(queue.now())) is sequences[0]
+    assert next(ranking.order(queue.snapshot())) is sequences[0]
     sequences[0].key = 1e9
     reads.clear()
-    assert next(ranking.order(queue.now())) is sequences[1], "its turn came, and it is worse"
+    assert next(ranking.order(queue.snapshot())) is sequences[1], "its turn came, and it is worse"
     assert len(reads) <= NUM_REREAD + 2
     sequences[-1].key = -1
     for _ in range(4):
-        first = next(ranking.order(queue.now()))
+        first = next(ranking.order(queue.snapshot()))
     assert first is sequences[-1], "by now everybody was asked"
-    assert list(ranking.order(queue.now()))[-1] is sequences[0]
+    assert list(ranking.order(queue.snapshot()))[-1] is sequences[0]
 
 
 def kept(prefix):
     """Ids of requests with this prefix that anything still holds on to."""
     gc.collect()
     # By type: `isinstance` asks every object for its class, and some warn when they are asked.
-    found = [each for each in gc.get_objects() if type(each) in (SequenceState, Stay)]
+    found = [each for each in gc.get_objects() if type(each) in (SequenceState, SlotTenancy)]
     return {each.request_id for each in found if each.request_id.startswith(prefix)}
 
 

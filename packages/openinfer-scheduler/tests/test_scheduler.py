@@ -12,7 +12,7 @@ def test_impossible_requests_are_refused_with_the_numbers(loop):
     assert "39" in rejected.message
     rejected = subject.add([1] * 10, max_tokens=12)
     assert rejected.kind == "too_long"
-    for number in ("10 prompt", "12 to generate", "6 cache blocks", "has 5"):
+    for number in ("10 prompt", "12 output", "6 cache blocks", "has 5"):
         assert number in rejected.message
     assert subject.add([1] * 10, max_tokens=11) == "r0", "the last token needs no block"
     assert subject.scheduler.load().num_rejected == 2
@@ -49,9 +49,8 @@ def test_the_intake_is_bounded(loop):
     assert subject.add([1] * 30, max_tokens=2) == "r0", "one request always fits an empty queue"
     rejected = subject.add([2])
     assert (rejected.kind, rejected.retry_after_s) == ("overloaded", 3.0)
-    assert "with 30 tokens are waiting, and this one has 1; at most 2 requests with 20" in (
-        rejected.message
-    )
+    for number in ("30 tokens", "1 tokens", "2 requests", "20 tokens"):
+        assert number in rejected.message
     subject.plan()
     subject.abort("r0")
     assert subject.add([1] * 15) == "r1"
@@ -140,68 +139,12 @@ def test_steps_go_in_order(loop):
     subject.add([1, 2, 3], ignore_eos=True)
     first, second = subject.plan(), subject.plan()
     with pytest.raises(StepOrderError):
-        subject.scheduler.revert(first.step_id)
-    with pytest.raises(StepOrderError):
         subject.scheduler.fail(second.step_id, "", 0.0)
     result = subject.executor.wait(first.step_id)
     subject.take(subject.scheduler.apply(result, subject.now))
     with pytest.raises(StepOrderError):
         subject.scheduler.apply(result, subject.now)
     subject.in_flight.popleft()
-    subject.run()
-
-
-def test_a_reverted_plan_is_planned_again_the_same(loop):
-    subject = loop(max_num_batched_tokens=12)
-    subject.add([1, 2, 3, 4], max_tokens=20, ignore_eos=True)
-    subject.step()
-    subject.add(range(10, 34), max_tokens=3, ignore_eos=True)
-    subject.add(range(5), max_tokens=3, ignore_eos=True)
-    while len(subject.in_flight) < 2:
-        before = subject.scheduler.load()
-        num_free = before.num_free_blocks
-        plan = subject.scheduler.plan(subject.now)
-        subject.scheduler.revert(plan.step_id)
-        after = subject.scheduler.load()
-        assert (after.num_running, after.num_waiting) == (before.num_running, before.num_waiting)
-        assert (after.num_slots, after.num_free_blocks) == (before.num_slots, num_free)
-        again = subject.plan()
-        assert (again.step_id, again.ends) == (plan.step_id, plan.ends)
-        for one, other in zip(plan.rows, again.rows, strict=True):
-            assert (one.slot, one.num_tokens, one.is_sampled) == (
-                other.slot,
-                other.num_tokens,
-                other.is_sampled,
-            )
-            assert len(one.new_block_ids[0]) == len(other.new_block_ids[0])
-    subject.run()
-
-
-def test_a_restart_that_is_reverted_leaves_what_was_said_of_the_start(loop):
-    subject = loop(
-        num_blocks=6, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=2
-    )
-    subject.add([1] * 11, max_tokens=13, ignore_eos=True)
-    subject.add([2] * 10, max_tokens=12, ignore_eos=True)
-    num_reverted = 0
-    while subject.scheduler.has_work:
-        plan = subject.plan(launch=False)
-        num_reverted += plan is not None and bool(plan.starts)
-        subject.step()
-    assert num_reverted == 2
-    assert subject.ends["r1"].num_preemptions == 1
-    (scheduled,) = (event.scheduled for event in subject.events["r1"] if event.scheduled)
-    end = subject.ends["r1"]
-    assert (end.timings.queue_s, end.cached) == (scheduled.queue_s, scheduled.cached)
-
-
-def test_revert_after_abort_of_what_it_started(loop):
-    subject = loop()
-    subject.add([1, 2, 3])
-    plan = subject.scheduler.plan(subject.now)
-    subject.abort("r0")
-    subject.scheduler.revert(plan.step_id)
-    assert not subject.scheduler.has_work
     subject.run()
 
 
@@ -296,7 +239,7 @@ def test_a_deadline_ends_a_preempted_request_wherever_it_is(loop, depth):
         state = subject.scheduler._state
         victim = state.live.get("r1")
         if victim is not None:
-            place = "settling" if state.settling else "running" if victim.stay else "waiting"
+            place = "settling" if state.settling else "running" if victim.tenancy else "waiting"
             places.add((place, victim.num_preemptions > 0))
             subject.take(subject.scheduler.expire(deadline))
             assert isinstance(subject.ends["r1"], Failed)

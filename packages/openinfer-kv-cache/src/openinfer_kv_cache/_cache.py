@@ -202,27 +202,32 @@ class KVCache:
         """
         return self._space.find(keys, self._max_hit(keys, max_tokens), near)
 
-    def has_leader(self, keys: BlockKeys, num_hit_tokens: int) -> bool:
-        """Whether a request should wait: an open sequence is about to compute what it lacks.
+    def leader_block(self, keys: BlockKeys, num_hit_tokens: int) -> tuple[int, bytes] | None:
+        """Returns the block that an open sequence is about to compute and this request lacks.
 
-        True if some sequence, in steps begun or to come, computes known tokens up to a position
-        beyond the hit at which this request could then begin. The step that computes them shares
-        them with later steps only, so it counts until the next one has begun. Costs one comparison
-        a sequence in prefill.
+        The request should wait for it. The block ends at a position beyond the hit at which the
+        request could start, and the open sequence computes it in a step that has begun or in a
+        later one. That step shares it with later steps only, so the block counts until the next
+        step has begun. Costs one comparison for each sequence in prefill.
 
         Args:
             keys: the request's keys.
-            num_hit_tokens: what `match` or `peek` found for them.
+            num_hit_tokens: tokens that `match` or `peek` found for them.
+
+        Returns:
+            Index and key of the block; requests with the same key wait for the same block. None if
+            no open sequence computes what the request lacks.
         """
         if not self.has_prefix_cache:
-            return False
+            return None
         for leader in self._computing:
             position = leader.shared_after(num_hit_tokens)
             if position is not None and position < keys.num_tokens:
-                block = position // self._space.tokens_per_key
-                if leader.keys.slice(block - 1, block) == keys.slice(block - 1, block):
-                    return True
-        return False
+                block = position // self._space.tokens_per_key - 1
+                key = keys.at(block)
+                if leader.keys.at(block) == key:
+                    return block, key
+        return None
 
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
         """Where a chunk of known tokens from `start` should end, at most at `end`.
@@ -250,12 +255,12 @@ class KVCache:
 
         Raises:
             LeaseUsed: the hit is consumed.
-            ValueError: the hit was made before a reset or the revert of a step.
+            ValueError: the cache was reset after the hit was made.
         """
         if hit is None:
             hit = self._hit(keys, 0)
-        elif hit.epoch != self._epoch():
-            raise ValueError("the cache was reset or a step reverted: close the hit, match again")
+        elif hit.namespace != self._space.pools[0].namespace:
+            raise ValueError("the cache was reset since the match: close the hit and match again")
         else:
             self._hits.add_query(keys.num_tokens)
         is_cacheable = is_cacheable and self.has_prefix_cache
@@ -299,16 +304,13 @@ class KVCache:
         """
         self._ledger.complete(step_id)
 
-    def revert_step(self, step_id: int) -> None:
-        """The newest step in flight will not run: all its reservations are undone.
-
-        Close the sequences that were opened in it before (`in_flight_until=step_id`): they may
-        stand on blocks that will not be written either.
+    def cancel_step(self, step_id: int) -> None:
+        """Ends the planning of the newest step because it got no reservation; its id is free again.
 
         Raises:
-            StepOrderError: another step is the newest, or a sequence opened in it is open.
+            StepOrderError: another step is the newest, or the step has reservations.
         """
-        self._ledger.revert(step_id)
+        self._ledger.cancel(step_id)
 
     def reset(self) -> None:
         """Forget every cached block; running sequences keep theirs, unshared, to their end."""
@@ -369,7 +371,5 @@ class KVCache:
             )
         num_tokens, leases = self._space.match(keys, limit)
         has_rows = tuple(group.kind == "state" for group in self.groups)
-        return PrefixHit(leases, num_tokens=num_tokens, has_rows=has_rows, epoch=self._epoch())
-
-    def _epoch(self) -> tuple[int, int]:
-        return (self._space.pools[0].namespace, self._ledger.num_reverts)
+        namespace = self._space.pools[0].namespace
+        return PrefixHit(leases, num_tokens=num_tokens, has_rows=has_rows, namespace=namespace)

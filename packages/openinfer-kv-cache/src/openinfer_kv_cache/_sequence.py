@@ -23,10 +23,10 @@ class PrefixHit:
     """Leading blocks of a request that are cached already, pinned until opened or closed.
 
     Attributes:
-        epoch: resets and reverted steps before the match; after another one the hit is void.
+        namespace: the index's namespace at the match; a reset changes it and voids the hit.
     """
 
-    __slots__ = ("_has_rows", "_leases", "_num_tokens", "epoch")
+    __slots__ = ("_has_rows", "_leases", "_num_tokens", "namespace")
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class PrefixHit:
         *,
         num_tokens: int,
         has_rows: tuple[bool, ...],
-        epoch: tuple[int, int],
+        namespace: int,
     ) -> None:
         self._leases: tuple[CachedLease, ...] | None = leases
         self._num_tokens = num_tokens
         self._has_rows = has_rows
-        self.epoch = epoch
+        self.namespace = namespace
 
     @property
     def num_tokens(self) -> int:
@@ -117,7 +117,6 @@ class SequenceCache:
         self._is_cacheable = is_cacheable
         self._num_given = keys.num_tokens
         self._reservations: list[Reservation] = []
-        ledger.record_opened(self._blocks)
         self.keys = keys
         self.num_cached_tokens = num_cached_tokens
         self.cached_by_tier = cached_by_tier
@@ -255,22 +254,6 @@ class SequenceCache:
         self.num_computed = num_computed
         blocks.settle(keys, num_computed, is_cacheable=self._is_cacheable)
 
-    def revert(self, reservation: Reservation) -> None:
-        """Undo this step's reservation: the row is not in the plan after all.
-
-        Its new blocks are free at once, so the step must not have been launched. A whole step is
-        reverted by `KVCache.revert_step`.
-
-        Raises:
-            LeaseUsed: the reservation is completed or reverted.
-            StepOrderError: it is not the newest one, or not of the step being planned.
-        """
-        if not reservation.is_in_flight:
-            raise LeaseUsed("the reservation was completed or reverted")
-        if reservation is not self._newest_in_flight():
-            raise StepOrderError("the reservation is another sequence's, or not the newest")
-        self._ledger.undo(reservation)
-
     def close(self, *, in_flight_until: int | None) -> None:
         """End the sequence; its blocks return when `in_flight_until` has completed.
 
@@ -279,7 +262,7 @@ class SequenceCache:
 
         Args:
             in_flight_until: the last step begun that has this sequence in its plan, or None when
-                all of them have completed or been reverted.
+                all of them have completed.
 
         Raises:
             ValueError: a later step has a reservation of this sequence.

@@ -3,10 +3,10 @@
               begin                    complete (oldest first)
     (none) ──────────> in flight ──────────────────────────────> landed
                           │
-                          └── revert (newest first): as if it had never been
+                          └── cancel (newest, without reservations)
 
-Beginning a step publishes what the step before it sealed, so blocks are shared with later steps
-only. A step that completes lets go of the sequences that were closed while it was in flight.
+Beginning a step publishes the blocks that the step before it sealed, so blocks are shared with
+later steps only. Completing a step releases the sequences that were closed while it was in flight.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Reservation:
         copies: states of state groups to copy.
         end: positions below it have room.
         step_id: the step that will use it.
-        is_in_flight: neither completed nor reverted.
+        is_in_flight: whether the step has not completed yet.
     """
 
     __slots__ = (
@@ -74,29 +74,18 @@ class Reservation:
             assert self._seals is not None, "nothing was sealed that could land"
             self._blocks.land_step(self.step_id, self._keys, self._seals)
 
-    def _undo(self) -> None:
-        if self.is_in_flight:
-            self._blocks.undo(self.step_id, self._seals, self.new_block_ids)
-            self.is_in_flight = False
-
 
 @dataclass(slots=True)
 class _Step:
     step_id: int
     reservations: list[Reservation] = field(default_factory=list)
-    opened: list[Blocks] = field(default_factory=list)
     parked: list[Blocks] = field(default_factory=list)
 
 
 class StepLedger:
-    """The steps that were begun and have neither completed nor been reverted.
-
-    Attributes:
-        num_reverts: steps reverted so far; a hit made before one may name unwritten blocks.
-    """
+    """The steps that were begun and have not completed yet."""
 
     def __init__(self) -> None:
-        self.num_reverts = 0
         self._steps: list[_Step] = []
         self._is_planning = False
         self._last_landed: int | None = None
@@ -121,7 +110,7 @@ class StepLedger:
         """The step being planned.
 
         Raises:
-            StepOrderError: none was begun since the last one was completed or reverted.
+            StepOrderError: no step was begun since the last one was completed or cancelled.
         """
         if not self._is_planning:
             raise StepOrderError("no step is being planned")
@@ -140,17 +129,6 @@ class StepLedger:
     def record(self, reservation: Reservation) -> None:
         """Add what the planned step took."""
         self._steps[-1].reservations.append(reservation)
-
-    def record_opened(self, blocks: Blocks) -> None:
-        """Add a sequence that may stand on blocks of any step before the newest."""
-        if self._steps:
-            self._steps[-1].opened.append(blocks)
-
-    def undo(self, reservation: Reservation) -> None:
-        """Return one reservation of the planned step: its new blocks, its seals."""
-        if reservation.step_id != self.planned:
-            raise StepOrderError("only the step being planned can give a reservation back")
-        reservation._undo()
 
     def park(self, blocks: Blocks, step_id: int) -> None:
         """Keep a closed sequence's blocks until `step_id` has completed."""
@@ -178,23 +156,16 @@ class StepLedger:
         for blocks in step.parked:
             blocks.release()
 
-    def revert(self, step_id: int) -> None:
-        """The newest step will not run."""
+    def cancel(self, step_id: int) -> None:
+        """Ends the planning of the newest step, which has no reservations."""
         if not self._steps or self._steps[-1].step_id != step_id:
-            raise StepOrderError(f"step {step_id} reverted, but is not the newest in flight")
-        step = self._steps[-1]
-        if not all(blocks.is_closed for blocks in step.opened):
-            raise StepOrderError(f"a sequence opened in step {step_id} is not closed")
-        for reservation in reversed(step.reservations):
-            reservation._undo()
-        del self._steps[-1]
+            raise StepOrderError(f"step {step_id} cancelled, but is not the newest in flight")
+        if self._steps[-1].reservations:
+            raise StepOrderError(f"step {step_id} cancelled, but has reservations")
+        step = self._steps.pop()
         self._is_planning = False
-        self.num_reverts += 1
         for blocks in step.parked:
-            if self._steps:
-                self._steps[-1].parked.append(blocks)
-            else:
-                blocks.release()
+            self.park(blocks, step_id)
 
 
 def _publish(step: _Step) -> None:

@@ -1,4 +1,4 @@
-"""A policy whose every fault is a `PolicyError` that names it."""
+"""A policy that is replaced by the default one when it raises or breaks its contract."""
 
 import operator
 import reprlib
@@ -6,91 +6,104 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from openinfer_scheduler._policy import Charge, Policy, brief, charge_of
+from openinfer_scheduler._policy import Charge, Policy, charge_of
+from openinfer_scheduler._policy_loading import brief, default_policy
 from openinfer_scheduler.errors import PolicyError
-from openinfer_scheduler.policies._fcfs import FCFS
 from openinfer_scheduler.state._sequence import SequenceState
 
 
 class GuardedPolicy:
-    """What the scheduler asks in place of a policy, which may raise anything.
+    """Asks a policy, and the default policy once the first one was at fault.
+
+    Faults raise nothing here, so that a plan that meets one is still completed.
 
     Args:
-        policy: asked until `fall_back`.
+        policy: the policy to ask first.
 
     Attributes:
-        charge: as the policy's; None if it has none.
+        charge: the policy's `charge`; None if it has none or was at fault.
+        is_replaced: whether the policy was at fault.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._inner_charge = charge_of(policy)
-        self.charge: Charge | None = None if self._inner_charge is None else self._told
+        self._error: PolicyError | None = None
+        self.charge: Charge | None = None if self._inner_charge is None else self._charge
+        self.is_replaced = False
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """The policy's order, lazily where it is.
-
-        Raises:
-            PolicyError: the policy raised; also while the result is read.
-        """
+        """Returns the policy's order; it ends early if reading it raises."""
         try:
             ranked = self._policy.order(sequences, now)
         except Exception as error:
-            raise self._raised("order", error) from error
-        # Most policies answer a list, and then there is nothing left to go wrong. A subclass may
-        # do anything while it is read.
+            self._replace_after("order", error)
+            return ()
+        # Reading a list cannot fail; reading any other type, even a subclass, runs foreign code.
         return ranked if type(ranked) is list else self._read(ranked)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """The policy's chunk.
-
-        Raises:
-            PolicyError: the policy raised, or answered no integer.
-        """
+        """Returns the policy's chunk size, or `max_tokens` if the policy is at fault."""
         try:
             num_tokens = self._policy.chunk(sequence, max_tokens)
         except Exception as error:
-            raise self._raised("chunk", error) from error
+            self._replace_after("chunk", error)
+            return max_tokens
         try:
             return operator.index(num_tokens)
-        except Exception as error:  # an object of the policy's own may raise any, printed or not
+        except Exception as error:  # the object's own methods may raise anything
             shown = reprlib.repr(num_tokens)
-            raise self.fault(f"chunk() returned {shown}, which is no integer") from error
+            self.replace(f"chunk() returned {shown}, which is no integer", error)
+            return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The policy's victim.
-
-        Raises:
-            PolicyError: the policy raised.
-        """
+        """Returns the policy's victim, or the default policy's if the policy is at fault."""
         try:
-            return self._policy.victim(candidates)
+            victim = self._policy.victim(list(candidates))
         except Exception as error:
-            raise self._raised("victim", error) from error
+            self._replace_after("victim", error)
+        else:
+            if any(victim is candidate for candidate in candidates):
+                return victim
+            self.replace("victim() returned a sequence that is no candidate")
+        return self._policy.victim(candidates)
 
-    def fall_back(self) -> None:
-        """First come, first served from now on; the policy is asked and told nothing more."""
-        self._policy, self.charge = FCFS(), None
+    def replace(self, fault: str, cause: Exception | None = None) -> None:
+        """Replaces the policy by the default one.
 
-    def fault(self, what: str) -> PolicyError:
-        """The error for what the policy did: a sentence without its subject."""
+        Args:
+            fault: what the policy did, a sentence without its subject.
+            cause: the exception that it raised.
+        """
+        if self.is_replaced:
+            return
         kind = type(self._policy)
-        return PolicyError(f"scheduling policy {kind.__module__}:{kind.__qualname__}: {what}")
+        self._error = PolicyError(
+            f"scheduling policy {kind.__module__}:{kind.__qualname__}: {fault}"
+        )
+        self._error.__cause__ = cause
+        self._policy, self.charge, self.is_replaced = default_policy(), None, True
+
+    def take_error(self) -> PolicyError | None:
+        """Returns why the policy was replaced, once."""
+        error, self._error = self._error, None
+        return error
 
     def _read(self, ranked: Iterable[SequenceState]) -> Iterator[SequenceState]:
         try:
             yield from ranked
         except Exception as error:
-            raise self._raised("order", error) from error
+            self._replace_after("order", error)
 
-    def _told(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        assert self._inner_charge is not None
+    def _charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
+        if self.is_replaced or self._inner_charge is None:
+            return
         try:
             self._inner_charge(sequence, num_tokens)
         except Exception as error:
-            raise self._raised("charge", error) from error
+            self._replace_after("charge", error)
 
-    def _raised(self, method: str, error: Exception) -> PolicyError:
+    def _replace_after(self, method: str, error: Exception) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{PurePath(where.filename).name}, line {where.lineno}"
-        return self.fault(f"{method}() raised {brief(error)} ({place})")
+        self.replace(f"{method}() raised {brief(error)} ({place})", error)

@@ -1,4 +1,4 @@
-"""What a scheduler holds, and its totals, as clients see them."""
+"""The scheduler's load as clients see it."""
 
 from openinfer_contract import CacheGroupLoad, Load
 from openinfer_kv_cache import GroupStats
@@ -6,7 +6,7 @@ from openinfer_scheduler.state._scheduler_state import SchedulerState
 
 
 def load_of(state: SchedulerState) -> Load:
-    """A snapshot of what is held, and the counters since the start."""
+    """Returns a snapshot of what is held, and the counters since the start."""
     stats = state.cache.stats()
     counters = state.counters
     return Load(

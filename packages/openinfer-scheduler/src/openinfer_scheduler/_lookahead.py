@@ -1,4 +1,4 @@
-"""How far ahead of what is settled a sequence takes blocks."""
+"""How far beyond its settled tokens a sequence takes blocks."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,21 @@ LOOKAHEAD = 15
 
 
 def num_lookahead_tokens(groups: Sequence[CacheGroup]) -> int:
-    """Positions that such a sequence takes room for beyond those it needs."""
+    """Returns the number of positions that `LOOKAHEAD` blocks hold."""
     return LOOKAHEAD * min(group.tokens_per_block for group in groups)
 
 
 def max_chunk_tokens(config: SchedulerConfig) -> int:
-    """Tokens of one prefill chunk at most."""
+    """Returns the upper bound on tokens of one prefill chunk."""
     chunk = config.max_num_batched_tokens
     return chunk if config.max_chunk_tokens is None else min(chunk, config.max_chunk_tokens)
 
 
 def max_unsettled_tokens(config: SchedulerConfig, groups: Sequence[CacheGroup]) -> int:
-    """Positions of one sequence that are planned or have room, and are not settled, at most.
+    """Returns the upper bound on positions of a sequence that have blocks but are not settled.
 
-    For `KVCache(max_unsettled_tokens=)`, which derives from it how many blocks a window group
-    holds at the same time.
+    Pass it to `KVCache(max_unsettled_tokens=)`, which derives from it how many blocks of a window
+    group one sequence may hold.
     """
     chunk = max_chunk_tokens(config)
     output = SEAL_STRIDE * min(group.tokens_per_block for group in groups)

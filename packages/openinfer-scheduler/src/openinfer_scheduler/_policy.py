@@ -1,176 +1,104 @@
-"""What researchers replace: the order of sequences, the size of chunks, the choice of victims.
+"""The protocol of scheduling policies: order of sequences, size of chunks, choice of victims.
 
-The core owns budgets, blocks, reservation and aborts, so that a policy can be bad but not wrong.
+The scheduler itself owns budgets, blocks, reservation and aborts. A policy can therefore be bad,
+but it cannot make a request's output wrong.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
-from typing import Any, Protocol
+from typing import Protocol
 
-from openinfer_contract import PluginGroup
-from openinfer_scheduler.errors import UnknownPolicy, UnusablePolicy
 from openinfer_scheduler.state._sequence import SequenceState
 
 Charge = Callable[[SequenceState, int], None]
 
 
 class Policy(Protocol):
-    """Decides who goes first, how much of a prompt a step takes, and who makes room.
+    """Decides which sequence goes first, how long a prefill chunk is, and which one is preempted.
 
-    Called from the step thread inside `Scheduler.plan`. What it is given belongs to the core: read
-    it, and expect it to be over by the next call. Of a `SequenceState` it may read the attributes
-    and properties that its docstring names.
+    Called from the step thread inside `Scheduler.plan`. Arguments belong to the scheduler: a policy
+    reads them and must not rely on them after the call. Of a `SequenceState` it may read the
+    attributes and properties that have a docstring there.
 
-    What a policy raises or answers wrongly becomes a `PolicyError`: the plan being made is lost,
-    and no more. An engine logs it and goes on first come, first served; a simulation ends with it.
+    A policy that raises or returns something else than its contract allows is replaced: the
+    scheduler keeps the first `PolicyError` for `Scheduler.take_policy_error` and serves requests
+    first come, first served from then on. No request fails. An engine logs the error; a simulation
+    ends with it.
 
-    A policy that needs to know who was served may have a method `charge` beside these three; see
-    `ChargedPolicy`.
+    A policy that needs to know how many tokens each sequence was served may also have a method
+    `charge`, see `ChargedPolicy`.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """The same sequences, first to be served first.
+        """Returns the same sequences, the one to serve first in front.
 
-        Called at most once a plan for the running sequences, not while all of them decode and find
-        room, and at most once for the waiting ones, if a slot is free. Both arrive oldest first
-        (by `arrival_index`), so that returning the argument is first come, first served. The core
-        serves decode rows before prefill chunks and running prefills before waiting ones, each
-        kind in this order, and stops admitting at the first waiting sequence that does not fit:
-        nothing overtakes. It takes no more of the waiting ones than it looks at, so a generator
-        that ranks as it goes saves the rest.
+        Called at most once a plan for the running sequences, and not at all while all of them
+        decode and find blocks. Called at most once a plan for the waiting sequences, if a slot is
+        free; the argument is then a `WaitingSnapshot`. Both are in order of arrival
+        (`arrival_index`), so returning the argument is first come, first served.
+
+        The scheduler serves decode rows before prefill chunks and running prefills before waiting
+        sequences, each kind in the returned order. It stops admitting at the first waiting sequence
+        that does not fit, so none overtakes it. It reads only as much of the returned order as it
+        needs, so a generator that ranks lazily saves work.
         """
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """Tokens of the next prefill chunk of `sequence`; the core clamps to [1, `max_tokens`].
+        """Returns the number of tokens of the next prefill chunk of `sequence`.
 
-        `max_tokens` is what the step's budget, `max_chunk_tokens` and the sequence's own known
-        tokens leave.
+        The scheduler clamps it to [1, `max_tokens`]. `max_tokens` is what the step's token budget,
+        `max_chunk_tokens` and the sequence's known tokens allow.
         """
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """Which of `candidates` gives its blocks back, to be recomputed later.
+        """Returns the one of `candidates` to preempt; it is recomputed later.
 
-        `candidates` is not empty and in the order of `order`: the running sequences that come
-        after the one that needs blocks. The first of all is therefore never a victim, and always
+        `candidates` is not empty. It holds the running sequences after the one that needs blocks,
+        in the order of `order`. The first of that order is therefore never a victim, so it always
         progresses.
         """
 
 
 class ChargedPolicy(Policy, Protocol):
-    """A policy that hears what each sequence gets."""
+    """A policy that is told how many tokens each sequence was served."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """Plans forward `num_tokens` of `sequence`; negative where a plan is reverted.
+        """Notes that plans forward `num_tokens` more tokens of `sequence`.
 
-        Of a prompt it is called when the plan is complete. What a sequence decodes is told for
-        many plans together: when it leaves its slot, and in turn before `order` is called, at the
-        latest 64 steps later. An exception where a sequence leaves its slot is raised by the next
-        plan.
+        Called for a prompt chunk when its plan is complete. Decoded tokens are charged for many
+        plans together: when the sequence leaves its slot, and in rounds before `order` is called,
+        at most 64 steps late. Negative if drafts were charged and then rejected.
         """
 
 
 def check_policy(policy: object) -> None:
-    """Looks for the methods of `Policy`, and at what they take.
+    """Checks that an object has the methods of `Policy` with the right number of arguments.
 
     Raises:
-        TypeError: it is no policy.
+        TypeError: the object is no policy.
     """
     if isinstance(policy, type):
         raise TypeError(f"{policy.__qualname__} is a class: a policy is an instance of one")
     for name, num_arguments in (("order", 2), ("chunk", 2), ("victim", 1)):
         method = getattr(policy, name, None)
         if not callable(method):
-            raise TypeError(f"it has no method {name}, as every openinfer_scheduler.Policy has")
+            raise TypeError(f"it has no method {name}, which openinfer_scheduler.Policy requires")
         try:
             signature(method).bind(*range(num_arguments))
         except TypeError:
-            raise TypeError(f"{name} does not take what Policy.{name} takes") from None
+            raise TypeError(
+                f"{name} must take {num_arguments} arguments, as Policy.{name} does"
+            ) from None
         except ValueError:
-            pass  # compiled code need not say what it takes
-
-
-def _made(kind: Any) -> Policy:
-    """A policy of this class, which may be anything at all.
-
-    Raises:
-        TypeError: it is no policy. Whatever else its class raises.
-    """
-    policy: Policy = kind()
-    check_policy(policy)
-    return policy
-
-
-POLICIES: PluginGroup[Policy] = PluginGroup("openinfer.schedulers", "scheduling policy", _made)
+            pass  # compiled code need not have a signature
 
 
 def charge_of(policy: Policy) -> Charge | None:
-    """The policy's `charge`, if it has one."""
+    """Returns the policy's method `charge`, or None if it has none."""
     charge: Charge | None = getattr(policy, "charge", None)
     return charge
 
 
 def least_urgent(candidates: Sequence[SequenceState]) -> SequenceState:
-    """The usual victim: of the least urgent (highest `priority` value) the youngest."""
+    """Returns the candidate with the highest `priority` value; among equals the youngest."""
     return max(candidates, key=lambda s: (s.request.priority, s.arrival_index))
-
-
-def installed_policies() -> tuple[str, ...]:
-    """Names that `load_policy` knows, sorted. Imports none of them."""
-    return POLICIES.names()
-
-
-def load_policy(name: str) -> Policy:
-    """Imports and builds a policy.
-
-    Args:
-        name: of an installed policy, or `module:Class` for any class that can be imported; for
-            these the current folder is on the path meanwhile, behind all that is installed.
-
-    Raises:
-        UnknownPolicy: naming the installed ones.
-        PluginError: the installed policy of that name does not load, or is none.
-        UnusablePolicy: the class that was named cannot be made, or lacks methods.
-    """
-    try:
-        return POLICIES.load(name)
-    except KeyError:
-        pass  # no installed one has this name
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UnknownPolicy(name, installed_policies())
-    with _current_folder_on_path():
-        try:
-            found = getattr(import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise UnknownPolicy(name, installed_policies(), str(error)) from error
-        except Exception as error:  # a stranger's module may raise anything
-            raise UnusablePolicy(name, f"its module raised {brief(error)}") from error
-        try:
-            return _made(found)
-        except Exception as error:
-            raise UnusablePolicy(name, f"it cannot be used, {brief(error)}") from error
-
-
-@contextmanager
-def _current_folder_on_path() -> Iterator[None]:
-    # A console script has the script's folder on the path, an engine's process another one. No
-    # longer than this: a folder there may be called like a library that is looked for later.
-    sys.path.append(here := os.getcwd())
-    try:
-        yield
-    finally:
-        # The last one: the path may have had it before.
-        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]
-
-
-def brief(error: Exception) -> str:
-    """What a stranger's code raised; its name alone where it cannot be printed."""
-    kind = type(error).__name__
-    try:
-        return f"{kind}: {error}"
-    except Exception:
-        return kind

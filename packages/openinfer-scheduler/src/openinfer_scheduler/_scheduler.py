@@ -1,4 +1,4 @@
-"""The state machine: add, plan, apply."""
+"""The scheduler: add requests, plan steps, apply their results."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from openinfer_scheduler._config import SchedulerConfig
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._load import load_of
 from openinfer_scheduler._policy import Policy, check_policy
+from openinfer_scheduler._policy_loading import default_policy
 from openinfer_scheduler._step_plan import StepPlan, StepResult
-from openinfer_scheduler.admit._capacity_check import Room
+from openinfer_scheduler.admit._capacity_check import CapacityCheck
 from openinfer_scheduler.admit._intake import PROMPT_NOT_HERE, Intake
-from openinfer_scheduler.errors import StepOrderError
+from openinfer_scheduler.errors import PolicyError, StepOrderError
 from openinfer_scheduler.plan._planner import Planner
 from openinfer_scheduler.plan._prefill_pace import PrefillPace
 from openinfer_scheduler.plan._repeat import num_repeats, repeat
-from openinfer_scheduler.policies._fcfs import FCFS
 from openinfer_scheduler.settle._forced_tokens import force
 from openinfer_scheduler.settle._settle import Effects, own_faults, settle
 from openinfer_scheduler.state._adapter_slots import AdapterSlots
@@ -24,35 +24,36 @@ from openinfer_scheduler.state._prefix_probe import PrefixProbe
 from openinfer_scheduler.state._scheduler_state import SchedulerState, StepInFlight
 from openinfer_scheduler.state._seeds import Seeds
 from openinfer_scheduler.state._sequence import SequenceState
-from openinfer_scheduler.state._service_accounts import Charges
+from openinfer_scheduler.state._service_accounts import ServiceAccounts
 from openinfer_scheduler.state._slots import Slots
 
 
 class Scheduler:
     """Admission, continuous batching, chunked prefill and preemption over one cache.
 
-    Deterministic: no clock, no I/O, no threads. Call everything from one thread; `now` is
-    `time.monotonic()` seconds and never goes back.
+    Deterministic: it has no clock, does no I/O and starts no threads. Call it from one thread.
+    `now` is `time.monotonic()` in seconds and must never decrease.
 
     A request is *waiting* (no slot, no blocks) until a plan starts it, *running* until its last
-    token is applied, and waiting again when it is preempted. A plan is *in flight* until it is
-    applied or failed, oldest first, or reverted, newest first, because it was never launched.
+    token is applied, and waiting again after a preemption. A plan is *in flight* until it is
+    applied or failed, oldest first.
 
-    With several plans in flight a decode row is planned before its last token is known. Ends by
-    length are planned. Of a sequence that stopped, was aborted or failed, rows in flight are
-    surplus: their tokens are dropped, and its blocks return when the last of them has completed.
-    A sequence preempted with rows in flight is in no later plan, its tokens in flight still count
-    and are emitted, and with the last of them it is back in the queue.
+    With several plans in flight, a decode row is planned before its last token is known. Ends by
+    length are known in advance and planned for. After a stop, an abort or a failure, the sequence
+    may still have rows in flight: their tokens are dropped, and its blocks are released when the
+    last of those steps has completed. A sequence that is preempted with rows in flight is in no
+    later plan. Its tokens in flight still count and are emitted; with the last of them it returns
+    to the queue.
 
     Args:
         config: limits and switches.
-        cache: this scheduler is its only user.
-        policy: order, chunk sizes and victims; `FCFS()` if None.
-        closing: called with the blocks of a sequence that ends or is preempted before they are let
-            go of; a tier saves them then.
+        cache: the cache; this scheduler must be its only user.
+        policy: decides order, chunk sizes and victims. None: the policy named `fcfs`.
+        closing: called with the blocks of a sequence that ends or is preempted, before they are
+            released. A tier saves them then.
 
     Raises:
-        TypeError: the policy is none: a class, or without a method that `Policy` has.
+        TypeError: `policy` is a class, or lacks a method of `Policy`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Scheduler:
         *,
         closing: Callable[[SequenceCache], None] | None = None,
     ) -> None:
-        policy = FCFS() if policy is None else policy
+        policy = default_policy() if policy is None else policy
         check_policy(policy)
         self._config = config
         self._cache = cache
@@ -74,14 +75,14 @@ class Scheduler:
             slots=Slots(config.max_num_seqs),
             adapters=AdapterSlots(config.max_adapters),
             probe=PrefixProbe(cache),
-            charges=Charges(guarded),
+            accounts=ServiceAccounts(guarded),
             closing=closing,
         )
         self._intake = Intake(self._state)
         target_s = config.target_itl_s
         self._pace = None if target_s is None else PrefillPace(target_s)
-        self._room = Room(self._state)
-        self._planner = Planner(self._state, guarded, self._pace, self._room)
+        self._capacity = CapacityCheck(self._state)
+        self._planner = Planner(self._state, guarded, self._pace, self._capacity)
         self._last_completed_at = -math.inf
         self._num_added = 0
         self._seeds = Seeds(config.seed)
@@ -90,18 +91,18 @@ class Scheduler:
     def add(
         self, request: GenerateRequest, now: float, *, is_loading: bool = False
     ) -> Rejected | None:
-        """Queues a request, or says why not. Costs microseconds.
+        """Queues a request, or returns why not. Costs microseconds.
 
-        Checks what only the scheduler knows: a live request of the same id (duplicate), a full
-        intake (overloaded), a sequence that could never fit the pool or `max_model_len`
-        (too_long), what the engine's role does not serve (unsupported, unavailable).
-        `openinfer_contract.check_request` checks the rest, before.
+        Checks what only the scheduler knows: whether a request with this id is live (duplicate),
+        the queue is full (overloaded), the sequence could never fit the pool or `max_model_len`
+        (too_long), or the engine's role does not serve it (unsupported, unavailable). Call
+        `openinfer_contract.check_request` before, which checks the rest.
 
         Args:
-            request: what is asked.
+            request: the request.
             now: monotonic seconds.
-            is_loading: a tier is bringing blocks of its prefix. The request waits at its place
-                without holding others up, until `loaded`.
+            is_loading: whether a tier is loading blocks of its prefix. The request then waits until
+                `loaded`, and others pass it.
         """
         rejected = self._intake.rejection(request)
         state = self._state
@@ -132,11 +133,11 @@ class Scheduler:
         return None
 
     def loaded(self, request_ids: Iterable[str], now: float) -> Effects:
-        """The tier is done with these requests: what it brought can be hit, the rest is computed.
+        """Marks requests whose loads from a tier have ended. Missing blocks are computed.
 
-        Unknown ids, and requests that were not loading, are ignored. On an engine whose role is
-        decode, a request whose prompt is still not there (see `SchedulerConfig.role`) ends Failed:
-        whoever sent it has it prefilled again.
+        Ignores unknown ids and requests that were not loading. On an engine that only decodes, a
+        request whose prompt is still not cached (see `SchedulerConfig.role`) fails as retryable, so
+        that the client has it prefilled again.
         """
         state = self._state
         effects: Effects = []
@@ -145,24 +146,24 @@ class Scheduler:
             if sequence is None or not sequence.is_loading:
                 continue
             sequence.is_loading = False
-            state.num_moves += 1
+            state.admission_epoch += 1
             if self._intake.lacks_prompt(sequence):
                 failed = state.fail(sequence, PROMPT_NOT_HERE, is_retryable=True)
-                effects.append(state.event(sequence, failed))
+                effects.append(state.end_event(sequence, failed))
         return effects
 
     def abort(self, request_ids: Iterable[str], now: float) -> Effects:
-        """Ends live requests with `Finished(reason="abort")`; unknown ids are ignored.
+        """Ends live requests with `Finished(reason="abort")`; ignores unknown ids.
 
-        They are in no later plan; what steps in flight still sample for them is dropped, and
-        their blocks return when those steps have completed.
+        Later plans do not contain them. Tokens that steps in flight sample for them are dropped,
+        and their blocks are released when those steps have completed.
         """
         state = self._state
         effects: Effects = []
         for request_id in request_ids:
             sequence = state.live.get(request_id)
             if sequence is not None:
-                effects.append(state.event(sequence, state.finish(sequence, "abort", now)))
+                effects.append(state.end_event(sequence, state.finish(sequence, "abort", now)))
         return effects
 
     def abort_all(self, now: float) -> Effects:
@@ -170,22 +171,22 @@ class Scheduler:
         return self.abort(list(self._state.live), now)
 
     def expire(self, now: float) -> Effects:
-        """Fails every request whose deadline has passed. Constant time where none has."""
+        """Fails every request whose deadline has passed. Takes constant time if there is none."""
         state = self._state
         effects: Effects = []
         for sequence in state.deadlines.passed(now):
             message = f"the deadline passed after {sequence.num_output_tokens} output tokens"
             failed = state.fail(sequence, message, is_retryable=False, field="deadline")
-            effects.append(state.event(sequence, failed))
+            effects.append(state.end_event(sequence, failed))
         return effects
 
     def fail_some(self, messages: Mapping[str, str], now: float, *, field: str = "") -> Effects:
-        """Ends live requests with Failed, by id and why; unknown ids are ignored.
+        """Ends live requests with Failed; ignores unknown ids.
 
         Args:
-            messages: by request id.
+            messages: why each request fails, by request id.
             now: monotonic seconds.
-            field: `Failed.field`, where a request has itself to blame.
+            field: `Failed.field`, if a field of the request is at fault.
         """
         state = self._state
         effects: Effects = []
@@ -193,23 +194,23 @@ class Scheduler:
             sequence = state.live.get(request_id)
             if sequence is not None:
                 failed = state.fail(sequence, message, is_retryable=False, field=field)
-                effects.append(state.event(sequence, failed))
+                effects.append(state.end_event(sequence, failed))
         return effects
 
     def force(self, request_id: str, token_ids: bytes, now: float) -> Effects:
-        """Gives a running request its next output tokens: they need not be sampled.
+        """Gives a running request its next output tokens, which then need not be sampled.
 
-        Its next row forwards them together, behind the token sampled last. What rows in flight
-        sample for it is dropped. To be called between an `apply` that settled tokens of the
-        request and the next `plan`, for a request without drafts and without logprobs. Rows in
-        flight must have nothing else to sample: a mask leaves them these tokens alone.
+        Its next row forwards them together, after the token sampled last. Samples of its rows in
+        flight are ignored. Call it between an `apply` that settled tokens of the request and the
+        next `plan`, for a request without drafts and without logprobs. Rows in flight must not be
+        able to sample anything else: their masks allow these tokens alone.
 
         Args:
-            request_id: live; nothing is done for one that is preempted now, or has more rows in
+            request_id: a live request. Nothing is done if it is preempted now, or has more rows in
                 flight than tokens given.
-            token_ids: u32 column, at least one id. Ends count as in sampled output. Over a cache
-                with a window group only the first are taken, as many as a chunk has: the effects
-                say how many.
+            token_ids: u32 column, at least one id. Stops and the length limit apply as for sampled
+                tokens. With a window group in the cache, at most one chunk of tokens is taken; the
+                effects say how many.
             now: monotonic seconds.
         """
         sequence = self._state.live[request_id]
@@ -220,53 +221,49 @@ class Scheduler:
         """Ends every live request with Failed. Steps in flight are applied or failed as usual."""
         state = self._state
         return [
-            state.event(sequence, state.fail(sequence, message, is_retryable=True))
+            state.end_event(sequence, state.fail(sequence, message, is_retryable=True))
             for sequence in list(state.live.values())
         ]
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None: nothing can run now, or `depth` plans are in flight.
+        """Returns the next step, or None if nothing can run now or `depth` plans are in flight.
 
-        None with a step in flight means: apply it, then ask again. None with no step in flight
-        means that nothing is live, or that whatever is waits for a tier: for a load, or for blocks
-        that copies hold. A plan may have no rows; it is run like any other.
+        After None with a step in flight, apply that step and ask again. None without a step in
+        flight means that no request is live, or that all live ones wait for a tier: for a load, or
+        for blocks that copies to a tier hold. A plan may have no rows; run it like any other.
 
-        Raises:
-            PolicyError: the policy raised or broke its contract; nothing has been planned then, and
-                the next call asks it again, unless `fall_back` was called.
+        A policy that raises or breaks its contract does not end the plan, see
+        `take_policy_error`.
         """
         state = self._state
         if len(state.in_flight) >= self._config.depth:
             return None
-        if not (state.running or state.waiting or state.slots.has_over):
+        if not (state.running or state.waiting or state.slots.has_unannounced_ends):
             return None
         step = self._planner.plan(now)
-        if step is None:
-            return None
-        try:
-            self._state.charges.add(step.stays[step.num_decode :])
-        except BaseException:
-            self._state.revert_newest()
-            raise
-        return step.plan
+        return None if step is None else step.plan
 
-    def fall_back(self) -> None:
-        """Lets the policy go: from now on first come, first served."""
-        self._policy.fall_back()
+    def take_policy_error(self) -> PolicyError | None:
+        """Returns the error of a policy that was at fault since the last call, else None.
+
+        The scheduler has replaced the policy by the default one, first come, first served, for the
+        rest of that plan and for all later ones. So there is at most one error.
+        """
+        return self._policy.take_error()
 
     def apply(self, result: StepResult, now: float) -> Effects:
-        """Settles the oldest step in flight: appends tokens, finishes sequences, frees blocks.
+        """Settles the oldest step in flight: appends tokens, finishes sequences, releases blocks.
 
-        A row that failed alone (say, with NaN logits) may have left garbage in blocks that others
-        would find: the prefix cache is forgotten as in `fail`. Not where a request had ruled every
-        token out itself, or any client could have it forgotten.
+        If a single row failed (say, with NaN logits), it may have left garbage in blocks that other
+        requests would hit, so the prefix cache is reset as in `fail`. It is not reset if the
+        request itself had banned every token: any client could reset the cache that way.
 
         Raises:
             StepOrderError: `result` is not of the oldest step in flight.
-            ValueError: the result does not fit the plan; the scheduler is of no further use.
+            ValueError: the result does not fit the plan; the scheduler cannot be used any more.
         """
         step = self._complete(result.step_id)
-        if self._pace is not None and step.stays:
+        if self._pace is not None and step.tenancies:
             duration_s = now - max(step.planned_at, self._last_completed_at)
             self._pace.record(step.num_prefill_tokens, duration_s, has_decode=step.num_decode > 0)
         self._last_completed_at = now
@@ -277,58 +274,50 @@ class Scheduler:
 
     @property
     def num_repeats(self) -> int:
-        """How many steps may follow the one in flight that only repeat it; 0 where any may differ.
+        """Number of steps that may follow the step in flight and only repeat it; often 0.
 
-        They have its rows, all decode rows; nobody waits, no row needs a block, and none of their
-        tokens can end a request.
+        They have the same rows, all of them decode rows. No request waits, no row needs a block,
+        and none of their tokens can end a request.
         """
-        is_bound = self._config.depth != 2 or self._room.is_recounted or self._pace is not None
-        return 0 if is_bound or self._state.deadlines else num_repeats(self._state)
+        is_fixed = (
+            self._config.depth == 2
+            and self._pace is None
+            and not self._capacity.counts_promises
+            and not self._state.deadlines
+        )
+        return num_repeats(self._state) if is_fixed else 0
 
     def repeat(self, columns: Sequence[bytes], num_steps: int, now: float) -> Effects:
-        """Plans so many more steps and applies as many, at once: what simulations gain most from.
+        """Plans and applies many steps at once that only repeat the step in flight.
 
-        The step in flight and all of these but the last are applied, as by that many calls of
-        `plan` and `apply`; the last is in flight then.
+        For simulations, which save most of their run time by it. Has the effect of `num_steps`
+        calls of `plan` and `apply`: the step in flight and all new ones except the last are
+        applied, and the last is in flight then.
 
         Args:
-            columns: by row of the step in flight, `num_steps` tokens as a u32 column each.
+            columns: `num_steps` tokens of each row of the step in flight, as a u32 column.
             num_steps: from 1 to `num_repeats`.
-            now: when the last of those applied was, monotonic seconds.
+            now: when the last of the applied steps completed, monotonic seconds.
 
         Returns:
-            One event a row, with all its tokens.
+            One event for each row, with all its tokens.
 
         Raises:
-            StepOrderError: `num_steps` is out of these bounds.
+            StepOrderError: `num_steps` is out of bounds.
         """
         most = self.num_repeats
         if not 0 < num_steps <= most:
-            raise StepOrderError(f"{num_steps} steps are not among the {most} that may repeat")
+            raise StepOrderError(f"num_steps={num_steps} must be from 1 to num_repeats={most}")
         effects = repeat(self._state, columns, num_steps)
         self._last_completed_at = now
         return effects
 
-    def revert(self, step_id: int) -> None:
-        """Takes back the newest plan, which was never launched.
-
-        Its rows, admissions, blocks and slots are as if it had never been planned; preemptions
-        and evictions it caused stay. Its step id is used again by the next plan.
-
-        Raises:
-            StepOrderError: `step_id` is not the newest plan in flight.
-        """
-        in_flight = self._state.in_flight
-        if not in_flight or in_flight[-1].plan.step_id != step_id:
-            raise StepOrderError(f"step {step_id} is not the newest in flight")
-        self._state.revert_newest()
-
     def fail(self, step_id: int, message: str, now: float) -> Effects:
-        """The oldest step in flight ran and failed: every request with a row in it ends Failed.
+        """Ends every request with a row in the oldest step in flight, because that step failed.
 
-        The prefix cache is forgotten, because blocks this step should have filled may be in it.
+        The prefix cache is reset, because blocks that the step should have filled may be in it.
         Sequences that started on such blocks in a later step in flight are recomputed from their
-        known tokens; everybody else goes on.
+        known tokens. All other requests continue.
 
         Raises:
             StepOrderError: `step_id` is not the oldest step in flight.
@@ -338,54 +327,54 @@ class Scheduler:
         self._last_completed_at = now
         self._distrust_cache()
         effects: Effects = []
-        for stay in step.stays:
-            if stay.is_settling:
-                sequence = stay.sequence
+        for tenancy in step.tenancies:
+            if tenancy.is_settling:
+                sequence = tenancy.sequence
                 failed = state.fail(sequence, message, is_retryable=True)
-                effects.append(state.event(sequence, failed))
+                effects.append(state.end_event(sequence, failed))
         state.requeue_settled(step_id)
         return effects
 
     def _distrust_cache(self) -> None:
-        """Forgets cached blocks, and recomputes who began on some in a later step in flight."""
+        """Resets the prefix cache and restarts sequences that started on a hit in flight."""
         state = self._state
         self._cache.reset()
         for later in state.in_flight:
-            for stay in later.started:
-                if stay.is_settling and stay.cache.num_cached_tokens:
-                    state.restart(stay)
+            for tenancy in later.started:
+                if tenancy.is_settling and tenancy.cache.num_cached_tokens:
+                    state.restart(tenancy)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets every cached block. Running sequences keep theirs and go on."""
+        """Drops every block from the prefix cache. Running sequences keep theirs."""
         self._cache.reset()
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is live, a step is in flight, or a plan must still end slots."""
+        """Whether a request is live, a step is in flight, or a plan must still announce ends."""
         state = self._state
-        return bool(state.live or state.in_flight or state.slots.has_over)
+        return bool(state.live or state.in_flight or state.slots.has_unannounced_ends)
 
     @property
     def num_in_flight(self) -> int:
-        """Plans made and neither applied, failed nor reverted."""
+        """Number of plans that were neither applied nor failed yet."""
         return len(self._state.in_flight)
 
     @property
     def num_entitled_blocks(self) -> int:
-        """Blocks, or slabs, that running sequences may still claim: loads from tiers leave so many.
+        """Blocks, or slabs, that loads from tiers must leave to running sequences.
 
-        All that they may ever need with admission for the lifetime, else the rest of their prompts,
-        their next tokens and the watermark.
+        With lifetime admission, all blocks that running sequences may ever need. With optimistic
+        admission, blocks for the rest of their prompts and their next tokens, plus the watermark.
         """
-        return self._room.num_entitled
+        return self._capacity.num_entitled
 
     @property
     def is_idle(self) -> bool:
-        """No request, no step in flight, no slot in use, and every block free or evictable."""
+        """Whether there is no request, step in flight or used slot, and no block is held."""
         return not self.has_work and self.load().is_idle
 
     def load(self) -> Load:
-        """A snapshot of what is held, and the counters since the start."""
+        """Returns a snapshot of what is held, and the counters since the start."""
         return load_of(self._state)
 
     def _complete(self, step_id: int) -> StepInFlight:

@@ -1,7 +1,7 @@
-"""What a scheduler hands to an executor, and what it gets back.
+"""The plan that a scheduler gives to an executor, and the result that it gets back.
 
-A plan carries rows, upper bounds on new tokens and the blocks for them, never exact positions:
-the executor's rows hold those, and `Scheduler.apply` settles them.
+A plan carries rows, upper bounds on new tokens and the blocks for them, but no exact positions:
+those are in the executor's tables, and `Scheduler.apply` learns them from the result.
 """
 
 from collections.abc import Mapping
@@ -19,99 +19,101 @@ BlockIds = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStart:
-    """A sequence takes a slot: admitted, or back after a preemption."""
+    """A sequence takes a slot: it was admitted, for the first time or after a preemption."""
 
     slot: int
-    """Row of the executor's tables, in `[0, max_num_seqs)`. Free since an earlier plan's `ends`."""
+    """Index in the executor's tables, in `[0, max_num_seqs)`. If it was used before, this plan's
+    `ends` or those of an earlier plan list it."""
     request: GenerateRequest
     token_ids: TokenIds
-    """[num_known]: the prompt and every output token settled so far."""
+    """[num_known] The prompt and every output token settled so far."""
     num_output_tokens: int
-    """How many of `token_ids`, at the end, are output; the request's output prefix included."""
+    """Number of output tokens at the end of `token_ids`, including the request's output prefix."""
     num_cached_tokens: int
-    """Leading tokens whose cache entries exist already; the first forward starts there."""
+    """Leading tokens whose cache entries exist; the first forward starts at this position."""
     block_ids: tuple[BlockIds, ...]
-    """Per cache group: the blocks of those tokens, in order, the last one ending at
-    `num_cached_tokens`. A window group lacks the leading ones, which no later token sees; a state
-    group has none: its row is the first of `PlannedRow.new_block_ids`."""
+    """For each cache group, the blocks of the cached tokens in order; the last block ends at
+    `num_cached_tokens`. A window group lacks the leading blocks, which no later token reads. A
+    state group has none: its row is the first entry of `PlannedRow.new_block_ids`."""
     seed: int
-    """The request's seed, or the one the engine drew for it; the same after a preemption."""
+    """The request's seed, or the one drawn for it; unchanged after a preemption."""
     adapter_slot: int | None = None
-    """Where `max_adapters` is set: the place of the request's adapter among so many, from this
-    step on for as long as a row with that adapter runs. A place may change hands in the plan after
-    the one that still used it: steps run in order. None: no adapter, or no limit."""
+    """Slot of the request's adapter in the executor's adapter table, if `max_adapters` is set. The
+    adapter keeps it while a sequence with that adapter runs. The plan after the last use may give
+    it to another adapter, since steps run in order. None: no adapter, or no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One sequence's share of a step."""
+    """The tokens that one step forwards for one sequence."""
 
     slot: int
     num_tokens: int
-    """Tokens forwarded, >= 1; they follow the positions forwarded or cached before. Of a decode
-    row at most so many: the token sampled last and up to `num_drafts` that the executor drafts."""
+    """Number of tokens to forward, at least 1, at the positions after those forwarded or cached
+    before. For a decode row an upper bound: the token sampled last and up to `num_drafts` tokens
+    that the executor drafts."""
     token_ids: TokenIds | None
-    """[num_tokens] known ids to forward: a slice of the start's `token_ids`, or output that was
-    forced since, behind the token sampled last; or None, a decode row: forward the token this row
-    sampled last, which may not have reached the host yet, and drafts after it."""
+    """[num_tokens] Token ids to forward: a slice of `RowStart.token_ids`, or output that was forced
+    since, after the token sampled last. None for a decode row, which forwards the token that this
+    slot sampled last, and drafts after it; the host may not have that token yet."""
     new_block_ids: tuple[BlockIds, ...]
-    """Per cache group: blocks to append to the row's block table before the forward. Often none,
-    sometimes more than this step needs."""
+    """For each cache group, the blocks to append to the row's block table before the forward. Often
+    empty, sometimes more than this step needs."""
     is_sampled: bool
-    """Whether a token is sampled after the row's last position; false for chunks before the end
-    of the known tokens."""
+    """Whether a token is sampled after the last position; false for a chunk that does not reach the
+    end of the known tokens."""
     needs_mask: bool = False
-    """Whether the request has a grammar, so that sampling waits for a mask from the host. Such a
-    row has no drafts: their masks would hang on tokens that the host has not seen."""
+    """Whether sampling waits for a mask from the host because the request has a grammar. Such a row
+    has no drafts: their masks would depend on tokens that the host has not seen."""
 
     @property
     def num_drafts(self) -> int:
-        """Drafted tokens that this step may verify, beside the one it samples anyway."""
+        """Upper bound on drafted tokens that this step verifies."""
         return self.num_tokens - 1 if self.token_ids is None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Steps run in the order of their ids, on one stream."""
+    """One step. An executor runs steps in the order of their ids, on one stream."""
 
     step_id: int
     ends: tuple[int, ...]
-    """Slots whose sequences are gone; they may be reused by `starts` of this same plan."""
+    """Slots whose sequences are gone; `starts` of this plan may use them again."""
     starts: tuple[RowStart, ...]
     rows: tuple[PlannedRow, ...]
-    """Decode rows first. May be empty: the plan then only ends rows."""
+    """Decode rows first. Empty if the plan only announces ends."""
     copies_before: tuple[BlockCopy, ...] = ()
-    """Of state groups: blocks to copy before the forward, into rows that begin behind a hit. A row
-    that begins at position 0 begins with a zero state."""
+    """State blocks to copy before the forward, for rows that start after a prefix hit. A row that
+    starts at position 0 has a zero state."""
     copies_after: tuple[BlockCopy, ...] = ()
-    """The same after the forward, from rows to where later requests find their state."""
+    """State blocks to copy after the forward, to where later requests can hit them."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens forwarded by all rows."""
+        """Number of tokens that all rows forward."""
         return sum(row.num_tokens for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step produced, by row of its plan."""
+    """The tokens that a step sampled, in the order of its plan's rows."""
 
     step_id: int
     counts: npt.NDArray[np.int32]
-    """[num_rows]: tokens settled per row: 1, or 0 where `is_sampled` is false or the row failed; of
-    a row with drafts 1 and the drafts that were accepted. The row goes on behind what it settled:
-    positions of rejected drafts are forwarded again. Rows of sequences that ended meanwhile are
-    reported like any other."""
+    """[num_rows] Number of tokens settled in each row: 1, or 0 if `is_sampled` is false or the row
+    failed; with drafts, 1 plus the number of accepted drafts. The next step continues after the
+    settled tokens and forwards positions of rejected drafts again. Rows of sequences that ended in
+    the meantime are reported like all others."""
     token_ids: TokenIds
-    """[counts.sum()]."""
+    """[counts.sum()] Sampled ids, row after row."""
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """By row index, for rows whose request wants them; `counts[row]` positions."""
+    """Logprobs of `counts[row]` positions, by row index, for rows whose request wants them."""
     prompt_logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """By row index: of the prompt tokens after each forwarded position, consecutive from
+    """Logprobs of prompt tokens, by row index: of the token after each forwarded position, from
     `max(first forwarded position + 1, PromptLogprobOptions.start)` to the end of the prompt at
     most. A row that is recomputed after a preemption reports them again; `apply` drops those."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """By row index: why a single row could not be sampled (say, NaN logits)."""
+    """Messages of rows that could not be sampled (such as NaN logits), by row index."""
     exhausted: frozenset[int] = frozenset()
-    """Of `failed`: rows whose every token was ruled out. Where their request rules tokens out it
-    has itself to blame, else the model."""
+    """Rows in `failed` that had no token left to sample. If the request itself bans tokens, the
+    failure is the request's, else the model's."""

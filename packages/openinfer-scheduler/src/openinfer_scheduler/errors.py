@@ -1,10 +1,10 @@
 """Errors of the scheduler.
 
 SchedulerError (OpenInferError)
-├── UnknownPolicy       no installed policy has this name; the installed ones are named
-├── UnusablePolicy      it cannot be made without arguments, or lacks methods
-├── StepOrderError      a step was applied, failed or reverted out of order
-└── PolicyError         a policy raised, or returned something that is not its to return
+├── UnknownPolicy       no installed policy has this name; the message names the installed ones
+├── UnusablePolicy      the class cannot be made without arguments, or lacks methods
+├── StepOrderError      a step was applied or failed out of order
+└── PolicyError         a policy raised, or returned something that its contract does not allow
 """
 
 from openinfer_contract import OpenInferError
@@ -15,29 +15,29 @@ class SchedulerError(OpenInferError):
 
 
 class UnknownPolicy(SchedulerError):
-    """No installed package brings a policy of this name.
+    """No installed package has a policy of this name.
 
     Attributes:
         name: the name asked for.
-        installed: the names there are, sorted.
+        installed: the installed names, sorted.
     """
 
     def __init__(self, name: str, installed: tuple[str, ...], reason: str = "") -> None:
         known = ", ".join(installed) or "none"
         why = f" ({reason})" if reason else ""
         super().__init__(
-            f"no scheduling policy {name!r}{why}; installed: {known}. A package brings one by the "
-            "entry point group openinfer.schedulers; module:Class names any other"
+            f"no scheduling policy {name!r}{why}; installed: {known}. A package adds one with an "
+            "entry point in group openinfer.schedulers; module:Class names any other class"
         )
         self.name = name
         self.installed = installed
 
 
 class UnusablePolicy(SchedulerError):
-    """What a name stands for is no policy.
+    """The named object is no policy.
 
     Attributes:
-        name: as it was given.
+        name: the name as it was given.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -46,11 +46,8 @@ class UnusablePolicy(SchedulerError):
 
 
 class StepOrderError(SchedulerError):
-    """Steps are applied or failed oldest first and reverted newest first, each once."""
+    """Steps must be applied or failed oldest first, each of them once."""
 
 
 class PolicyError(SchedulerError):
-    """A policy raised, or returned sequences it was not given, some twice, or left some out.
-
-    Raised before anything of the plan has taken effect.
-    """
+    """A policy raised, or returned something that the contract of `Policy` does not allow."""

@@ -1,1 +1,1 @@
-"""Which requests the scheduler accepts, and which waiting sequences start."""
+"""Which requests the scheduler accepts, and which waiting sequences it starts."""

@@ -1,32 +1,31 @@
-"""Which waiting sequences start: prefix hit, leader, adapter, blocks, share of the pool."""
+"""Which waiting sequences start in a plan: adapter, leader, prefix hit, room in the pool."""
 
 from typing import Literal
 
 from openinfer_kv_cache import CacheUse, PrefixHit
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._step_plan import RowStart
-from openinfer_scheduler.admit._capacity_check import Room
-from openinfer_scheduler.plan._plan_builder import ChunkSizes, DecodeRows, Draft
+from openinfer_scheduler.admit._capacity_check import CapacityCheck
+from openinfer_scheduler.admit._leaders import LeaderCheck
+from openinfer_scheduler.plan._plan_builder import ChunkSizes, DecodeRows, PlanBuilder
 from openinfer_scheduler.plan._policy_order import ranked_waiting
 from openinfer_scheduler.state._scheduler_state import SchedulerState
-from openinfer_scheduler.state._sequence import SequenceState, Stay
+from openinfer_scheduler.state._sequence import SequenceState, SlotTenancy
 
-_MAX_FOLLOWERS = 16
-"""Waiting sequences looked past in one plan because a running one computes their prefix."""
+_RETRIED_EVERY = 16
+"""Number of plans after which a refused queue is tried again although nothing has changed."""
 
-_PATIENCE = 16
-"""Plans for which a queue whose first found no room is left alone, while nothing changes."""
-
-Answer = Literal["started", "no room", "too many prompts"]
+Outcome = Literal["started", "no room", "too many prompts"]
 
 
 class Admission:
-    """The gate between the queue and the slots.
+    """Moves sequences from the queue into slots.
 
-    Sequences start in the policy's order until one does not fit: nothing overtakes it. Only who
-    waits for something else than room is looked past: a load from a tier, the running leader of
-    its prefix, or, where `max_adapters` are at work, one of them to end. Behind the last, nobody
-    with an adapter starts, so that those at work do end.
+    Sequences start in the policy's order until one does not fit: none overtakes it. Three kinds of
+    sequences are passed over, because they wait for something else than room: a sequence that a
+    tier loads, a sequence whose prefix a running leader computes, and, while `max_adapters`
+    adapters are in use, a sequence with another adapter. After the first of those last ones, no
+    sequence with an adapter starts, so that the adapters in use do come to an end.
     """
 
     def __init__(
@@ -34,33 +33,32 @@ class Admission:
         state: SchedulerState,
         policy: GuardedPolicy,
         sizes: ChunkSizes,
-        room: Room,
+        capacity: CapacityCheck,
     ) -> None:
         self._state = state
-        self._room = room
         self._policy = policy
         self._sizes = sizes
+        self._capacity = capacity
         self._decode_rows = DecodeRows(state)
         self._refusal = (0, 0)
-        """`num_moves` and available blocks when the first in the queue found no room."""
-        self._asks_again_at = 0
-        """The step that looks at the queue although nothing has changed since."""
+        """`admission_epoch` and available blocks when the first of the queue found no room."""
+        self._retry_at_step = 0
 
-    def admit(self, draft: Draft) -> None:
-        """Starts waiting sequences in the plan being made.
+    def admit(self, builder: PlanBuilder) -> None:
+        """Starts waiting sequences in the plan being built.
 
-        Nobody while a running one is short of blocks or a preempted one is on its way back to the
-        queue: nothing overtakes those.
+        Starts none while a running sequence is short of blocks, or while a preempted one is on its
+        way back to the queue: it must not be overtaken.
         """
         state = self._state
-        if not state.waiting or not state.slots.num_free or not draft.budget:
+        if not state.waiting or not state.slots.num_free or not builder.budget:
             return
-        if draft.is_full or state.settling or self._is_refused(draft):
+        if builder.is_short_of_blocks or state.settling or self._is_refused(builder):
             return
-        num_followers = 0
+        leaders = LeaderCheck(state)
         needs_adapter_slot = False
-        state.charges.report(state.running, draft.step_id)
-        for rank, sequence in enumerate(ranked_waiting(self._policy, state, draft.now)):
+        state.accounts.charge_round(state.running, builder.step_id)
+        for rank, sequence in enumerate(ranked_waiting(self._policy, state, builder.now)):
             if sequence.is_loading:
                 continue
             adapter = sequence.request.adapter
@@ -69,63 +67,62 @@ class Admission:
             ):
                 needs_adapter_slot = True
                 continue
-            num_hit = state.probe.hit_now(sequence)
-            if self._has_leader(sequence, num_hit):
-                num_followers += 1
-                if num_followers == _MAX_FOLLOWERS:
-                    return
-            else:
-                answer = self._start(draft, sequence, num_hit)
-                if answer == "no room" and not rank:
-                    self._refusal = state.num_moves, state.cache.num_available_blocks
-                    self._asks_again_at = draft.step_id + _PATIENCE
-                if answer != "started":
-                    return
-            if not state.slots.num_free or not draft.budget:
+            if leaders.is_exhausted:
+                return
+            num_hit = leaders.hit_of(sequence)
+            if num_hit is None:
+                continue
+            outcome = self._start(builder, sequence, num_hit)
+            if outcome == "no room" and not rank:
+                self._refusal = state.admission_epoch, state.cache.num_available_blocks
+                self._retry_at_step = builder.step_id + _RETRIED_EVERY
+            if outcome != "started" or not state.slots.num_free or not builder.budget:
                 return
 
-    def _is_refused(self, draft: Draft) -> bool:
-        """Whether the first in the queue found no room a few plans ago, and it cannot have now."""
+    def _is_refused(self, builder: PlanBuilder) -> bool:
+        """Returns whether the first of the queue found no room and nothing has changed since."""
         state = self._state
-        num_moves, num_available = self._refusal
+        admission_epoch, num_available = self._refusal
         return (
-            draft.step_id < self._asks_again_at
+            builder.step_id < self._retry_at_step
             and bool(state.running)
-            and state.num_moves == num_moves
+            and state.admission_epoch == admission_epoch
             and state.cache.num_available_blocks <= num_available
         )
 
-    def _start(self, draft: Draft, sequence: SequenceState, num_hit: int) -> Answer:
+    def _start(self, builder: PlanBuilder, sequence: SequenceState, num_hit: int) -> Outcome:
         """Starts a sequence with its first chunk, or says why not."""
         state = self._state
         cache = state.cache
-        num_tokens = self._sizes.of(sequence, draft.budget, num_hit)
+        num_tokens = self._sizes.of(sequence, builder.budget, num_hit)
         end = num_hit + num_tokens
         is_partial = end < sequence.num_known_tokens
         most = state.config.max_partial_prefills
-        if is_partial and most is not None and draft.num_partial >= most:
+        if is_partial and most is not None and builder.num_partial >= most:
             return "too many prompts"
-        # What a hit pins is not available any more, so this is necessary and saves the match.
+        # Necessary but not sufficient, because blocks that a hit pins are not available any more.
+        # It saves the match.
         if cache.num_blocks_beyond(num_hit, end) > cache.num_available_blocks:
             return "no room"
         keys = state.probe.keys_of(sequence)
         hit = cache.match(keys, max_tokens=num_hit)
         assert hit.num_tokens == num_hit, "the prefix was looked up a moment ago"
-        if not self._room.fits(sequence, num_hit, end):
+        if not self._capacity.fits(sequence, num_hit, end):
             hit.close()
-            if not num_hit or not self._is_alone(draft):
+            if not num_hit or not self._is_pool_unused(builder):
                 return "no room"
-            # The hit lies in so many slabs that the rest finds none: by itself it fits.
-            sequence.is_by_itself = True
-            return self._start(draft, sequence, 0)
-        self._begin(draft, sequence, hit, num_tokens)
-        draft.num_partial += is_partial
+            # The hit is spread over so many slabs that the rest finds none. Without the hit the
+            # sequence fits.
+            sequence.is_unshared = True
+            return self._start(builder, sequence, 0)
+        self._begin(builder, sequence, hit, num_tokens)
+        builder.num_partial += is_partial
         return "started"
 
     def _begin(
-        self, draft: Draft, sequence: SequenceState, hit: PrefixHit, num_tokens: int
+        self, builder: PlanBuilder, sequence: SequenceState, hit: PrefixHit, num_tokens: int
     ) -> None:
-        """Gives a sequence that fits a slot, its blocks and its first chunk."""
+        """Gives a sequence that fits its slot, its blocks and its first chunk."""
         state, request, keys = self._state, sequence.request, sequence.keys
         assert keys is not None, "its prefix was looked up"
         num_hit, block_ids = hit.num_tokens, hit.block_ids
@@ -136,16 +133,16 @@ class Admission:
         reservation = opened.try_schedule(num_hit + num_tokens)
         assert reservation is not None, "there was room a moment ago"
         row = self._decode_rows.of(state.slots.take(), sequence)
-        stay = Stay(sequence, row, opened, draft.step_id)
-        state.start(sequence, stay, draft.now)
-        self._room.promise(sequence)
-        uid = stay.adapter_uid
-        draft.started.append(stay)
-        draft.starts.append(
+        tenancy = SlotTenancy(sequence, row, opened, builder.step_id)
+        state.start(sequence, tenancy, builder.now)
+        self._capacity.add_promise(sequence)
+        uid = tenancy.adapter_uid
+        builder.started.append(tenancy)
+        builder.starts.append(
             RowStart(
-                slot=stay.slot,
+                slot=tenancy.slot,
                 request=request,
-                token_ids=stay.given,
+                token_ids=tenancy.host_token_ids,
                 num_output_tokens=sequence.num_output_tokens,
                 num_cached_tokens=num_hit,
                 block_ids=block_ids,
@@ -153,21 +150,11 @@ class Admission:
                 adapter_slot=None if uid is None else state.adapters.take(uid),
             )
         )
-        draft.add_chunk(stay, num_tokens, reservation)
+        builder.add_chunk(tenancy, num_tokens, reservation)
 
-    def _is_alone(self, draft: Draft) -> bool:
-        """Whether nobody holds a block that could return."""
+    def _is_pool_unused(self, builder: PlanBuilder) -> bool:
+        """Returns whether no sequence and no tier holds blocks that could be freed."""
         state = self._state
-        return draft.is_empty and not (
+        return builder.is_empty and not (
             state.running or state.settling or state.in_flight or state.cache.num_tier_blocks
         )
-
-    def _has_leader(self, sequence: SequenceState, num_hit: int) -> bool:
-        """Whether a running sequence is about to compute what the hit lacks.
-
-        So many requests on one cold prefix cost one prefill: the followers wait for the leader,
-        whose blocks they can share from the step after the one that computes them.
-        """
-        if sequence.max_hit_tokens is not None:
-            return False
-        return self._state.cache.has_leader(self._state.probe.keys_of(sequence), num_hit)

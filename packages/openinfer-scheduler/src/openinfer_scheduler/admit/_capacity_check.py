@@ -1,14 +1,17 @@
-"""How much of the pool waiting sequences may have, and loads from tiers."""
+"""Whether the pool has room for another sequence, and what running sequences may still claim."""
 
 from openinfer_scheduler.state._scheduler_state import SchedulerState
 from openinfer_scheduler.state._sequence import SequenceState
 
 _RECOUNTED_EVERY = 32
-"""Steps after which it is counted anew what the running sequences may still claim."""
+"""Number of steps after which the promises to running sequences are counted again."""
 
 
-class Room:
-    """Blocks, or slabs where cache groups share them, and who is entitled to them."""
+class CapacityCheck:
+    """Compares what a sequence needs with what the pool can give.
+
+    Counts in blocks, or in slabs if cache groups share slabs.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -19,23 +22,30 @@ class Room:
         self._recounted_at = 0
 
     @property
-    def is_recounted(self) -> bool:
-        """Whether plans count promises, every so many steps."""
+    def counts_promises(self) -> bool:
+        """Whether `begin_plan` counts promises every `_RECOUNTED_EVERY` steps."""
         return self._is_lifetime and self._has_copies
 
     def begin_plan(self, step_id: int) -> None:
-        """Keeps optional copies of states away from what admission has promised.
+        """Tells the cache how much is promised, so that optional state copies leave it alone.
 
-        Between two counts the promises can only be fewer than what was counted and started since.
+        Between two counts the promises can only shrink, except for sequences that started since;
+        those are added by `add_promise`.
         """
-        if not self.is_recounted:
+        if not self.counts_promises:
             return
         if not 0 <= step_id - self._recounted_at < _RECOUNTED_EVERY:
             self._recounted_at = step_id
             self._state.cache.num_promised_blocks = self._num_promised()
 
     def fits(self, sequence: SequenceState, num_hit: int, end: int) -> bool:
-        """Whether there is room for a sequence that begins with the positions below `end`."""
+        """Returns whether the pool has room for a sequence that starts.
+
+        Args:
+            sequence: the waiting sequence.
+            num_hit: its leading positions that are cached.
+            end: end of its first chunk.
+        """
         state = self._state
         room = state.cache.num_available_blocks
         if self._is_lifetime:
@@ -45,32 +55,34 @@ class Room:
             room -= self._watermark
         return state.cache.num_blocks_beyond(num_hit, end) <= room
 
-    def promise(self, sequence: SequenceState) -> None:
-        """A sequence has started."""
-        if self._is_lifetime and self._has_copies and sequence.stay is not None:
-            self._state.cache.num_promised_blocks += sequence.stay.cache.num_blocks_to_come(
+    def add_promise(self, sequence: SequenceState) -> None:
+        """Adds what a sequence that has just started may need until its end."""
+        if self.counts_promises and sequence.tenancy is not None:
+            self._state.cache.num_promised_blocks += sequence.tenancy.cache.num_blocks_to_come(
                 sequence.max_total - 1
             )
 
     @property
     def num_entitled(self) -> int:
-        """What running sequences may still claim, whoever else would like to have it.
+        """Blocks that running sequences may still claim before anything else may have them.
 
-        All of their lifetime where admission looked at that; else the rest of their prompts, their
-        next tokens and the watermark.
+        With lifetime admission, all blocks until their ends. With optimistic admission, blocks for
+        the rest of their prompts and their next tokens, plus the watermark.
         """
         if self._is_lifetime:
             return self._num_promised()
-        stays = [s.stay for s in self._state.running if s.stay is not None]
+        tenancies = [s.tenancy for s in self._state.running if s.tenancy is not None]
         return self._watermark + sum(
-            stay.cache.num_blocks_short(max(stay.num_given, stay.num_planned + stay.stride))
-            for stay in stays
+            tenancy.cache.num_blocks_short(
+                max(tenancy.num_host_tokens, tenancy.num_planned + tenancy.stride)
+            )
+            for tenancy in tenancies
         )
 
     def _num_promised(self) -> int:
-        """What the running sequences may still take before they end."""
+        """Returns how many blocks the running sequences may still take before they end."""
         return sum(
-            s.stay.cache.num_blocks_to_come(s.max_total - 1)
+            s.tenancy.cache.num_blocks_to_come(s.max_total - 1)
             for s in self._state.running
-            if s.stay is not None
+            if s.tenancy is not None
         )

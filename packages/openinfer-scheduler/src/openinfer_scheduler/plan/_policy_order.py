@@ -1,4 +1,4 @@
-"""A policy's order of sequences, held to its contract."""
+"""A policy's order of sequences, checked against its contract."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,47 +12,46 @@ _NO_ORDER = "order() must return each of the sequences it was given once"
 
 
 def ranked_running(policy: GuardedPolicy, state: SchedulerState, now: float) -> list[SequenceState]:
-    """The running sequences as the policy ranks them.
-
-    Raises:
-        PolicyError: they are not each there once.
-    """
+    """Returns the running sequences in the policy's order, or by arrival if it is at fault."""
     sequences = state.running
-    # A copy: what a policy does to the list that it is given is its own affair. And one more than
-    # there are, because an order may have no end.
+    # The policy gets a copy, since it may change the list. An order may be endless, so at most one
+    # more entry than there are sequences is read.
     ranked = list(islice(policy.order(sequences.copy(), now), len(sequences) + 1))
-    # As many as there are, and none is missing: then none is there twice or made up. By identity:
-    # what is made up may not bear to be hashed or compared.
-    if len(ranked) != len(sequences) or not (
+    # The length is right and no sequence is missing, so none is there twice or foreign. Compared by
+    # identity: foreign entries may raise when they are hashed or compared.
+    if len(ranked) == len(sequences) and (
         all(map(is_, ranked, sequences)) or set(map(id, ranked)) == set(map(id, sequences))
     ):
-        raise policy.fault(_NO_ORDER)
-    return ranked
+        return ranked
+    policy.replace(_NO_ORDER)
+    return sequences.copy()
 
 
 def ranked_waiting(
     policy: GuardedPolicy, state: SchedulerState, now: float
 ) -> Iterator[SequenceState]:
-    """The waiting sequences as the policy ranks them, each checked when its turn comes.
+    """Yields the waiting sequences in the policy's order, checking each when its turn comes.
 
-    Whoever was yielded may be started; what the policy has behind the last one that is looked at
-    is nobody's concern.
-
-    Raises:
-        PolicyError: one is not waiting, is there twice, or is missing at the end.
+    If the policy is at fault, yields the rest in order of arrival. The caller may start a sequence
+    that was yielded. Sequences after the last one that is read are not checked.
     """
-    sequences = state.waiting.now()
-    num_waiting = len(sequences)
+    snapshot = state.waiting.snapshot()
+    num_waiting = len(snapshot)
     live, seen = state.live, set[str]()
-    for sequence in policy.order(sequences, now):
+    for sequence in policy.order(snapshot, now):
         if (
             not isinstance(sequence, SequenceState)
-            or sequence.stay is not None
+            or sequence.tenancy is not None
             or live.get(sequence.request_id) is not sequence
             or sequence.request_id in seen
         ):
-            raise policy.fault(_NO_ORDER)
+            break
         seen.add(sequence.request_id)
         yield sequence
-    if len(seen) != num_waiting:
-        raise policy.fault(_NO_ORDER)
+    else:
+        if len(seen) == num_waiting:
+            return
+    policy.replace(_NO_ORDER)
+    for sequence in list(state.waiting.sequences):
+        if sequence.request_id not in seen:
+            yield sequence

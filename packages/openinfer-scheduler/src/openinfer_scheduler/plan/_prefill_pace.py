@@ -1,10 +1,10 @@
-"""How many prefill tokens a step may take beside decode rows, learned from measured steps."""
+"""The number of prefill tokens that a step may take beside decode rows, learned from step times."""
 
 MIN_PREFILL_TOKENS = 16
-"""Prefill tokens that a step takes in any case: decode rows delay prompts, they never stop them."""
+"""Prefill tokens that a step may always take: decode rows delay prompts but never stop them."""
 
 _FORGETTING = 0.95
-"""Weight of a measured step against the one after it."""
+"""Weight of a measured step relative to the step after it."""
 _SURPRISE_DECAY = 0.98
 _AIM_AFTER_A_MISS = 0.9
 _TOLERATED_MISSES = 0.005
@@ -13,19 +13,19 @@ _GROWTH = 2
 
 
 class PrefillPace:
-    """Keeps 99 % of the gaps between the tokens of a sequence under a target.
+    """Keeps 99 % of the gaps between the tokens of a sequence below a target.
 
-    The gap is the duration of a step that has decode rows. It is taken to be `base + slope * n` for
-    n prefill tokens, fitted by least squares over the latest steps, the newest counting most. On
-    top comes the largest recent underestimate. The aim, a share of the target, falls with every
-    step that missed the target and rises so slowly that misses stay well under 1 %. What was
-    never tried is approached by doubling.
+    The gap is the duration of a step with decode rows. It is modelled as `base + slope * n` for n
+    prefill tokens, fitted by least squares over the latest steps with exponentially decaying
+    weights. The largest recent underestimate is added as a margin. The aim, a share of the target,
+    falls with every step that misses the target and rises so slowly that misses stay well below
+    1 %. Chunk sizes that were never tried are approached by doubling.
 
-    A target that decode rows alone exceed cannot be kept: `MIN_PREFILL_TOKENS` a step remain, so
-    that prompts go on.
+    If decode rows alone exceed the target, it cannot be kept. `MIN_PREFILL_TOKENS` per step remain
+    then, so that prompts make progress.
 
     Args:
-        target_s: seconds.
+        target_s: the target in seconds.
 
     Attributes:
         max_tokens: prefill tokens that the next step with decode rows may take.
@@ -43,14 +43,14 @@ class PrefillPace:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def record(self, num_tokens: int, duration_s: float, *, has_decode: bool) -> None:
-        """Learns from a step: its prefill tokens, and the seconds it took."""
+        """Learns from a step with `num_tokens` prefill tokens that took `duration_s` seconds."""
         expected_s = self._base + self._slope * num_tokens
         if expected_s > 0.0:
             error = duration_s / expected_s - 1.0
             self._surprise = min(max(self._surprise * _SURPRISE_DECAY, error), 1.0)
         self._fit(num_tokens, duration_s)
         if has_decode and num_tokens:
-            self._judge(num_tokens, is_missed=duration_s > self._target_s)
+            self._adjust_aim(num_tokens, is_missed=duration_s > self._target_s)
         self.max_tokens = self._largest()
 
     def _fit(self, num_tokens: int, duration_s: float) -> None:
@@ -62,12 +62,12 @@ class PrefillPace:
         weight, sum_n, sum_nn, sum_s, sum_ns = sums
         mean_n, mean_s = sum_n / weight, sum_s / weight
         variance = sum_nn / weight - mean_n * mean_n
-        if variance > (1.0 + 0.02 * mean_n) ** 2:  # else all alike: the slope stays what it was
+        if variance > (1.0 + 0.02 * mean_n) ** 2:  # else the sizes are too alike to fit a slope
             self._slope = max(0.0, (sum_ns / weight - mean_n * mean_s) / variance)
         self._base = max(0.0, mean_s - self._slope * mean_n)
 
-    def _judge(self, num_tokens: int, *, is_missed: bool) -> None:
-        """Moves the aim, and the limit of what was tried."""
+    def _adjust_aim(self, num_tokens: int, *, is_missed: bool) -> None:
+        """Moves the aim and the largest size that may be tried."""
         if is_missed:
             self._aim = max(_LEAST_AIM, self._aim * _AIM_AFTER_A_MISS)
             self._ceiling = max(MIN_PREFILL_TOKENS, num_tokens // _GROWTH)
@@ -77,10 +77,10 @@ class PrefillPace:
             self._aim = min(1.0, self._aim * (1.0 + (1 - _AIM_AFTER_A_MISS) * _TOLERATED_MISSES))
 
     def _largest(self) -> int:
-        """The most tokens that are expected to keep the aim."""
-        left_s = self._aim * self._target_s / (1.0 + self._surprise) - self._base
-        if left_s <= 0.0:
+        """Returns the largest number of tokens that is expected to keep the aim."""
+        rest_s = self._aim * self._target_s / (1.0 + self._surprise) - self._base
+        if rest_s <= 0.0:
             return MIN_PREFILL_TOKENS
-        if self._slope * self._ceiling <= left_s:
+        if self._slope * self._ceiling <= rest_s:
             return self._ceiling
-        return max(MIN_PREFILL_TOKENS, int(left_s / self._slope))
+        return max(MIN_PREFILL_TOKENS, int(rest_s / self._slope))

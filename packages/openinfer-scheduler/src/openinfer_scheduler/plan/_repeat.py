@@ -1,46 +1,65 @@
-"""Many steps at once that only repeat the one in flight: for simulations on a virtual clock.
+"""Many decode steps at once that only repeat the step in flight: for simulations.
 
-What `plan` and `apply` would do with each of them is known: the same rows, one token more a row.
+A simulation on a virtual clock knows how long such steps take. Planning and applying each of them
+would be most of its run time: 2 to 8 times as long, see docs/decisions/0031.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import iadd
 
 from openinfer_contract import TokenEvent
 from openinfer_scheduler._step_plan import StepPlan
 from openinfer_scheduler.settle._settle import Effects
 from openinfer_scheduler.state._scheduler_state import SchedulerState
+from openinfer_scheduler.state._sequence import BYTES_PER_ID
 
 
 def num_repeats(state: SchedulerState) -> int:
-    """How many steps may follow the one in flight with its rows and nothing to decide."""
-    if len(state.in_flight) != 1 or state.waiting or state.settling or state.slots.has_over:
+    """Returns how many steps may follow the step in flight that have its rows and nothing else.
+
+    No request waits, no row needs a block, and no token of these steps can end a request or fill
+    blocks that the cache must seal.
+    """
+    if len(state.in_flight) != 1 or state.waiting or state.settling:
         return 0
     step = state.in_flight[0]
-    if step.steady is None or step.num_decode < len(step.stays):
+    if state.slots.has_unannounced_ends or len(step.tenancies) != len(state.running):
         return 0
-    steady = step.steady.owner
-    if steady.has_stop_ids or not steady.is_current(state.num_changes):
+    if state.config.num_draft_tokens or any(tenancy.stop_ids for tenancy in step.tenancies):
         return 0
-    return steady.num_repeats(step.steady.number)
+    # Both are 0 or less for a tenancy that ended, prefills or has not sampled a token yet.
+    num_plain = min((t.plain_until - t.num_planned for t in step.tenancies), default=0)
+    num_unchecked = min((t.next_check - len(t.tokens) for t in step.tenancies), default=0)
+    return max(0, min(num_plain, num_unchecked // BYTES_PER_ID))
 
 
 def repeat(state: SchedulerState, columns: Sequence[bytes], num_steps: int) -> Effects:
-    """Settles the step in flight and those after it but the last, which is in flight then."""
+    """Settles the step in flight and the steps after it except the last, which is in flight then.
+
+    Args:
+        state: changed.
+        columns: `num_steps` tokens of each row as a u32 column.
+        num_steps: from 1 to `num_repeats`.
+    """
     step = state.in_flight.popleft()
-    steady = step.steady
-    assert steady is not None, "rows that repeat are steady"
     oldest = step.plan.step_id
     newest = oldest + num_steps
-    plan = StepPlan(step_id=newest, ends=(), starts=(), rows=tuple(steady.rows))
-    later = steady._replace(number=steady.number + num_steps)
-    state.in_flight.append(replace(step, plan=plan, steady=later))
-    # Those after the first have neither taken nor sealed a block: to the cache they are one.
+    rows = tuple(tenancy.decode_row for tenancy in step.tenancies)
+    plan = StepPlan(step_id=newest, ends=(), starts=(), rows=rows)
+    state.in_flight.append(replace(step, plan=plan, started=[]))
+    # The steps between take and seal no blocks, so the cache need not know them.
     state.cache.begin_step(newest)
     state.cache.complete_step(oldest)
     state.next_step = newest + 1
     state.last_completed = newest - 1
-    steady.owner.repeat(columns, num_steps, newest)
+    for tenancy in step.tenancies:
+        tenancy.num_planned += num_steps
+        tenancy.last_step = newest
+    deque(map(iadd, [tenancy.tokens for tenancy in step.tenancies], columns), maxlen=0)
     state.counters.num_output_tokens += num_steps * len(columns)
-    events = [TokenEvent(token_ids=column) for column in columns]
-    return list(zip(steady.request_ids, events, strict=True))
+    return [
+        (tenancy.request_id, TokenEvent(token_ids=column))
+        for tenancy, column in zip(step.tenancies, columns, strict=True)
+    ]

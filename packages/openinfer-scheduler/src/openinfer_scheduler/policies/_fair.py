@@ -1,45 +1,44 @@
-"""Equal service for tenants, and for the sessions of each."""
+"""Equal service for tenants, and for the sessions of each tenant."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler.policies._flows import MAX_IDLE_FLOWS, Flows, Turns
-from openinfer_scheduler.state._sequence import SequenceState
-from openinfer_scheduler.state._waiting_queue import Waiting, moment_of
+from openinfer_scheduler import SequenceState, WaitingSnapshot, least_urgent
+from openinfer_scheduler.policies._flows import MAX_IDLE_FLOWS, FlowOrder, Flows
 
 MAX_IDLE_SESSIONS = 4 * MAX_IDLE_FLOWS
-"""Sessions of all tenants that are remembered though nothing of them waits."""
+"""Upper bound on idle sessions of all tenants whose service is remembered."""
 
 
 class Fair:
-    """Starts the next request of the tenant that was served least; within it, of its session.
+    """Starts the next request of the least served tenant, and of its least served session.
 
-    Service is tokens forwarded, prompt and output alike; what the cache spares is free, what a
-    preemption makes forward again counts again. The requests of a session go in order of arrival,
-    and so do running sequences; preempts the least urgent, of equals the youngest.
+    Service is counted in tokens forwarded, prompt and output alike. Cached tokens are free; tokens
+    that a preemption makes the engine forward again count again. Requests of one session go in
+    order of arrival, and so do running sequences. Preempts the least urgent sequence, among equals
+    the youngest.
 
-    Starvation-free: while a request waits and others start before it, their tenants' and sessions'
-    service grows until its own has the least; and of the running ones the oldest is never
-    preempted. The tenant without a name is a tenant, too; so is the session.
+    Starvation-free: while a request waits and others start before it, the service of their tenants
+    and sessions grows until the waiting one has the least. The oldest running sequence is never
+    preempted. Requests without a tenant share one tenant, and those without a session one session.
     """
 
     def __init__(self) -> None:
         self._tenants = Flows()
         self._sessions: dict[str, Flows] = {}
         self._unbooked: dict[tuple[str, str], int] = {}
-        """By tenant and session, what was forwarded since the shares were looked at."""
+        """Tokens charged since the last order, by tenant and session."""
         self._queues: dict[tuple[str, str], list[int]] = {}
-        """By tenant and session, the arrival indices of those that wait, sorted."""
+        """Arrival indices of waiting sequences, sorted, by tenant and session."""
         self._flows: dict[int, tuple[str, str]] = {}
-        """By arrival index, of those that wait: tenant and session."""
+        """Tenant and session of waiting sequences, by arrival index."""
         self._number = 0
-        """Of the moment of the queue whose sequences these are; 0: of none."""
+        """Number of the snapshot that was ordered last; 0: none."""
         self._num_noted = 0
-        """Sessions served or joined, however often, since too many were looked for."""
+        """Charges and arrivals since idle sessions were counted last."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """Notes what a plan forwards."""
+        """Notes tokens that plans forward."""
         request, unbooked = sequence.request, self._unbooked
         flow = request.tenant, request.session_id
         unbooked[flow] = unbooked.get(flow, 0) + num_tokens
@@ -47,57 +46,57 @@ class Fair:
             self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """The least served first, as if each were served when its turn comes."""
+        """Returns the least served first, as if each were charged when its turn comes."""
         if not sequences or sequences[0].is_running:
             return sequences
         self._book()
-        moment = moment_of(sequences)
-        if moment.follows(self._number):
-            for index in moment.left:
-                self._leave(index)
-            joined: Iterable[SequenceState] = moment.joined
+        snapshot = WaitingSnapshot.of(sequences)
+        if snapshot.follows(self._number):
+            for index in snapshot.left:
+                self._remove(index)
+            joined: Iterable[SequenceState] = snapshot.joined
         else:
             for index in list(self._flows):
-                self._leave(index)
-            joined = moment
+                self._remove(index)
+            joined = snapshot
         for sequence in joined:
-            self._join(sequence)
-        self._number = moment.number
+            self._add(sequence)
+        self._number = snapshot.number
         if self._num_noted > MAX_IDLE_FLOWS:
             self._forget_idle()
-        return self._turns(moment)
+        return self._ordered(snapshot)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """As much as allowed."""
+        """Returns the largest chunk that is allowed."""
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The least urgent."""
+        """Returns the least urgent candidate."""
         return least_urgent(candidates)
 
-    def _turns(self, moment: Waiting) -> Iterator[SequenceState]:
-        """Sequences as their turns come; each costs its flow what it has left to forward."""
-        tenants = Turns(self._tenants)
-        sessions: dict[str, Turns] = {}
+    def _ordered(self, snapshot: WaitingSnapshot) -> Iterator[SequenceState]:
+        """Yields sequences; each costs its tenant and session the tokens left to forward."""
+        tenants = FlowOrder(self._tenants)
+        sessions: dict[str, FlowOrder] = {}
         places: dict[tuple[str, str], int] = {}
         while tenants.peek() is not None:
-            tenant_share, _, tenant = tenants.pop()
+            tenant_served, _, tenant = tenants.pop()
             turns = sessions.get(tenant)
             if turns is None:
-                turns = sessions[tenant] = Turns(self._sessions_of(tenant))
-            session_share, index, session = turns.pop()
-            sequence = moment.at(index)
+                turns = sessions[tenant] = FlowOrder(self._sessions_of(tenant))
+            session_served, index, session = turns.pop()
+            sequence = snapshot.at(index)
             cost = sequence.num_uncached_tokens
             yield sequence
             queue = self._queues[tenant, session]
             place = places[tenant, session] = places.get((tenant, session), 0) + 1
             if place < len(queue):
-                turns.push((session_share + cost, queue[place], session))
+                turns.push((session_served + cost, queue[place], session))
             following = turns.peek()
             if following is not None:
-                tenants.push((tenant_share + cost, following[1], tenant))
+                tenants.push((tenant_served + cost, following[1], tenant))
 
-    def _join(self, sequence: SequenceState) -> None:
+    def _add(self, sequence: SequenceState) -> None:
         request, index = sequence.request, sequence.arrival_index
         tenant, session = flow = request.tenant, request.session_id
         self._flows[index] = flow
@@ -110,7 +109,7 @@ class Fair:
             if head is None or index < head:
                 self._tenants.set_head(tenant, index)
 
-    def _leave(self, index: int) -> None:
+    def _remove(self, index: int) -> None:
         tenant, session = flow = self._flows.pop(index)
         queue = self._queues[flow]
         del queue[bisect_left(queue, index)]
@@ -123,7 +122,7 @@ class Fair:
                 self._tenants.set_head(tenant, sessions.first_head)
 
     def _book(self) -> None:
-        """Adds what was forwarded to the shares."""
+        """Adds the noted tokens to the service of tenants and sessions."""
         unbooked, self._unbooked = self._unbooked, {}
         self._num_noted += len(unbooked)
         by_tenant: dict[str, int] = {}
@@ -134,7 +133,7 @@ class Fair:
             self._tenants.charge(tenant, num_tokens)
 
     def _forget_idle(self) -> None:
-        """Of sessions that do not wait forgets all where there are too many, whoever has them."""
+        """Forgets all idle sessions if there are more than `MAX_IDLE_SESSIONS`."""
         self._num_noted = 0
         num_idle = sum(map(len, self._sessions.values())) - len(self._queues)
         if num_idle <= MAX_IDLE_SESSIONS:

@@ -2,25 +2,24 @@
 
 from collections.abc import Sequence
 
-from openinfer_scheduler._policy import least_urgent
-from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler import SequenceState, least_urgent
 
 
 class FCFS:
-    """Serves in order of arrival; preempts the least urgent, of equals the youngest.
+    """Serves in order of arrival; preempts the least urgent sequence, among equals the youngest.
 
-    Starvation-free: nothing is admitted before the oldest request, and it is preempted for more
-    urgent ones only.
+    Starvation-free: no request is admitted before the oldest one, and that one is preempted for
+    more urgent requests only.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
-        """As they came."""
+        """Returns the sequences in order of arrival."""
         return sequences
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """As much as allowed."""
+        """Returns the largest chunk that is allowed."""
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The least urgent."""
+        """Returns the least urgent candidate."""
         return least_urgent(candidates)

@@ -1,19 +1,19 @@
-"""The part of an order that makes a policy starvation-free by age."""
+"""Age limits, which make a policy starvation-free."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler import SequenceState
 
 
 def overdue_first(
     sequences: Sequence[SequenceState], arrived_by: float, ranked: Iterable[SequenceState]
 ) -> Iterator[SequenceState]:
-    """Those at the front of sequences, oldest first, that arrived by then; the others as ranked.
+    """Yields the overdue sequences at the front of `sequences`, then the others as ranked.
 
     Args:
-        sequences: oldest first.
-        arrived_by: monotonic seconds.
-        ranked: the same in another order, looked at once those overdue have had their turn.
+        sequences: in order of arrival.
+        arrived_by: sequences that arrived at this time or before are overdue; monotonic seconds.
+        ranked: the same sequences in another order; read after the overdue ones.
     """
     last = -1
     for sequence in sequences:

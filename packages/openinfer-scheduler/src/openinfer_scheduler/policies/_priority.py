@@ -3,31 +3,30 @@
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler import SequenceState, least_urgent
 from openinfer_scheduler.policies._ranking import Ranking
-from openinfer_scheduler.state._sequence import SequenceState
 
-_rank = attrgetter("request.priority")
+_priority = attrgetter("request.priority")
 
 
 class Priority:
-    """Serves lower `priority` values first, equals in order of arrival.
+    """Serves lower `priority` values first, equal ones in order of arrival.
 
-    Preempts the least urgent, of equals the youngest. Starves on purpose: a request waits for as
-    long as more urgent ones keep coming; among equals it is first come, first served.
+    Preempts the least urgent sequence, among equals the youngest. Starves on purpose: a request
+    waits as long as more urgent ones keep arriving.
     """
 
     def __init__(self) -> None:
-        self._ranking = Ranking(_rank, is_fixed=True)
+        self._ranking = Ranking(_priority, is_fixed=True)
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """By priority, then arrival."""
+        """Returns the sequences by priority, then arrival."""
         return self._ranking.order(sequences)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """As much as allowed."""
+        """Returns the largest chunk that is allowed."""
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The least urgent."""
+        """Returns the least urgent candidate."""
         return least_urgent(candidates)

@@ -3,21 +3,20 @@
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from openinfer_scheduler._policy import least_urgent
+from openinfer_scheduler import SequenceState, least_urgent
 from openinfer_scheduler.policies._overdue import overdue_first
 from openinfer_scheduler.policies._ranking import Ranking
-from openinfer_scheduler.state._sequence import SequenceState
 
 _num_uncached = attrgetter("num_uncached_tokens")
 
 
 class ShortestPrefillFirst:
-    """Serves those first whose prompt has the fewest tokens left to forward, cached ones left out.
+    """Serves sequences with the fewest known tokens left to forward first; cached ones are free.
 
-    The mean time to the first token is lowest this way. Preempts the least urgent, of equals the
-    youngest. Starvation-free by age: who arrived `max_wait_s` ago goes before all younger ones,
-    in order of arrival. With `math.inf` it promises nothing: a long prompt waits for as long as
-    short ones keep coming.
+    This gives the lowest mean time to the first token. Preempts the least urgent sequence, among
+    equals the youngest. Starvation-free by age: requests that arrived `max_wait_s` ago go before
+    all younger ones, in order of arrival. With `math.inf`, a long prompt waits as long as short
+    ones keep arriving.
 
     Args:
         max_wait_s: seconds since arrival.
@@ -28,14 +27,14 @@ class ShortestPrefillFirst:
         self._ranking = Ranking(_num_uncached)
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """By what is left, then arrival; the overdue before all."""
+        """Returns overdue sequences first, the others by tokens left to forward, then arrival."""
         ranked = self._ranking.order(sequences)
         return overdue_first(sequences, now - self._max_wait_s, ranked)
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """As much as allowed."""
+        """Returns the largest chunk that is allowed."""
         return max_tokens
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """The least urgent."""
+        """Returns the least urgent candidate."""
         return least_urgent(candidates)

@@ -1,1 +1,1 @@
-"""What the result of a step does to its sequences."""
+"""How the result of a step changes its sequences."""

@@ -1,32 +1,31 @@
-"""Output that nothing had to be sampled for: what a grammar leaves no choice about."""
+"""Output tokens that are forced instead of sampled, because a grammar allows no others."""
 
 from openinfer_contract import End, TokenEvent
 from openinfer_scheduler._lookahead import max_chunk_tokens
-from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler.state._scheduler_state import SchedulerState
-from openinfer_scheduler.state._sequence import SequenceState
+from openinfer_scheduler.state._sequence import BYTES_PER_ID, SequenceState
 
 
 def force(
     state: SchedulerState, sequence: SequenceState, token_ids: bytes, now: float
 ) -> TokenEvent | None:
-    """Appends tokens to a running sequence; they are forwarded together by its next row.
+    """Appends tokens to a running sequence; its next row forwards them together.
 
-    What rows in flight sample for it is surplus from here on.
+    Samples of its rows in flight are ignored from now on.
 
     Returns:
-        The tokens taken, up to one that ends the request, and that end; None: it is not running
-        now, or has more rows in flight than tokens given.
+        The tokens that were taken, up to one that ends the request, and that end. None if the
+        sequence is not running, or has more rows in flight than tokens given.
     """
-    stay = sequence.stay
-    if stay is None or not stay.is_open:
+    tenancy = sequence.tenancy
+    if tenancy is None or not tenancy.is_open:
         return None
     if any(group.kind == "window" for group in state.cache.groups):
-        # Blocks behind a window leave as tokens are settled, which is when one is sampled behind
-        # the forced ones: no more of these than a chunk, which the window's room is made for.
+        # A window's blocks are freed as tokens are settled, and forced tokens are settled when a
+        # token is sampled after them. The window has room for one chunk until then.
         token_ids = token_ids[: BYTES_PER_ID * max_chunk_tokens(state.config)]
-    # Rows in flight have to fall on forced tokens: what they sample behind those would count.
-    if stay.num_planned - (sequence.num_known_tokens - 1) > len(token_ids) // BYTES_PER_ID:
+    # Rows in flight must fall on forced tokens, because samples after those would count.
+    if tenancy.num_planned - (sequence.num_known_tokens - 1) > len(token_ids) // BYTES_PER_ID:
         return None
     end: End | None = None
     num_taken = 0
@@ -36,15 +35,14 @@ def force(
         num_taken += 1
         token_id = int.from_bytes(column, "little")
         num_known = sequence.num_known_tokens
-        stay.num_unforwarded += 1
-        if token_id in sequence.stop_ids and num_known > sequence.stop_from:
+        tenancy.num_unforwarded += 1
+        if token_id in sequence.stop_ids and num_known > sequence.stop_ids_from:
             end = state.finish(sequence, "stop", now, stop_token_id=token_id)
         elif num_known >= sequence.max_total:
             end = state.finish(sequence, "length", now)
         if end is not None:
             break
     if end is None:
-        stay.take_as_given(state.last_completed)
-        state.num_changes += 1
+        tenancy.reload_host_tokens(state.last_completed)
     state.counters.num_output_tokens += num_taken
     return TokenEvent(token_ids=token_ids[: BYTES_PER_ID * num_taken], end=end)

@@ -1,4 +1,4 @@
-"""Which of a step's prompt logprobs are news to the client."""
+"""The part of a step's prompt logprobs that the client has not received yet."""
 
 from openinfer_contract import PromptLogprobs, TokenLogprobs, num_ids
 from openinfer_scheduler.state._sequence import SequenceState
@@ -7,11 +7,11 @@ from openinfer_scheduler.state._sequence import SequenceState
 def owed_prompt_logprobs(
     sequence: SequenceState, position: int, logprobs: TokenLogprobs
 ) -> PromptLogprobs | None:
-    """The part of a chunk's prompt logprobs that was not delivered before a preemption.
+    """Returns the part of a chunk's prompt logprobs that was not delivered before a preemption.
 
     Args:
-        sequence: its `prompt_logprobs_from` moves on, to None once the prompt is through.
-        position: first position the chunk forwarded; its logits are about the token after it.
+        sequence: its `prompt_logprobs_from` is advanced, to None at the end of the prompt.
+        position: first position that the chunk forwarded; its logits score the token after it.
         logprobs: consecutive tokens from `max(position + 1, start)` on.
     """
     options, owed = sequence.request.prompt_logprobs, sequence.prompt_logprobs_from
@@ -27,12 +27,12 @@ def owed_prompt_logprobs(
 
 
 def first_logprobs(logprobs: TokenLogprobs, num: int) -> TokenLogprobs:
-    """The columns of the first `num` tokens."""
+    """Returns the columns of the first `num` tokens."""
     return _columns(logprobs, 0, num)
 
 
 def _without(logprobs: TokenLogprobs, num: int) -> TokenLogprobs:
-    """The columns without their first `num` tokens."""
+    """Returns the columns without their first `num` tokens."""
     return _columns(logprobs, num, num_ids(logprobs.sampled)) if num else logprobs
 
 

@@ -1,4 +1,4 @@
-"""What a step's result does to its sequences: tokens, stops, ends."""
+"""How a step's result changes its sequences: new tokens, stops, failures."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,20 +13,17 @@ from openinfer_contract import (
     no_token_left_message,
 )
 from openinfer_scheduler._step_plan import PlannedRow, StepResult
-from openinfer_scheduler.plan._steady import SteadyPlan
 from openinfer_scheduler.settle._prompt_logprobs import first_logprobs, owed_prompt_logprobs
-from openinfer_scheduler.state._prefix_probe import BYTES_PER_ID
 from openinfer_scheduler.state._scheduler_state import SchedulerState, StepInFlight
-from openinfer_scheduler.state._sequence import Stay
+from openinfer_scheduler.state._sequence import BYTES_PER_ID, SlotTenancy
 
 Effects = list[tuple[str, TokenEvent]]
-"""(request id, event) in the order they happened; at most one entry a request and call."""
+"""(request id, event) in order; at most one entry for each request and call."""
 
 
 def own_faults(step: StepInFlight, result: StepResult) -> dict[int, tuple[str, ...]]:
-    """By failed row: the fields by which its request has ruled every token out itself."""
-    stays = step.stays
-    fields = {row: banning_fields(stays[row].sequence.request) for row in result.exhausted}
+    """Returns failed rows whose request itself bans every token, with the fields that do so."""
+    fields = {row: banning_fields(step.tenancies[row].sequence.request) for row in result.exhausted}
     return {row: names for row, names in fields.items() if names}
 
 
@@ -37,72 +34,52 @@ def settle(
     now: float,
     faults: Mapping[int, tuple[str, ...]],
 ) -> Effects:
-    """Applies the result of a step that the cache knows to be complete.
+    """Applies the result of a step that the cache has completed.
 
     Args:
         state: changed.
-        step: that it is of.
-        result: of the step.
+        step: the step.
+        result: the step's result.
         now: monotonic seconds.
-        faults: `own_faults` of it.
+        faults: the `own_faults` of the result.
 
     Raises:
         ValueError: the result does not fit the plan.
     """
-    num_decode, steady = step.num_decode, step.steady
-    num_rows, num_tokens = len(step.stays), len(result.token_ids)
-    counts = _counts(step, result)
-    settling = _Settling(state, step, result, now, faults)
-    columns = _columns(num_tokens).unpack(result.token_ids.astype("<u4", copy=False).tobytes())
-    first = 0
-    is_single = (
-        not (result.failed or result.logprobs or state.config.num_draft_tokens)
-        and counts[:num_decode].count(1) == num_decode
-    )
-    if steady is not None and not (is_single and steady.owner.is_current(state.num_changes)):
-        # Rows are settled one by one, and the steady ones do not hear which of them were due: they
-        # are found anew.
-        state.num_changes += 1
-        steady = None
-    if is_single:
-        if steady is not None:
-            settling.take_steady(steady, columns)
-        else:
-            settling.take_single(columns)
-        first = num_decode
-    begin = first
-    for index in range(first, num_rows):
-        end = begin + counts[index]
-        settling.take_row(index, b"".join(columns[begin:end]))
-        begin = end
-    state.counters.num_output_tokens += num_tokens - settling.num_dropped
-    state.requeue_settled(step.plan.step_id)
-    return settling.effects
-
-
-def _counts(step: StepInFlight, result: StepResult) -> list[int]:
-    """By row, how many tokens it has settled."""
-    num_rows, num_tokens, steady = len(step.stays), len(result.token_ids), step.steady
-    if steady is not None and num_rows == step.num_decode and steady.is_one_each(result.counts):
-        counts = [1] * num_rows
-    else:
-        counts = result.counts.tolist()
+    num_rows, num_tokens, num_decode = len(step.tenancies), len(result.token_ids), step.num_decode
+    counts = result.counts.tolist()
     if len(counts) != num_rows or sum(counts) != num_tokens:
         raise ValueError(
             f"step {result.step_id} has {num_rows} rows; the result has {len(counts)} "
             f"counts that add up to {sum(counts)}, and {num_tokens} tokens"
         )
-    return counts
+    settlement = _Settlement(state, step, result, now, faults)
+    columns = _columns(num_tokens).unpack(result.token_ids.astype("<u4", copy=False).tobytes())
+    first = 0
+    if (
+        not (result.failed or result.logprobs or state.config.num_draft_tokens)
+        and counts[:num_decode].count(1) == num_decode
+    ):
+        settlement.settle_decode_rows(columns)
+        first = num_decode
+    begin = first
+    for index in range(first, num_rows):
+        end = begin + counts[index]
+        settlement.settle_row(index, b"".join(columns[begin:end]))
+        begin = end
+    state.counters.num_output_tokens += num_tokens - settlement.num_dropped
+    state.requeue_settled(step.plan.step_id)
+    return settlement.effects
 
 
 @lru_cache(maxsize=1024)
 def _columns(num_tokens: int) -> Struct:
-    """Takes a column of u32 apart, id by id."""
+    """Returns the format that splits a u32 column into one bytes object per id."""
     return Struct("4s" * num_tokens)
 
 
-class _Settling:
-    """One result on its way into the state."""
+class _Settlement:
+    """Applies one result, row by row."""
 
     __slots__ = ("_faults", "_now", "_result", "_state", "_step", "effects", "num_dropped")
 
@@ -121,47 +98,30 @@ class _Settling:
         self._faults = faults
         self.effects: Effects = []
         self.num_dropped = 0
-        """Tokens of sequences that had ended, and tokens behind an end."""
+        """Tokens of sequences that had ended before, and tokens after an end."""
 
-    def take_steady(self, steady: SteadyPlan, columns: Sequence[bytes]) -> None:
-        """Settles decode rows that nothing but starts and ends has touched since their plan."""
-        step = self._step
-        events = [TokenEvent(token_ids=ids) for ids in columns[: step.num_decode]]
-        effects = list(zip(steady.request_ids, events, strict=True))
-        dropped = []
-        for row in sorted(steady.take_tokens(columns, self._result.token_ids, step.closed)):
-            stay = steady.stays[row]
-            if not stay.is_settling:  # none is surplus: what forces tokens ends steadiness
-                dropped.append(row)
-                continue
-            event = self._settled(stay, columns[row], None, None)
-            assert event is not None, "there is a token to tell of"
-            effects[row] = stay.request_id, event
-            if stay.is_open:
-                steady.owner.looked_at(stay, steady.number)
-        for row in reversed(dropped):
-            del effects[row]
-        self.num_dropped += len(dropped)
-        self.effects = effects
-
-    def take_single(self, columns: Sequence[bytes]) -> None:
-        """Settles the decode rows, each with one token and nothing beside it."""
-        stays = self._step.stays[: self._step.num_decode]
-        # Column by column: half the time of a loop over rows.
-        events = [TokenEvent(token_ids=ids) for ids in columns[: len(stays)]]
-        effects = list(zip([stay.request_id for stay in stays], events, strict=True))
+    def settle_decode_rows(self, columns: Sequence[bytes]) -> None:
+        """Settles the decode rows if each has one token, no logprobs and no failure."""
+        step_id, num_decode = self._step.plan.step_id, self._step.num_decode
+        tenancies = self._step.tenancies[:num_decode]
+        # List comprehensions for all rows take half the time of building each event in the loop.
+        events = [TokenEvent(token_ids=ids) for ids in columns[:num_decode]]
+        effects = [
+            (tenancy.request_id, event) for tenancy, event in zip(tenancies, events, strict=True)
+        ]
         dropped = set()
-        step_id = self._step.plan.step_id
-        token_ids = self._result.token_ids[: len(stays)].tolist()
-        for index, (stay, ids, token_id) in enumerate(zip(stays, columns, token_ids, strict=False)):
-            tokens = stay.tokens
-            # `next_check` is 0 before a stay's first token and after its end.
-            if len(tokens) < stay.next_check and token_id not in stay.stop_ids:
+        token_ids = self._result.token_ids[:num_decode].tolist()
+        for index, (tenancy, ids, token_id) in enumerate(
+            zip(tenancies, columns[:num_decode], token_ids, strict=True)
+        ):
+            tokens = tenancy.tokens
+            # `next_check` is 0 before a tenancy's first token and after its end.
+            if len(tokens) < tenancy.next_check and token_id not in tenancy.stop_ids:
                 tokens += ids
-            elif stay.is_settling and step_id > stay.surplus_until:
-                event = self._settled(stay, ids, None, None)
-                assert event is not None, "there is a token to tell of"
-                effects[index] = stay.request_id, event
+            elif tenancy.is_settling and step_id > tenancy.ignore_samples_until_step:
+                event = self._settle_tokens(tenancy, ids, None, None)
+                assert event is not None, "there is a token to emit"
+                effects[index] = tenancy.request_id, event
             else:
                 dropped.add(index)
         if dropped:
@@ -169,13 +129,14 @@ class _Settling:
             effects = [effect for i, effect in enumerate(effects) if i not in dropped]
         self.effects = effects
 
-    def take_row(self, index: int, ids: bytes) -> None:
-        """Settles one row."""
-        stay, row = self._step.stays[index], self._step.plan.rows[index]
-        if not stay.is_settling or self._step.plan.step_id <= stay.surplus_until:
-            self.num_dropped += len(ids) // BYTES_PER_ID
+    def settle_row(self, index: int, ids: bytes) -> None:
+        """Settles one row with any number of tokens."""
+        tenancy, row = self._step.tenancies[index], self._step.plan.rows[index]
+        num_tokens = len(ids) // BYTES_PER_ID
+        if not tenancy.is_settling or self._step.plan.step_id <= tenancy.ignore_samples_until_step:
+            self.num_dropped += num_tokens
             return
-        sequence, result = stay.sequence, self._result
+        sequence, result = tenancy.sequence, self._result
         message = result.failed.get(index)
         if message is not None:
             fields = self._faults.get(index)
@@ -183,20 +144,20 @@ class _Settling:
                 message = no_token_left_message(fields)
             field = fields[0] if fields else ""
             end = self._state.fail(sequence, message, is_retryable=False, field=field)
-            self.effects.append(self._state.event(sequence, end))
+            self.effects.append(self._state.end_event(sequence, end))
             return
-        num_tokens = len(ids) // BYTES_PER_ID
         self._check_count(index, row, num_tokens)
         if row.token_ids is None:
-            stay.num_planned -= row.num_tokens - num_tokens
+            tenancy.num_planned -= row.num_tokens - num_tokens
         prompt_logprobs: PromptLogprobs | None = None
-        # There is no position once all have been told; a recomputed prompt is scored again.
+        # No position is noted once all prompt logprobs are delivered, even if a preempted prompt
+        # is computed and scored again.
         position = self._step.prompt_positions.get(index)
         if position is not None and index in result.prompt_logprobs:
             prompt_logprobs = owed_prompt_logprobs(
                 sequence, position, result.prompt_logprobs[index]
             )
-        event = self._settled(stay, ids, prompt_logprobs, result.logprobs.get(index))
+        event = self._settle_tokens(tenancy, ids, prompt_logprobs, result.logprobs.get(index))
         if event is not None:
             self.effects.append((sequence.request_id, event))
 
@@ -208,23 +169,23 @@ class _Settling:
                 f"is_sampled is {row.is_sampled}, with {row.num_drafts} drafts"
             )
 
-    def _settled(
+    def _settle_tokens(
         self,
-        stay: Stay,
+        tenancy: SlotTenancy,
         ids: bytes,
         prompt_logprobs: PromptLogprobs | None,
         logprobs: TokenLogprobs | None,
     ) -> TokenEvent | None:
-        """What a row's tokens did; None where there is nothing to tell."""
-        sequence = stay.sequence
+        """Settles a row's tokens; returns its event, or None if there is nothing to emit."""
+        sequence = tenancy.sequence
         scheduled = self._state.announce(sequence)
         end: End | None = None
         if ids:
             if sequence.first_token_at is None:
                 sequence.first_token_at = self._now
-            stay.num_unforwarded = 0
+            tenancy.num_unforwarded = 0
             num_tokens = len(ids) // BYTES_PER_ID
-            num_taken, end = self._take_tokens(stay, ids)
+            num_taken, end = self._append_tokens(tenancy, ids)
             if num_taken < num_tokens:
                 self.num_dropped += num_tokens - num_taken
                 ids = ids[: BYTES_PER_ID * num_taken]
@@ -239,20 +200,20 @@ class _Settling:
             end=end,
         )
 
-    def _take_tokens(self, stay: Stay, ids: bytes) -> tuple[int, End | None]:
-        """Appends sampled tokens up to the one that ends the request: how many, and the end."""
-        state, sequence = self._state, stay.sequence
+    def _append_tokens(self, tenancy: SlotTenancy, ids: bytes) -> tuple[int, End | None]:
+        """Appends sampled tokens up to one that ends the request; returns their number, the end."""
+        state, sequence = self._state, tenancy.sequence
         num_taken = 0
         for begin in range(0, len(ids), BYTES_PER_ID):
             column = ids[begin : begin + BYTES_PER_ID]
             token_id = int.from_bytes(column, "little")
             num_taken += 1
-            is_checked = len(sequence.tokens) >= stay.next_check
+            is_checked = len(sequence.tokens) >= tenancy.next_check
             sequence.tokens += column
             num_known = sequence.num_known_tokens
-            if is_checked and stay.is_open:
-                stay.settle_blocks()
-            if token_id in sequence.stop_ids and num_known > sequence.stop_from:
+            if is_checked and tenancy.is_open:
+                tenancy.settle_blocks()
+            if token_id in sequence.stop_ids and num_known > sequence.stop_ids_from:
                 end = state.finish(sequence, "stop", self._now, stop_token_id=token_id)
                 return num_taken, end
             if num_known >= sequence.max_total:

@@ -1,1 +1,1 @@
-"""Requests, slots, queue and counters: what the scheduler holds."""
+"""Live requests, slots, the waiting queue and counters: everything the scheduler holds."""

@@ -1,75 +1,69 @@
-"""Who was served, told to policies that ask for it."""
+"""How many tokens each sequence was served, for policies that have a method `charge`."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from openinfer_scheduler._guarded_policy import GuardedPolicy
-from openinfer_scheduler.errors import PolicyError
-from openinfer_scheduler.state._sequence import SequenceState, Stay
+from openinfer_scheduler.state._sequence import SequenceState, SlotTenancy
 
-REPORTED_EVERY = 32
-"""Steps in which each decode row is reported once, where the policy is asked for an order."""
+CHARGED_EVERY = 32
+"""Number of steps in which each decoding sequence is charged once, if the policy is asked for an
+order."""
 
 _arrival = attrgetter("arrival_index")
 
 
-class Charges:
-    """Reports what plans forward to a policy that has `charge`.
+class ServiceAccounts:
+    """Charges the policy for the tokens that plans forward.
 
-    A stay knows how many of its positions were reported, so nothing is kept here, and what a
-    sequence has decoded is told for many plans together: of prompts the policy hears at once,
-    of decode rows in turn, because all of them would make one plan slow, and of the rest when the
-    sequence leaves its slot. Between two reports of a row lie `REPORTED_EVERY` steps, and at most
-    twice as many where others come meanwhile: who comes during a round waits for the next one, or
-    a crowd of short requests would keep the round from ever coming back to those that decode on.
+    Each tenancy counts the positions that were charged (`num_charged`), so nothing is stored here.
+    Prompt chunks are charged at once. Decoded tokens are charged for many plans together: charging
+    every sequence in one plan would make that plan slow, so the running sequences are charged in
+    rounds, some per plan, and a sequence that leaves its slot is charged for the rest.
+
+    Between two charges of a sequence lie `CHARGED_EVERY` steps, and at most twice as many while
+    others start: a sequence that starts during a round waits for the next one. Otherwise a stream
+    of short requests could keep the round from ever returning to the long ones.
 
     Args:
-        policy: who hears of it.
+        policy: the policy to charge.
     """
 
     def __init__(self, policy: GuardedPolicy) -> None:
         self._policy = policy
-        self._reported_at = 0
+        self._charged_at_step = 0
         self._next = 0
-        """The arrival index at which to go on."""
+        """The arrival index at which the round continues."""
         self._last = -1
         """The arrival index at which the round ends."""
         self._num_due = 0
-        """Rows to report, times `REPORTED_EVERY`."""
-        self._error: PolicyError | None = None
+        """Sequences due, times `CHARGED_EVERY`."""
 
-    def report(self, running: Sequence[SequenceState], step_id: int) -> None:
-        """Tells what some of the running sequences were given, or all if that is long ago.
+    def charge_round(self, running: Sequence[SequenceState], step_id: int) -> None:
+        """Charges the running sequences whose turn it is, or all if the last call is long ago.
 
-        To be called before the policy is asked for an order.
+        Call it before the policy is asked for an order.
 
         Args:
-            running: in order of arrival.
-            step_id: of the plan being made.
-
-        Raises:
-            PolicyError: the policy raised, here or when a sequence left its slot.
+            running: the running sequences in order of arrival.
+            step_id: the step being planned.
         """
-        self.check()
-        if self._policy.charge is None or step_id == self._reported_at:
+        if self._policy.charge is None or step_id == self._charged_at_step:
             return
-        # A step that was reverted is planned again, perhaps with rows that nobody was told of.
-        num_steps = step_id - self._reported_at if step_id > self._reported_at else 1
-        self._reported_at = step_id
-        if num_steps >= REPORTED_EVERY:
+        num_steps = step_id - self._charged_at_step
+        self._charged_at_step = step_id
+        if num_steps >= CHARGED_EVERY:
             self._num_due = 0
             turn = running
         else:
             due = self._num_due + num_steps * len(running)
-            num, self._num_due = divmod(due, REPORTED_EVERY)
+            num, self._num_due = divmod(due, CHARGED_EVERY)
             turn = self._turn(running, num) if num else ()
-        for sequence in turn:
-            if sequence.stay is not None:
-                self._settle(sequence.stay)
+        self.charge(s.tenancy for s in turn if s.tenancy is not None)
 
     def _turn(self, running: Sequence[SequenceState], num: int) -> Sequence[SequenceState]:
-        """The next so many, by arrival; where the round ends, those at the front again."""
+        """Returns the next `num` sequences by arrival; after the round's end it starts again."""
         start = bisect_left(running, self._next, key=_arrival)
         stop = bisect_right(running, self._last, key=_arrival)
         turn = running[start : min(start + num, stop)]
@@ -79,39 +73,13 @@ class Charges:
         self._next = turn[-1].arrival_index + 1
         return turn
 
-    def check(self) -> None:
-        """To be called in every plan.
-
-        Raises:
-            PolicyError: the policy raised when a sequence left its slot.
-        """
-        error, self._error = self._error, None
-        if error is not None and self._policy.charge is not None:
-            raise error
-
-    def add(self, prefills: Iterable[Stay]) -> None:
-        """These stays have chunks of their prompt in the plan that was made."""
-        if self._policy.charge is not None:
-            for stay in prefills:
-                self._settle(stay)
-
-    def close(self, stays: Iterable[Stay]) -> None:
-        """These stays leave their slots, or rows of theirs were taken back.
-
-        What the policy raises is raised by the next `check` or `report`: whoever lets go of a
-        sequence has more to do.
-        """
-        if self._policy.charge is None:
-            return
-        for stay in stays:
-            try:
-                self._settle(stay)
-            except PolicyError as error:
-                self._error = error
-
-    def _settle(self, stay: Stay) -> None:
-        num_tokens = stay.num_planned - stay.num_charged
+    def charge(self, tenancies: Iterable[SlotTenancy]) -> None:
+        """Charges the positions of these tenancies that were not charged before."""
         charge = self._policy.charge
-        if num_tokens and charge is not None:
-            charge(stay.sequence, num_tokens)
-            stay.num_charged = stay.num_planned
+        if charge is None:
+            return
+        for tenancy in tenancies:
+            num_tokens = tenancy.num_planned - tenancy.num_charged
+            if num_tokens:
+                tenancy.num_charged = tenancy.num_planned
+                charge(tenancy.sequence, num_tokens)

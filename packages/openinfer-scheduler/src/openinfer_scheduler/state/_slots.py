@@ -1,56 +1,44 @@
-"""Rows of the executor's tables."""
+"""The rows of the executor's tables."""
 
 
 class Slots:
-    """Hands out slot numbers, and remembers which the executor must be told are over.
+    """Hands out slot indices and collects the ends that the next plan must announce.
 
-    A slot that was given back is free at once: the plan that starts its next sequence, or an
-    earlier one, lists it in `ends`.
+    A released slot can be taken again at once: the plan that starts its next sequence, or an
+    earlier one, lists the slot in `ends`.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
-        self._over: list[int] = []
+        self._unannounced: list[int] = []
 
     @property
     def num_free(self) -> int:
-        """Slots that a sequence can take."""
+        """Number of slots that a sequence can take."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Slots that hold a sequence as far as the executor knows or will be told."""
-        return self._num_slots - len(self._free) + len(self._over)
+        """Number of slots that hold a sequence, or whose end no plan has announced yet."""
+        return self._num_slots - len(self._free) + len(self._unannounced)
 
     @property
-    def has_over(self) -> bool:
-        """Whether a plan must still say that some slot is over."""
-        return bool(self._over)
+    def has_unannounced_ends(self) -> bool:
+        """Whether a plan must still tell the executor that a slot's sequence has ended."""
+        return bool(self._unannounced)
 
     def take(self) -> int:
-        """A free slot."""
+        """Takes a free slot."""
         return self._free.pop()
 
-    def give_back(self, slot: int) -> None:
-        """The slot's sequence is gone; a plan has to say so."""
+    def release(self, slot: int) -> None:
+        """Frees a slot whose sequence is gone; the next plan announces the end."""
         self._free.append(slot)
-        self._over.append(slot)
+        self._unannounced.append(slot)
 
-    def announce(self) -> tuple[int, ...]:
-        """The slots for the `ends` of the plan being made."""
-        over = tuple(self._over)
-        self._over.clear()
-        return over
-
-    def revert_announce(self, ends: tuple[int, ...]) -> None:
-        """The plan with these `ends` is taken back."""
-        self._over = [*ends, *self._over]
-
-    def revert_take(self, slot: int) -> None:
-        """The plan that started a sequence in `slot` is taken back; the slot is still held."""
-        self._free.append(slot)
-
-    def revert_give_back(self, slot: int) -> None:
-        """The same, after the sequence had already left: nobody needs to be told."""
-        self._over.remove(slot)
+    def take_ends(self) -> tuple[int, ...]:
+        """Returns the slots for `ends` of the plan being built; they count as announced."""
+        ends = tuple(self._unannounced)
+        self._unannounced.clear()
+        return ends

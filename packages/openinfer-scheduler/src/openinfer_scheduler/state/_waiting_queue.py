@@ -1,4 +1,4 @@
-"""Sequences without a slot, oldest first."""
+"""The queue of sequences without a slot, oldest first."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from openinfer_scheduler.state._sequence import SequenceState
 
 
-class Waiting(list[SequenceState]):
-    """The waiting sequences at one moment, oldest first, and what has changed since the one before.
+class WaitingSnapshot(list[SequenceState]):
+    """The waiting sequences of one plan, oldest first, and the changes since the snapshot before.
+
+    This is what `Policy.order` receives for the waiting sequences. A policy that keeps an order
+    from plan to plan updates it from `joined` and `left` instead of reading the whole list.
 
     Attributes:
-        indices: their `arrival_index`.
-        number: of this moment, counted from 1; 0: of none.
-        joined: those that came since the moment before and are still here, oldest first.
-        left: `arrival_index` of those that were here then and went, even if they came back.
+        indices: `arrival_index` of each sequence, ascending.
+        number: number of this snapshot, from 1; 0 for a list that is no snapshot of the queue.
+        joined: sequences that joined since the snapshot before and still wait, oldest first.
+        left: `arrival_index` of sequences of the snapshot before that left since; a sequence that
+            left and joined again is in both.
     """
 
     __slots__ = ("indices", "joined", "left", "number")
@@ -32,20 +36,23 @@ class Waiting(list[SequenceState]):
         self.joined = joined
         self.left = left
 
+    @classmethod
+    def of(cls, sequences: Sequence[SequenceState]) -> "WaitingSnapshot":
+        """Returns `sequences` itself if it is a snapshot, else a snapshot with number 0.
+
+        Another policy may have passed on only some of the waiting sequences.
+        """
+        if isinstance(sequences, WaitingSnapshot):
+            return sequences
+        return cls(sequences, [sequence.arrival_index for sequence in sequences], 0, [], [])
+
     def follows(self, number: int) -> bool:
-        """Whether the moment before was this one, so that what has changed since is known."""
+        """Returns whether snapshot `number` came right before, so `joined` and `left` apply."""
         return 0 < number == self.number - 1
 
     def at(self, arrival_index: int) -> SequenceState:
-        """The sequence with this index, which is here."""
+        """Returns the sequence with this arrival index, which must be in the snapshot."""
         return self[bisect_left(self.indices, arrival_index)]
-
-
-def moment_of(sequences: Sequence[SequenceState]) -> Waiting:
-    """What `Policy.order` got as a moment: of none, where another policy chose some of them."""
-    if isinstance(sequences, Waiting):
-        return sequences
-    return Waiting(sequences, [sequence.arrival_index for sequence in sequences], 0, [], [])
 
 
 class WaitingQueue:
@@ -54,31 +61,33 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._sequences: list[SequenceState] = []
         self._indices: list[int] = []
-        """Their `arrival_index`."""
+        """`arrival_index` of each sequence."""
         self._number = 0
         self._joined: dict[int, SequenceState] = {}
-        """Since the last moment that was looked at."""
+        """Sequences that joined since the last snapshot, by arrival index."""
         self._left: set[int] = set()
-        """Since then, of those that were here."""
+        """Arrival indices of sequences of the last snapshot that left since."""
         self.num_tokens = 0
-        """Known tokens of all of them."""
+        """Known tokens of all waiting sequences."""
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     @property
     def sequences(self) -> Sequence[SequenceState]:
-        """Oldest first; changes with the queue."""
+        """The queue itself, oldest first; it changes with the queue."""
         return self._sequences
 
-    def now(self) -> Waiting:
-        """The next moment; what is returned belongs to the caller."""
+    def snapshot(self) -> WaitingSnapshot:
+        """Returns the next snapshot; the caller may change the list."""
         self._number += 1
         joined = [self._joined[index] for index in sorted(self._joined)]
-        moment = Waiting(self._sequences, self._indices.copy(), self._number, joined, [*self._left])
+        snapshot = WaitingSnapshot(
+            self._sequences, self._indices.copy(), self._number, joined, [*self._left]
+        )
         self._joined.clear()
         self._left.clear()
-        return moment
+        return snapshot
 
     def push(self, sequence: SequenceState) -> None:
         """Adds a sequence at the place of its arrival."""
@@ -90,7 +99,7 @@ class WaitingQueue:
         self.num_tokens += sequence.num_known_tokens
 
     def remove(self, sequence: SequenceState) -> None:
-        """Takes a sequence out."""
+        """Removes a waiting sequence."""
         index = sequence.arrival_index
         place = bisect_left(self._indices, index)
         assert self._sequences[place] is sequence, "the sequence waits"
