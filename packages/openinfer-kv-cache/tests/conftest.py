@@ -44,8 +44,6 @@ class World(CacheWorld):
             self.complete,
             self.finish,
             self.preempt,
-            self.revert_row,
-            self.revert_step,
             self.reset,
             self.copy,
         )

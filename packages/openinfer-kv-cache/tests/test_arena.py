@@ -55,7 +55,7 @@ class Server:
         if end > sequence.capacity or not is_decode:
             reservation = sequence.try_schedule(end, reach=end)
             if reservation is None:
-                self.cache.revert_step(self.step)
+                self.cache.cancel_step(self.step)
                 return False
             self.copies += [*reservation.copies.before, *reservation.copies.after]
         held = [len(ids) for ids in sequence.block_ids]

@@ -184,87 +184,6 @@ def test_apply_checks_its_bounds(new_cache):
         sequence.apply(1)
 
 
-def test_reverting_a_row_returns_its_blocks_once(new_cache):
-    cache = new_cache(num_blocks=4)
-    cache.begin_step(1)
-    sequence = cache.open(cache.keys(ids(1, 2, 3, 4)))
-    reservation = sequence.try_schedule(4)
-    with pytest.raises(StepOrderError):
-        sequence.try_schedule(6)
-    sequence.revert(reservation)
-    assert (cache.num_available_blocks, sequence.capacity) == (4, 0)
-    with pytest.raises(LeaseUsed):
-        sequence.revert(reservation)
-    old = sequence.try_schedule(2)
-    cache.begin_step(2)
-    with pytest.raises(StepOrderError):
-        sequence.revert(old)
-    cache.revert_step(2)
-    with pytest.raises(StepOrderError):
-        sequence.try_schedule(4)
-    sequence.close(in_flight_until=1)
-    cache.revert_step(1)
-    cache.assert_idle()
-
-
-def test_a_reverted_step_is_not_cached(new_cache):
-    cache = new_cache()
-    cache.begin_step(1)
-    sequence = cache.open(cache.keys(ids(1, 2, 3, 4, 5)))
-    assert sequence.try_schedule(2) is not None
-    cache.begin_step(2)
-    assert sequence.try_schedule(5) is not None
-    stale = cache.match(sequence.keys)
-    assert stale.num_tokens == 2
-    cache.revert_step(2)
-    with pytest.raises(ValueError, match="revert"):
-        cache.open(sequence.keys, stale)
-    stale.close()
-    cache.complete_step(1)
-    sequence.apply(2)
-    hit = cache.match(sequence.keys)
-    assert hit.num_tokens == 2
-    hit.close()
-    sequence.close(in_flight_until=None)
-    cache.assert_idle()
-
-
-def test_what_an_older_step_wrote_stays_sealed_when_the_newest_is_reverted(new_cache):
-    cache = new_cache()
-    cache.begin_step(1)
-    sequence = cache.open(cache.keys(ids(1, 2, 3, 4, 5)))
-    assert sequence.try_schedule(5) is not None
-    cache.complete_step(1)
-    sequence.apply(5, ids(6, 7, 8, 9))
-    assert sequence.capacity == 6
-    cache.begin_step(2)  # writes position 5, without a call
-    cache.begin_step(3)
-    late = sequence.try_schedule(7)
-    cache.complete_step(2)
-    sequence.apply(6)
-    sequence.revert(late)
-    assert sequence.try_schedule(9) is not None
-    cache.begin_step(4)
-    hit = cache.match(cache.keys(ids(1, 2, 3, 4, 5, 6, 7)))
-    assert hit.num_tokens == 6
-    hit.close()
-    cache.complete_step(3)
-    cache.complete_step(4)
-    sequence.close(in_flight_until=None)
-    cache.assert_idle()
-
-
-def test_a_step_whose_sequences_are_open_is_not_reverted(new_cache):
-    cache = new_cache()
-    cache.begin_step(1)
-    sequence = cache.open(cache.keys(ids(1, 2)))
-    with pytest.raises(StepOrderError):
-        cache.revert_step(1)
-    sequence.close(in_flight_until=1)
-    cache.revert_step(1)
-    cache.assert_idle()
-
-
 def test_steps_keep_their_order(new_cache):
     cache = new_cache()
     sequence = cache.open(cache.keys(ids(1)))
@@ -278,7 +197,7 @@ def test_steps_keep_their_order(new_cache):
     with pytest.raises(StepOrderError):
         cache.complete_step(7)
     with pytest.raises(StepOrderError):
-        cache.revert_step(5)
+        cache.cancel_step(5)
     cache.complete_step(5)
     cache.complete_step(7)
     with pytest.raises(StepOrderError):
@@ -302,27 +221,6 @@ def test_closing_too_early_and_twice(new_cache):
     ):
         with pytest.raises(LeaseUsed):
             use()
-
-
-@pytest.mark.parametrize("whole_step", [True, False])
-def test_a_revert_does_not_hide_the_step_before(new_cache, whole_step):
-    cache = new_cache()
-    cache.begin_step(1)
-    sequence = cache.open(cache.keys(ids(1, 2, 3, 4)))
-    sequence.try_schedule(2)
-    cache.begin_step(2)
-    reservation = sequence.try_schedule(4)
-    if whole_step:
-        cache.revert_step(2)
-    else:
-        sequence.revert(reservation)
-    with pytest.raises(ValueError, match="step 1 is in flight"):
-        sequence.close(in_flight_until=None)
-    sequence.close(in_flight_until=1)
-    cache.complete_step(1)
-    if not whole_step:
-        cache.complete_step(2)
-    cache.assert_idle()
 
 
 def test_a_hit_is_used_once(new_cache):
@@ -375,66 +273,20 @@ def test_idle_notices(new_cache, leftover):
         cache.assert_idle()
 
 
-def check_chains(cache):
-    """Of what can be found, the block before can be found, too: else bisection lies."""
-    pool = cache.pool
-    assert all(
-        above in (None, *pool._index)
-        for above in map(pool._above.__getitem__, pool._index.values())
-    )
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_what_others_wrote_behind_a_reverted_step_is_not_found_either(new_cache, goes_on):
-    cache = new_cache(num_blocks=20)
-    tokens = np.arange(1, 16, dtype=np.uint32)
+def test_a_step_without_reservations_can_be_cancelled(new_cache):
+    cache = new_cache()
     cache.begin_step(1)
-    writer = cache.open(cache.keys(tokens[:1]))
-    writer.try_schedule(15)
+    sequence = cache.open(cache.keys(ids(1, 2, 3)))
+    assert sequence.try_schedule(3) is not None
+    with pytest.raises(StepOrderError):
+        cache.cancel_step(1)
     cache.begin_step(2)
-    other = cache.open(cache.keys(tokens))
-    other.try_schedule(2)
-    cache.begin_step(3)  # now the first block is the other's
-    cache.complete_step(1)
-    writer.apply(6, tokens[1:7])  # and those behind it are the writer's
-    keys = cache.keys(tokens)
-    assert cache.peek(keys) == 6
-    cache.revert_step(3)
-    other.close(in_flight_until=2)
-    cache.revert_step(2)
-    hit = cache.match(keys)
-    assert hit.num_tokens == cache.peek(keys) == 0
-    hit.close()
-    assert cache.stats().groups[0].num_cached == 0
-    if goes_on:
-        writer.apply(14, tokens[7:])
-        assert cache.stats().groups[0].num_cached == 0, "nobody could find what it writes"
-    writer.close(in_flight_until=None)
-    assert run(cache, 4, tokens) == 0
-    assert run(cache, 5, tokens) == 14
-    check_chains(cache)
-    cache.assert_idle()
-
-
-def test_what_nobody_holds_behind_a_reverted_step_is_free(new_cache):
-    """A block that was computed again took the place of its twin, and a step of it is reverted."""
-    cache = new_cache(num_blocks=20)
-    tokens = np.arange(1, 8, dtype=np.uint32)
-    cache.begin_step(1)
-    writer = cache.open(cache.keys(tokens[:1]))
-    writer.try_schedule(7)
+    cache.cancel_step(2)
+    with pytest.raises(StepOrderError):
+        sequence.try_schedule(4)
     cache.begin_step(2)
-    other = cache.open(cache.keys(tokens))
-    other.try_schedule(2)
+    assert cache.peek(cache.keys(ids(1, 2, 3))) == 2, "shared once a later step has begun"
+    sequence.close(in_flight_until=1)
     cache.complete_step(1)
-    writer.apply(6, tokens[1:])
-    writer.close(in_flight_until=None)
-    cache.begin_step(3)  # the writer's first block gives way to the other's
-    assert cache.stats().groups[0].num_cached == 3
-    cache.revert_step(3)
-    other.close(in_flight_until=2)
-    cache.revert_step(2)
-    assert cache.stats().groups[0].num_cached == 0
-    assert cache.stats().num_free == 20
-    check_chains(cache)
+    cache.complete_step(2)
     cache.assert_idle()

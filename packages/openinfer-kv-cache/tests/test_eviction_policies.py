@@ -253,7 +253,7 @@ def test_no_policy_breaks_the_rules(world, new_cache, program, num_blocks, size,
 
 def run_long_programs(world, new_cache, num):
     num_evictions = 0
-    programs = random_programs(num, num_operations=11, length=120)
+    programs = random_programs(num, num_operations=10, length=120)
     for seed, program in enumerate(programs):
         policy = policies(Clock())[seed % 8]
         boss = bossed(world, new_cache, [5, 12, 40][seed % 3], 1 + seed % 3, policy)

@@ -19,11 +19,9 @@ def test_the_way_of_a_block(pool):
     cached = sealed.publish()
     hit = CachedLease.match(pool, KEYS)
     assert hit.ids.tolist() == ids[:2]
-    kept, back = cached.withdraw(1)
-    assert (kept.ids.tolist(), back.ids.tolist()) == (ids[:1], ids[1:2])
-    for lease in (hit, kept, back.join(rest)):
+    for lease in (hit, cached, rest):
         lease.close()
-    assert (pool.num_free, pool.num_evictable) == (5, 1)
+    assert (pool.num_free, pool.num_evictable) == (4, 2)
 
 
 def test_every_transition_consumes(pool):
@@ -31,26 +29,14 @@ def test_every_transition_consumes(pool):
     sealed, rest = mutable.seal(KEYS[:1], pool.namespace)
     cached = sealed.publish()
     joined = cached.join(CachedLease.match(pool, ()))
-    kept, back = joined.withdraw(1)
-    last = back.join(rest)
-    last_kept = last.give_back(1)
-    last_kept.close()
-    kept.close()
-    for used in (mutable, sealed, rest, cached, joined, back, last, last_kept, kept):
+    dropped = rest.drop(1)
+    joined.close()
+    dropped.close()
+    for used in (mutable, sealed, rest, cached, joined, dropped):
         with pytest.raises(LeaseUsed):
             used.close()
         with pytest.raises(LeaseUsed):
             _ = used.ids
-
-
-def test_unseal_makes_private_again(pool):
-    sealed, rest = MutableLease.try_take(pool, 1).seal(KEYS[:1], pool.namespace)
-    back = sealed.unseal()
-    with pytest.raises(LeaseUsed):
-        sealed.publish()
-    back.close()
-    rest.close()
-    assert pool.num_free == 6
 
 
 def test_duplicates_free_and_anchors_stay(pool):
@@ -61,16 +47,6 @@ def test_duplicates_free_and_anchors_stay(pool):
     assert pool.num_pinned == 2, "the duplicate's holder holds the indexed blocks"
     second.close()
     assert (pool.num_free, pool.num_evictable, pool.num_pinned) == (4, 2, 0)
-
-
-def test_withdrawing_a_duplicate_lets_go_of_its_anchor(pool):
-    leases = [MutableLease.try_take(pool, 1).seal(KEYS[:1], pool.namespace) for _ in range(2)]
-    first, second = (sealed.publish() for sealed, _ in leases)
-    first.close()
-    kept, back = second.withdraw(1)
-    assert (pool.num_pinned, pool.num_evictable) == (0, 1)
-    kept.close()
-    back.close()
 
 
 def test_open_leases_are_counted(pool):

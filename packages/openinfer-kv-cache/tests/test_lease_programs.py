@@ -11,7 +11,7 @@ from openinfer_testing.programs import random_programs
 
 NUMBER = st.integers(0, 63)
 PROGRAMS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=60)
-NUM_OPERATIONS = 9
+NUM_OPERATIONS = 7
 
 
 class Chain:
@@ -42,8 +42,6 @@ class LeaseWorld:
             self.seal,
             self.publish,
             self.publish,
-            self.withdraw,
-            self.give_back,
             self.close,
             self.reset,
         )
@@ -86,8 +84,8 @@ class LeaseWorld:
         assert (lease is None) == (num > room)
         if lease is not None:
             assert not set(lease.ids.tolist()) & set(held), "a block has two owners"
-            self.used += [chain.mutable, lease]
-            chain.mutable = chain.mutable.join(lease)
+            self.used.append(lease)
+            chain.mutable.extend(lease._consume())
 
     def seal(self, a, b):
         chain = self.pick(a, lambda chain: chain.sealed is None and len(chain.mutable))
@@ -105,30 +103,6 @@ class LeaseWorld:
             chain.cached = chain.cached.join(chain.sealed.publish())
             chain.sealed = None
 
-    def withdraw(self, a, b):
-        chain = self.pick(a)
-        if chain is None:
-            return
-        if chain.sealed is not None:
-            self.used += [chain.sealed, chain.mutable]
-            chain.mutable = chain.sealed.unseal().join(chain.mutable)
-            chain.sealed = None
-        elif len(chain.cached):
-            # As in a reverted step: nobody else may stand on what is withdrawn.
-            counts = self.held_counts()
-            ids, num = chain.cached.ids.tolist(), 0
-            while num < min(b % 3, len(ids)) and counts[ids[-1 - num]] == 1:
-                num += 1
-            self.used += [chain.cached, chain.mutable]
-            chain.cached, private = chain.cached.withdraw(num)
-            chain.mutable = private.join(chain.mutable)
-
-    def give_back(self, a, b):
-        chain = self.pick(a)
-        if chain is not None:
-            self.used.append(chain.mutable)
-            chain.mutable = chain.mutable.give_back(b % (len(chain.mutable) + 1))
-
     def close(self, a, b):
         chain = self.pick(a)
         if chain is not None:
@@ -145,8 +119,8 @@ class LeaseWorld:
             for chain in self.chains:
                 chain.name += f"/{self.num_reset}"
                 if chain.sealed is not None:
-                    self.used += [chain.sealed, chain.mutable]
-                    chain.mutable = chain.sealed.unseal().join(chain.mutable)
+                    self.used += [chain.sealed, chain.cached]
+                    chain.cached = chain.cached.join(chain.sealed.publish())
                     chain.sealed = None
 
     def held_counts(self):
@@ -214,19 +188,10 @@ def forget_anchor(self):
     self._pool.release(self._consume())
 
 
-def withdraw_keeps_anchors(self, num):
-    keep = len(self.ids) - num
-    self._pool.withdraw(self._ids[keep:])
-    anchors, ids = self._anchors, self._consume()
-    return CachedLease(self._pool, ids[:keep], anchors[:keep]), MutableLease(self._pool, ids[keep:])
-
-
 MUTANTS = {
     "hands out twice": (BlockPool, "_put_free", lambda self, ids: None),
     "a handle survives": (SealedLease, "_consume", no_consume),
     "anchors leak": (CachedLease, "close", forget_anchor),
-    "withdrawing leaks anchors": (CachedLease, "withdraw", withdraw_keeps_anchors),
-    "withdrawn blocks stay indexed": (BlockPool, "withdraw", lambda self, ids: None),
 }
 
 

@@ -3,7 +3,7 @@
 KVCacheError
 ├── UnsupportedGroup   a cache group of a kind that this version does not keep
 ├── LeaseUsed          a lease, hit, reservation or sequence was used after it was consumed
-├── StepOrderError     steps were begun, completed or reverted out of order
+├── StepOrderError     steps were begun, completed or cancelled out of order
 ├── NotIdle            blocks, leases or steps are left over where none may be
 ├── KVEventError       bytes that are no batch of KV events
 └── PublisherError     events cannot be published as configured
@@ -37,7 +37,7 @@ class LeaseUsed(KVCacheError):
 
 
 class StepOrderError(KVCacheError):
-    """Steps begin in rising order, complete oldest first and are reverted newest first."""
+    """Steps begin in rising order, complete oldest first; only the newest can be cancelled."""
 
 
 class NotIdle(KVCacheError):

@@ -24,7 +24,7 @@ from openinfer_testing.programs import CacheWorld, ProgramRow, ProgramWork, rand
 MAX_TOKENS = 36
 PIECE = 128
 WINDOW = 5
-NUM_OPERATIONS = 11
+NUM_OPERATIONS = 10
 
 FULL, QUARTER, NEAR, STATE = range(4)
 GROUPS = (
@@ -77,7 +77,6 @@ class GroupedWorld(CacheWorld):
             self.complete,
             self.finish,
             self.preempt,
-            self.revert,
             self.reset,
             self.copy,
         )
@@ -313,12 +312,6 @@ class GroupedWorld(CacheWorld):
         row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
         row.steps.remove(step_id)
         return sampled
-
-    def revert(self, a, b):
-        if b % 2:
-            self.revert_row(a, b)
-        elif a % 2:
-            self.revert_step(a, b)
 
     def copy(self, a, b):
         if self.copies and a % 2:

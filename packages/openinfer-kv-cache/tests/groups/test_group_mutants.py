@@ -44,18 +44,6 @@ def copy_anywhere(self, step_id, keys, end, reach, copies):
     return PLAN(self, step_id, keys, end, reach, copies)
 
 
-def keep_checkpoints(self, step_id, seals, new_block_ids):
-    kept, self._checkpoints = self._checkpoints, []
-    UNDO(self, step_id, seals, new_block_ids)
-    self._checkpoints = kept
-
-
-def forget_restore(self, step_id, seals, new_block_ids):
-    restored = self._restored_in
-    UNDO(self, step_id, seals, new_block_ids)
-    self._restored_in = restored
-
-
 def index_early(self, keys, num_computed, *, is_cacheable):
     SETTLE(self, keys, keys.num_tokens + 4, is_cacheable=is_cacheable)
 
@@ -96,7 +84,7 @@ def spare_everything(self, needs):
 
 DROP_BEHIND = WindowBlocks._drop_behind
 SEAL_KNOWN = WindowBlocks.seal_known
-PLAN, UNDO, SETTLE = StateRow.plan, StateRow.undo, StateRow.settle
+PLAN, SETTLE = StateRow.plan, StateRow.settle
 LOSE = SlabPool.lose
 MOVE_TO = Arena._move_to
 
@@ -108,8 +96,6 @@ MUTANTS = {
     "hits without a state": (GroupedMatch, "_last_checkpoint", lambda self, p, chain, at: at),
     "lets go of a state to be copied": (StateRow, "plan", let_go_of_source),
     "copies states at any position": (StateRow, "plan", copy_anywhere),
-    "keeps checkpoints of reverted steps": (StateRow, "undo", keep_checkpoints),
-    "restores only once": (StateRow, "undo", forget_restore),
     "indexes states too early": (StateRow, "settle", index_early),
     "moves cached blocks": (SlabPool, "lose", lose_quietly),
     "moves free blocks": (SlabPool, "lose", lose_but_keep_free),

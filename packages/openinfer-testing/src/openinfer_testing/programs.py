@@ -54,7 +54,6 @@ class ProgramRow:
     sequence: SequenceCache | None = None
     version: int = 0
     """Resets of the cache before it was opened."""
-    opened_in: int = 0
     position: int = 0
     """Positions computed."""
     end: int = 0
@@ -123,7 +122,6 @@ class CacheWorld:
         self.steps: list[ProgramStep] = []
         self.next_step = 1
         self.version = 0
-        self.num_reverts = 0
         self.is_planning = False
 
     def begin(self, a: int, b: int) -> None:
@@ -156,7 +154,6 @@ class CacheWorld:
         row.position = row.end = sequence.num_cached_tokens
         row.sequence = sequence
         row.version = self.version
-        row.opened_in = self.steps[-1].step_id
         row.steps, row.num_drafting = [], 0
         self.rows.append(row)
 
@@ -190,46 +187,6 @@ class CacheWorld:
         self.close(old)
         old.keys.extend(np.array(old.unsettled, np.uint32))
         self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter, old.luck))
-
-    def revert_row(self, a: int, b: int) -> None:
-        """Takes a row out of the step being planned."""
-        if not self.is_planning or not self.steps[-1].works:
-            return
-        works = self.steps[-1].works
-        work = works[a % len(works)]
-        if work.row.sequence is not None:
-            if work.reservation is not None:
-                work.row.sequence.revert(work.reservation)
-            self.forget(work)
-            works.remove(work)
-
-    def revert_step(self, a: int, b: int) -> None:
-        """Takes the newest step back."""
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        for row in [row for row in self.rows if row.opened_in == step.step_id]:
-            self.close(row)
-        self.cache.revert_step(step.step_id)
-        self.steps.pop()
-        self.is_planning = False
-        self.num_reverts += 1
-        for work in step.works:
-            self.forget(work)
-        last = self.steps[-1].step_id if self.steps else None
-        moved = [(last if until == step.step_id else until, t) for until, t in self.parked]
-        self.parked = [(until, tables) for until, tables in moved if until is not None]
-
-    def forget(self, work: ProgramWork) -> None:
-        """A work that will not run after all."""
-        row = work.row
-        row.end -= work.num_tokens
-        row.num_drafting -= work.num_tokens > 1 and work.kind == "decode"
-        row.steps.pop()
-        if work.reservation is not None:
-            for table, ids in zip(row.tables, work.reservation.new_block_ids, strict=True):
-                if len(ids):
-                    del table[-len(ids) :]
 
     def reset(self, a: int, b: int) -> None:
         """Forgets the cache, now and then."""

@@ -45,7 +45,7 @@ from openinfer_engine.loop._grammar_queue import GrammarQueue
 from openinfer_engine.loop._kv_events import KVEventFlusher, Replay
 from openinfer_engine.loop._request_intake import RequestIntake
 from openinfer_engine.trace._trace_control import TraceControl
-from openinfer_scheduler import Effects, PolicyError, Scheduler, StepPlan
+from openinfer_scheduler import Effects, Scheduler, StepPlan
 
 LOOP_COMMANDS = frozenset(
     {"get_load", "reset_prefix_cache", "pause", "resume", "start_trace", "stop_trace", "add_spans"}
@@ -319,18 +319,18 @@ class EngineLoop:
         return True
 
     def _plan(self, now: float) -> StepPlan | None:
-        try:
-            return self._scheduler.plan(now)
-        except PolicyError as error:
+        plan = self._scheduler.plan(now)
+        error = self._scheduler.take_policy_error()
+        if error is not None:
             if self._raises_policy_errors:
-                raise
+                raise error
             _logger.error(
-                "%s; until the engine is started again, requests are served as they came",
+                "%s; until the engine is started again, requests are served first come, first "
+                "served",
                 error,
                 exc_info=error.__cause__,
             )
-            self._scheduler.fall_back()
-            return self._scheduler.plan(now)
+        return plan
 
     def _sample_masked(self, plan: StepPlan, grammars: GrammarQueue) -> None:
         """Samples the newest step by masks, once the tokens before it are known."""

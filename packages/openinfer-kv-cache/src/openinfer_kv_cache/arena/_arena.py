@@ -44,7 +44,6 @@ class SlabPool(BlockPool):
         super().__init__(num_slabs * blocks_per_slab)
         self.num_blocks = 0
         self._num_free = 0
-        self.has_no_gaps = False  # a slab that moves away may hold a parent whose children stay
         if not is_chained:
             self._runs = None
         self._arena = arena

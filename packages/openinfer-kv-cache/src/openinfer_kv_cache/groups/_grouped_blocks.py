@@ -134,12 +134,6 @@ class GroupedBlocks:
         for table, before, after in zip(self._tables, seals.before, seals.after, strict=True):
             table.land_step(step_id, keys, Seals((before,), (after,), seals.num_known))
 
-    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
-        """Take back what the newest step took in every group."""
-        assert seals is not None, "several groups are planned in every step"
-        for table, before, ids in zip(self._tables, seals.before, new_block_ids, strict=True):
-            table.undo(step_id, Seals((before,), (before,), 0), (ids,))
-
     def release(self) -> None:
         """Let go of everything."""
         for table in self._tables:

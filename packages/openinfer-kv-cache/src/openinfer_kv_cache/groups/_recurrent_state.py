@@ -131,7 +131,7 @@ class StateRow:
 
     @property
     def num_sealed(self) -> int:
-        """What `undo` goes back to: the positions that were planned."""
+        """Positions that were planned."""
         return self._passed
 
     @property
@@ -221,24 +221,6 @@ class StateRow:
             else:
                 self._drop_tail()
                 self._tail = sealed.publish()
-
-    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
-        """The step will not run: its copies, its checkpoints, and the row if it was new."""
-        assert seals is not None, "a state group plans positions in every step"
-        (self._passed,) = seals.before
-        if self._restored_in == step_id:
-            self._restored_in = None
-        for checkpoint in [c for c in self._checkpoints if c.step_id == step_id]:
-            self._checkpoints.remove(checkpoint)
-            lease = checkpoint.lease
-            if isinstance(lease, CachedLease):
-                kept, lease = lease.withdraw(1)
-                kept.close()
-            lease.close()
-        if len(new_block_ids[0]) and self._row is not None:
-            self._row.close()
-            self._row = None
-            self.num_blocks = 0
 
     def release(self) -> None:
         """Let go of everything; published checkpoints stay cached."""

@@ -188,39 +188,12 @@ class SequenceBlocks:
         if events is not None and self.namespace == self._pool.namespace:
             events.landed(keys, start, stop)
 
-    def withdraw(self, num_sealed: int) -> None:
-        """Make blocks from the `num_sealed`-th on mutable again, landed ones excepted."""
-        excess = self.num_sealed - max(num_sealed, self.num_landed)
-        if excess <= 0:
-            self.publish()  # an older step wrote them: they stay, and nobody else publishes them
-            return
-        if self._sealed is not None:
-            excess = len(self._sealed)
-            lease = self._sealed.unseal()
-            self._sealed = None
-        else:
-            self._cached, lease = self._cached.withdraw(excess)
-        self._mutable = lease.join(self._mutable)
-        self.num_sealed -= excess
-
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
         """A step has completed that made these seals."""
         before, after = seals.before[0], seals.after[0]
         if after > before:
             self.num_landed = max(self.num_landed, after)
             self.announce(keys, before, after)
-
-    def undo(self, step_id: int, seals: Seals | None, new_block_ids: tuple[BlockIds, ...]) -> None:
-        """Take back what the newest step took: its seals, its blocks."""
-        if seals is not None:
-            self.withdraw(seals.before[0])
-        self.give_back(len(new_block_ids[0]))
-
-    def give_back(self, num: int) -> None:
-        """Free the last `num` blocks."""
-        if num:
-            self._mutable = self._mutable.give_back(num)
-            self.num_blocks -= num
 
     def release(self) -> None:
         """Let go of everything, children before parents."""

@@ -2,12 +2,10 @@
 
                   seal                     publish
     MutableLease ──────> SealedLease ──────────────> CachedLease <── match (prefix hit)
-      │  ^  ^              │   │                        │   │
-      │  │  └────unseal────┘   │                        │   │
-      │  └───────────────────withdraw (step reverted)───┘   │
-      v                        v                            v
-    close, drop: free        close: free                  close: evictable (duplicates: free)
-    give_back: free                                       drop: the same, or free at once
+      │                      │                          │
+      v                      v                          v
+    close, drop: free      close: free                close: evictable (duplicates: free)
+                                                      drop: the same, or free at once
 
     mutable   private, being written; nobody else knows the blocks
     sealed    full of known tokens; the write is planned, the keys are fixed, not indexed yet
@@ -67,21 +65,9 @@ class MutableLease(_Lease):
         ids = pool.try_take(num)
         return None if ids is None else cls(pool, ids)
 
-    def join(self, other: "MutableLease") -> "MutableLease":
-        """Both spans as one, `other` behind; consumes both."""
-        return MutableLease(self._pool, np.concatenate((self._consume(), other._consume())))
-
     def extend(self, ids: BlockIds) -> None:
         """Add blocks behind, which were just taken from the pool."""
         self._ids = np.concatenate((self.ids, ids))
-
-    def give_back(self, num: int) -> "MutableLease":
-        """Free the last `num` blocks at once; they must not have been launched."""
-        ids = self._consume()
-        keep = len(ids) - num
-        assert keep >= 0, "more blocks given back than leased"
-        self._pool.release(ids[keep:])
-        return MutableLease(self._pool, ids[:keep])
 
     def drop(self, num: int) -> "MutableLease":
         """Free the first `num` blocks; nothing in flight may read or write them."""
@@ -123,10 +109,6 @@ class SealedLease(_Lease):
         ids = self._consume()
         anchors = self._pool.register(ids, self._keys, self._namespace, above=above)
         return CachedLease(self._pool, ids, anchors)
-
-    def unseal(self) -> MutableLease:
-        """Back to private blocks: the step that was to write them is reverted."""
-        return MutableLease(self._pool, self._consume())
 
     def close(self) -> None:
         """Free the blocks."""
@@ -197,17 +179,6 @@ class CachedLease(_Lease):
         self._pool.release(anchors[is_kept | is_twin])
         self._pool.discard(anchors[~(is_kept | is_twin)])
         return CachedLease(self._pool, ids, rest if (rest != ids).any() else ids)
-
-    def withdraw(self, num: int) -> tuple["CachedLease", MutableLease]:
-        """Make the last `num` blocks private again: their step is reverted."""
-        keep = len(self.ids) - num
-        own, anchors = self._ids[keep:], self._anchors[keep:]
-        self._pool.retract(own)
-        self._pool.release(anchors[anchors != own])
-        ids = self._consume()
-        kept = ids[:keep]
-        kept_anchors = self._anchors[:keep] if self._has_duplicates else kept
-        return CachedLease(self._pool, kept, kept_anchors), MutableLease(self._pool, own)
 
     def close(self, rest: MutableLease | None = None) -> None:
         """Let go: indexed blocks become evictable when nobody else holds them, duplicates free.

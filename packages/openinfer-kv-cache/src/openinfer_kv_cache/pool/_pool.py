@@ -44,7 +44,6 @@ class BlockPool:
         now: seconds, for these sums alone; whoever owns the pool keeps it.
         events: told what leaves the index; None: nobody asks.
         origins: which blocks tiers have brought; None: there are no tiers.
-        has_no_gaps: whether the parent of every indexed block is indexed.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -57,7 +56,6 @@ class BlockPool:
         self.num_open_leases = 0
         self.events: GroupEvents | None = None
         self.origins: BlockOrigins | None = None
-        self.has_no_gaps = True
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._refcounts = np.zeros(num_blocks, np.int32)
@@ -65,10 +63,6 @@ class BlockPool:
         self._stored_at = np.zeros(num_blocks)
         self._used_at = np.zeros(num_blocks)
         self._keys: list[bytes | None] = [None] * num_blocks
-        self._above: list[bytes | None] = [None] * num_blocks
-        """By indexed block, the key of the block that it continues; None: of none, or not known."""
-        self._is_heir = np.zeros(num_blocks, np.bool_)
-        """Blocks that took the place of another one in the index: some may continue that one."""
         self._index: dict[bytes, int] = {}
         self._runs: ChainRuns | None = ChainRuns(num_blocks)
         """None where blocks are not chained."""
@@ -221,11 +215,10 @@ class BlockPool:
             above: the indexed block that the first one continues; None: there is none to keep.
 
         Returns:
-            Per block the one that is indexed under its key, ours or the other. All of ours where
-            `namespace` is over, or `above` has left the index: nothing is indexed then.
+            For each block the one that is indexed under its key, ours or the other. All of ours if
+            the cache was reset since `namespace`: nothing is indexed then.
         """
-        is_lost = self.has_no_gaps and above is not None and not self._is_indexed[above]
-        if namespace != self.namespace or is_lost:
+        if namespace != self.namespace:
             return ids
         own = ids.tolist()
         setdefault = self._index.setdefault
@@ -233,13 +226,10 @@ class BlockPool:
         if indexed != own:
             self._free_idle(keys)
             indexed = list(map(setdefault, keys, own))
-            self._is_heir[ids] = True
-        parent = last = None if above is None else self._keys[above]
+        parent = None if above is None else self._keys[above]
         for block, anchor, key in zip(own, indexed, keys, strict=True):
             if block == anchor:
                 self._keys[block] = key
-                self._above[block] = last
-            last = key
         if self._policed is not None:
             self._policed.add(own, indexed, keys, parent)
         if indexed == own:
@@ -276,38 +266,6 @@ class BlockPool:
         if self.events is not None:
             self.events.removed(keys)
 
-    def retract(self, ids: BlockIds) -> None:
-        """Withdraw held blocks that will not be written after all: their step is reverted.
-
-        So is what others indexed behind them, which nobody could find any more.
-        """
-        shared = ids[(self._refcounts[ids] > 1) | self._is_heir[ids]]
-        lost = {key for block in shared.tolist() if (key := self._keys[block]) is not None}
-        self.withdraw(ids)
-        if lost and self.has_no_gaps:
-            behind = self._behind(lost)
-            idle = behind[self._refcounts[behind] == 0]
-            self._evictable.remove(idle)
-            self.withdraw(behind)
-            self._put_free(idle)
-
-    def _behind(self, lost: set[bytes]) -> BlockIds:
-        """Every indexed block that continues these keys; looks at all that is indexed."""
-        children: dict[bytes, list[int]] = {}
-        for block in self._index.values():
-            above = self._above[block]
-            if above is not None:
-                children.setdefault(above, []).append(block)
-        found: list[int] = []
-        waiting = list(lost)
-        while waiting:
-            for block in children.get(waiting.pop(), ()):
-                found.append(block)
-                key = self._keys[block]
-                assert key is not None, "an indexed block has a key"
-                waiting.append(key)
-        return np.array(found, np.int32)
-
     def _unindex(self, ids: BlockIds) -> list[bytes]:
         forgotten: list[bytes] = []
         for block in ids[self._is_indexed[ids]].tolist():
@@ -318,7 +276,7 @@ class BlockPool:
             forgotten.append(key)
         if self._policed is not None:
             self._policed.discard(ids[self._is_indexed[ids]])
-        self._is_indexed[ids] = self._is_heir[ids] = False
+        self._is_indexed[ids] = False
         if self._runs is not None:
             self._runs.forget(ids)
         return forgotten
@@ -328,7 +286,7 @@ class BlockPool:
         self.namespace += 1
         self._put_free(self._evictable.clear())
         self._index.clear()
-        self._is_indexed[:] = self._is_heir[:] = False
+        self._is_indexed[:] = False
         self._keys = [None] * len(self._keys)
         if self._runs is not None:
             self._runs.clear()

@@ -57,7 +57,6 @@ class TierSaves:
             room = stop - start
         end = min(stop, start + room)
         keys = sequence.keys
-        # Fewer where the reverted step of another sequence took blocks out of the index.
         lease = CachedLease.match(self._pool, keys.slice(start, end))
         end = start + len(lease)
         if end == start:

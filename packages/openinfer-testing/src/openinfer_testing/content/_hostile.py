@@ -1,4 +1,4 @@
-"""The worst policy there can be: a scheduler has to stay right whatever a policy says or does."""
+"""A policy that breaks every rule: a scheduler must stay correct whatever a policy does."""
 
 from collections.abc import Sequence
 from random import Random
@@ -6,18 +6,18 @@ from random import Random
 from openinfer_scheduler import SequenceState
 
 _CHANCE = 0.04
-"""Of each misdeed that no plan survives."""
+"""Probability of each fault for which a scheduler replaces the policy."""
 
 
 class Hostility(Exception):
-    """Raised by `HostilePolicy` wherever it is asked; the plan being made is lost, and no more."""
+    """Raised by the methods of `HostilePolicy`."""
 
 
 class HostilePolicy:
-    """Any order, any chunk, any victim, another one every time.
+    """Returns random orders, chunks and victims.
 
-    It changes the lists that it is given, now and then answers what is no answer, for which
-    `Scheduler.plan` raises `PolicyError`, and raises `Hostility`.
+    It changes the lists that it is given. Now and then it returns an invalid order or raises
+    `Hostility`; `Scheduler.take_policy_error` then returns a `PolicyError`.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -25,7 +25,7 @@ class HostilePolicy:
         self._rng = rng
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:
-        """A shuffle; at times of some, or of some twice."""
+        """Returns a shuffle; at times it lacks a sequence or has one twice."""
         self._may_raise()
         order = self._rng.sample(list(sequences), len(sequences))
         if self._rng.random() < _CHANCE:
@@ -34,19 +34,19 @@ class HostilePolicy:
         return order
 
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
-        """Negative, nothing, little, everything or far too much."""
+        """Returns a negative, zero, small, full or far too large size."""
         self._may_raise()
         return self._rng.choice((-3, 0, 1, 2, max_tokens, 10**9))
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """Anybody."""
+        """Returns a random candidate."""
         self._may_raise()
         victim = self._rng.choice(candidates)
         self._destroy(candidates)
         return victim
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """Holds the scheduler to charge for something."""
+        """Checks that tokens are charged."""
         assert num_tokens, "charged for nothing"
         self._may_raise()
 
