@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 @pytest.fixture
 def write_file():
-    """Writes tensors as a safetensors file."""
+    """Returns a function that writes tensors as a safetensors file."""
 
     def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
         save_file(tensors, path)
@@ -20,7 +20,7 @@ def write_file():
 
 @pytest.fixture
 def write_raw():
-    """Writes a safetensors file from a header and bytes, sound or not."""
+    """Returns a function that writes a safetensors file from any header and bytes."""
 
     def write(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()

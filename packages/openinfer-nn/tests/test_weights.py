@@ -15,11 +15,11 @@ from openinfer_nn import (
 
 
 class Net(nn.Module):
-    """A fused product and a vector."""
+    """A merged product and a vector."""
 
     def __init__(self, dtype=torch.float32, device="cpu"):
         super().__init__()
-        # A backend that keeps the stored order.
+        # This backend keeps the stored order, so the tests can read the weight after packing.
         self.merged = MergedLinear(4, (3, 5), device=device, dtype=dtype, backend="torch")
         self.scale = nn.Parameter(torch.empty(7, dtype=dtype, device=device), requires_grad=False)
 
@@ -58,7 +58,7 @@ def test_fused_rows_are_filled_in_any_dtype(tmp_path, write_file, tensors, store
 
 
 def test_tensors_larger_than_a_piece(tmp_path, write_file, monkeypatch, tensors):
-    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 12)
+    monkeypatch.setattr("openinfer_nn.weights._loader.PIECE_BYTES", 12)
     write_file(tmp_path / "model.safetensors", tensors)
     for dtype in (torch.float32, torch.bfloat16):
         net = Net(dtype)
@@ -119,7 +119,7 @@ def test_ignorable_tensors_may_be_there(tmp_path, write_file, tensors):
 
 
 def test_a_repeated_tensor_is_held_to_what_it_repeats(tmp_path, write_file, tensors, monkeypatch):
-    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 16)
+    monkeypatch.setattr("openinfer_nn.weights._loader.PIECE_BYTES", 16)
 
     def load(**repeated):
         write_file(tmp_path / "model.safetensors", tensors | repeated)
@@ -160,7 +160,7 @@ def test_a_map_must_fill_every_parameter_exactly():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_loading_to_a_gpu_through_pinned_slots(tmp_path, write_file, monkeypatch, tensors):
-    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 12)
+    monkeypatch.setattr("openinfer_nn.weights._loader.PIECE_BYTES", 12)
     write_file(tmp_path / "model.safetensors", tensors)
     for dtype in (torch.float32, torch.bfloat16):
         net = Net(dtype, device="cuda")
@@ -193,7 +193,7 @@ def test_dummy_biases_are_small_and_norms_are_the_identity():
 
 @pytest.fixture
 def many(tmp_path, write_file):
-    """A checkpoint of eight products of 2 MiB each, and the network that takes it."""
+    """Returns a checkpoint of eight products of 2 MiB each and a function that builds its model."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
         f"{index}": torch.randn(1024, 1024, generator=generator).bfloat16() for index in range(8)
@@ -216,7 +216,7 @@ def many(tmp_path, write_file):
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_products_are_packed_as_they_are_filled(many, quantization, monkeypatch):
     folder, tensors, build = many
-    monkeypatch.setattr("openinfer_nn.weights._loader._PIECE_BYTES", 1 << 18)
+    monkeypatch.setattr("openinfer_nn.weights._loader.PIECE_BYTES", 1 << 18)
     try:
         net, names = build(quantization)
     except BackendUnavailable as error:
@@ -233,7 +233,7 @@ def test_products_are_packed_as_they_are_filled(many, quantization, monkeypatch)
     assert all(product.is_packed for product in net)
     assert weight_bytes(net) == expected
     is_native = {r.op: r.backend for r in describe("cpu")}["linear"] == "native"
-    if quantization is None or is_native:  # torch's own 4 bits have zero points beside the scales
+    if quantization is None or is_native:  # torch's own 4-bit format also has zero points
         assert sum(p.nbytes for p in net.parameters()) == expected
     x = torch.randn(3, 1024, generator=torch.Generator().manual_seed(1)).bfloat16()
     for product, tensor in zip(net, tensors.values(), strict=True):
@@ -242,7 +242,8 @@ def test_products_are_packed_as_they_are_filled(many, quantization, monkeypatch)
             weight = dequantize_weight(*quantize_weight(tensor, quantization))
         torch.testing.assert_close(product(x), (x.float() @ weight.T).bfloat16())
     if quantization is not None:
-        # Each stored weight is gone when the next begins: the two forms never stand side by side.
+        # Each stored weight is freed before the next one begins: memory never holds both forms
+        # of the whole model.
         num_pieces = len(sizes) // 8
         assert sizes[num_pieces - 1 :: num_pieces] == [(7 - i) * each for i in range(8)]
 

@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """The folder of a tiny checkpoint by name, written once."""
+    """Returns the folder of a tiny checkpoint by name or shape; each is written once."""
     root = tmp_path_factory.mktemp("tiny")
     shapes = {shape.name: shape for shape in TINY_CHECKPOINTS}
 
@@ -31,8 +31,8 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
 
 
 @dataclass
-class Sequence_:
-    """A sequence on its way: what is cached of it, and where."""
+class CachedSequence:
+    """A sequence: its cache blocks, its number of cached tokens, its logprobs so far."""
 
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
@@ -40,7 +40,7 @@ class Sequence_:
 
 
 class Harness:
-    """A model, an arena, and the few lines that pack sequences into steps."""
+    """A model, an arena, and the code that packs sequences into steps."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class Harness:
             )
             load_weights(folder, self.model, self.model.weight_map(), num_threads=2)
             spec = self.model.cache_spec()
-            # All bits set is NaN in every dtype: reading what was never written shows.
+            # All bits set is NaN in every dtype, so a read of an unwritten slot shows.
             arena = torch.full(
                 (num_blocks * spec.bytes_per_block(BLOCK_SIZE),), 0xFF, dtype=torch.uint8
             )
             self.cache = CacheView(
                 arena.to(device), spec, block_size=BLOCK_SIZE, num_blocks=num_blocks
             )
-        # Blocks are handed out in no order, as a used pool would.
+        # Blocks are allocated in random order, as from a used pool.
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
         self.free_blocks = order.tolist()
 
-    def step(self, rows: Sequence[tuple[Sequence_, Sequence[int]]]) -> None:
-        """Runs the next tokens of each sequence and keeps the logprobs that follow each."""
+    def step(self, rows: Sequence[tuple[CachedSequence, Sequence[int]]]) -> None:
+        """Runs the next tokens of each sequence and appends the logprobs after each token."""
         inputs = self.pack(rows)
         with torch.inference_mode():
             hidden = self.model(inputs, self.cache)
@@ -89,7 +89,7 @@ class Harness:
         for index, (sequence, _) in enumerate(rows):
             sequence.logprobs.extend(logprobs[ends[index] : ends[index + 1]])
 
-    def pack(self, rows: Sequence[tuple[Sequence_, Sequence[int]]]) -> StepInputs:
+    def pack(self, rows: Sequence[tuple[CachedSequence, Sequence[int]]]) -> StepInputs:
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -126,28 +126,28 @@ class Harness:
         )
 
 
-def rows_of(sequences: Sequence[Sequence_]) -> list[np.ndarray]:
+def rows_of(sequences: Sequence[CachedSequence]) -> list[np.ndarray]:
     return [torch.stack(sequence.logprobs[:-1]).numpy() for sequence in sequences]
 
 
 def alone(harness: Harness, prompts):
-    """Each sequence in one step of its own."""
-    sequences = [Sequence_() for _ in prompts]
+    """Runs each sequence in one step of its own."""
+    sequences = [CachedSequence() for _ in prompts]
     for sequence, ids in zip(sequences, prompts, strict=True):
         harness.step([(sequence, ids)])
     return rows_of(sequences)
 
 
 def batched(harness: Harness, prompts):
-    """All sequences in one step, of mixed lengths."""
-    sequences = [Sequence_() for _ in prompts]
+    """Runs all sequences, of mixed lengths, in one step."""
+    sequences = [CachedSequence() for _ in prompts]
     harness.step(list(zip(sequences, prompts, strict=True)))
     return rows_of(sequences)
 
 
 def chunked(harness: Harness, prompts, chunk: int = 7):
-    """Chunks of all sequences, until the longest is through."""
-    sequences = [Sequence_() for _ in prompts]
+    """Runs chunks of all sequences until the longest is complete."""
+    sequences = [CachedSequence() for _ in prompts]
     for begin in range(0, max(map(len, prompts)), chunk):
         parts = [(s, ids[begin : begin + chunk]) for s, ids in zip(sequences, prompts, strict=True)]
         harness.step([(s, ids) for s, ids in parts if ids])
@@ -155,30 +155,30 @@ def chunked(harness: Harness, prompts, chunk: int = 7):
 
 
 def decode(harness: Harness, prompts):
-    """Token by token."""
+    """Runs all sequences token by token."""
     return chunked(harness, prompts, chunk=1)
 
 
 def prefix_cached(harness: Harness, prompts):
-    """The full blocks of a first run are shared by a second, which computes the rest only."""
+    """Runs each sequence twice; the second run shares the full blocks of the first."""
     sequences = []
     for ids in prompts:
-        donor = Sequence_()
+        donor = CachedSequence()
         harness.step([(donor, ids)])
         shared = (len(ids) - 1) // BLOCK_SIZE
-        heir = Sequence_(
+        reader = CachedSequence(
             blocks=donor.blocks[:shared],
             num_cached=shared * BLOCK_SIZE,
             logprobs=donor.logprobs[: shared * BLOCK_SIZE],
         )
-        harness.step([(heir, ids[shared * BLOCK_SIZE :])])
-        sequences.append(heir)
+        harness.step([(reader, ids[shared * BLOCK_SIZE :])])
+        sequences.append(reader)
     return rows_of(sequences)
 
 
 def mixed(harness: Harness, prompts):
-    """One sequence decodes while the others are prefilled in chunks of their own size."""
-    sequences = [Sequence_() for _ in prompts]
+    """Decodes one sequence while the others are prefilled in chunks of different sizes."""
+    sequences = [CachedSequence() for _ in prompts]
     todo = [list(ids) for ids in prompts]
     sizes = [1, 5, 16, 11]
     while any(todo):
@@ -193,19 +193,19 @@ def mixed(harness: Harness, prompts):
 
 
 def decoded_at_length(harness: Harness, prompts, num_decoded: int = 24):
-    """All but the last tokens in one step, then all sequences token by token, together.
+    """Prefills all but the last tokens in one step, then decodes all sequences together.
 
-    Of the prompts' rows only the token that came is reported: the gate's means are of the decoded.
+    Prompt rows report only the token that came next, so that the gate's means are of decode steps.
     """
-    sequences = [Sequence_() for _ in prompts]
+    sequences = [CachedSequence() for _ in prompts]
     heads = [ids[:-num_decoded] for ids in prompts]
     harness.step(list(zip(sequences, heads, strict=True)))
     for index in range(-num_decoded, 0):
         harness.step([(s, [ids[index]]) for s, ids in zip(sequences, prompts, strict=True)])
     rows = rows_of(sequences)
     for logprobs, ids in zip(rows, prompts, strict=True):
-        of_prompt = len(ids) - num_decoded
-        logprobs[:of_prompt] = next_token_only(logprobs[:of_prompt], ids)
+        prompt_rows = len(ids) - num_decoded
+        logprobs[:prompt_rows] = next_token_only(logprobs[:prompt_rows], ids)
     return rows
 
 
@@ -214,7 +214,7 @@ PATHS = {path.__name__: path for path in (alone, batched, chunked, decode, prefi
 
 @pytest.fixture(params=list(PATHS))
 def way(request):
-    """A way of running sequences through a model."""
+    """Returns one way to run sequences through a model."""
     return PATHS[request.param]
 
 
@@ -225,7 +225,7 @@ def ways():
 
 @pytest.fixture
 def long_way():
-    """A way for sequences longer than what one task of a decode kernel attends."""
+    """Returns a way for sequences that a decode kernel splits among several tasks."""
     return decoded_at_length
 
 
@@ -236,14 +236,14 @@ def harness():
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """Sequences of odd and even lengths, on both sides of block boundaries."""
+    """Returns sequences of odd and even lengths, on both sides of block boundaries."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(320, (n,), generator=generator).tolist() for n in (33, 2, 16, 50)]
 
 
 @pytest.fixture(scope="session")
 def long_prompts() -> list[list[int]]:
-    """Decoded over 257 ... 717 tokens: on both sides of where kernels split a sequence."""
+    """Returns sequences of 717 and 270 tokens; decode kernels split a sequence after 256."""
     generator = torch.Generator().manual_seed(11)
     return [torch.randint(320, (n,), generator=generator).tolist() for n in (717, 270)]
 

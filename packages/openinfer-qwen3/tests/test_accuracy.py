@@ -1,4 +1,4 @@
-"""Every shape on every path against transformers, and the paths against themselves."""
+"""Every shape on every path against transformers, and reruns against each other."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_layers_as_forward_is_written_are_what_transformers_computes(
 
 @pytest.mark.parametrize("shape", ["mha-d64-tied", "odd7-mqa-d64"])
 def test_fused_layers_are_the_layers_as_written(shape, checkpoint, harness, way, prompts):
-    """Bit by bit in float32, where a CPU runs the parts of each fused op in turn."""
+    """They are bit-identical in float32, where a CPU runs the parts of each fused op in turn."""
     folder = checkpoint(shape)
     fused, written = (
         way(harness(folder, is_fused=is_fused), prompts) for is_fused in (True, False)

@@ -1,4 +1,4 @@
-"""The same gate on a GPU: the same model file, other backends."""
+"""The accuracy gate on a GPU: the same model file with other back ends."""
 
 import pytest
 import torch

@@ -194,7 +194,7 @@ print(LINE.plan(spec).max_model_len, LINE.options())
 
 @pytest.fixture
 def copy(folder, tmp_path):
-    """A folder with the configuration of `folder`, and generation_config.json as given."""
+    """Copies the configuration of `folder`, with changes, beside a given generation_config.json."""
 
     def make(generation: object, **config):
         (tmp_path / "config.json").write_text(json.dumps(read_config(folder) | config))

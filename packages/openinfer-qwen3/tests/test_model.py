@@ -58,7 +58,7 @@ def test_a_checkpoint_of_another_shape_is_refused(checkpoint):
 
 
 def _with_head(folder, to, change):
-    """A copy of a tied checkpoint that stores a head beside the embedding."""
+    """Copies a tied checkpoint and stores a head beside the embedding."""
     shutil.copytree(folder, to)
     tensors = load_file(to / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + change
@@ -73,7 +73,7 @@ def test_a_tied_checkpoint_may_carry_its_head_again_and_no_other(checkpoint, tmp
     model = _model(same)
     load_weights(same, model, model.weight_map())
     model = _model(other)
-    # What transformers does not tie is not served as if it were.
+    # transformers does not tie a head that differs, so serving it as tied would be wrong.
     logits = [reference_logits(f, prompts[:1], torch.float32)[0] for f in (tied, same, other)]
     assert np.array_equal(logits[0], logits[1])
     assert not np.allclose(logits[0], logits[2], atol=0.1)

@@ -83,7 +83,7 @@ def one_stale_block(harness):
     def packed(rows):
         inputs = pack(rows)
         table = inputs.block_table.clone()
-        # A long sequence's first block is another's, already written.
+        # The first block of a long sequence is another block, already written.
         long = (inputs.seq_lens > 32).nonzero().flatten()
         if len(long) and table.shape[1] > 1:
             table[long[-1], 0] = table[long[-1], 1]
@@ -102,7 +102,7 @@ def wrong_kv_head(harness):
 
 
 def interleaved_kv_heads(harness):
-    """Query head h reads h % num_kv_heads, not h // group."""
+    """Makes query head h read h % num_kv_heads, not h // group."""
     for attention in _paged(harness):
         attend = attention._attend
 
@@ -128,7 +128,7 @@ FAULTS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_gate_goes_red(way, fault, dtype, checkpoint, harness, prompts):
-    # Looking ahead in a decode step reads a slot nobody wrote, so give it an arena without NaN.
+    # A decode step that looks ahead reads an unwritten slot, so the arena must hold no NaN.
     folder = checkpoint(SHAPE)
     model = harness(folder, dtype, is_fused=False)
     with torch.inference_mode():

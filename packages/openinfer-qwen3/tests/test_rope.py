@@ -1,4 +1,4 @@
-"""The rotary table of every configuration that is read, against transformers' own."""
+"""The rotary frequencies of every supported configuration, against those of transformers."""
 
 import pytest
 import torch

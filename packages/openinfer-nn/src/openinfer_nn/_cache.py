@@ -1,7 +1,7 @@
-"""What a model keeps per token, and its view of the memory it is kept in.
+"""Cache of a model: what it stores per token, and its tensors in the runtime's arena.
 
-The runtime owns one arena. It is page-first: a block holds `block_size` tokens of every layer and
-plane, so that one copy moves a block between tiers.
+The arena is page-first: a block holds `block_size` tokens of every layer and plane, so that one
+copy moves a block between tiers.
 
 ```
 arena   | block 0                                         | block 1 ...
@@ -18,11 +18,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneSpec:
-    """One thing kept per token and layer, such as the keys.
+    """One tensor cached per token and layer, such as the keys.
 
     Attributes:
         name: Unique among the planes of a cache.
-        num_heads: Heads kept.
+        num_heads: Cached heads.
         head_dim: Dimensions of a head.
     """
 
@@ -33,14 +33,14 @@ class PlaneSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """What a model needs cached, as data: the runtime sizes the arena by it.
+    """Description of a model's cache, by which the runtime sizes the arena.
 
     Attributes:
         group: Name of the cache group.
-        kind: "full": every token of a sequence is kept.
-        num_layers: Layers that keep something.
-        planes: What each layer keeps, in memory order.
-        dtype: Of every plane.
+        kind: "full": every token of a sequence is cached.
+        num_layers: Layers with a cache.
+        planes: The planes of each layer, in memory order.
+        dtype: Dtype of every plane.
     """
 
     group: str
@@ -51,37 +51,37 @@ class CacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes one token takes in all layers."""
+        """Bytes of one token in all layers."""
         elements = sum(plane.num_heads * plane.head_dim for plane in self.planes)
         return self.num_layers * elements * self.dtype.itemsize
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Bytes one block of `block_size` tokens takes in all layers."""
+        """Returns the bytes of one block of `block_size` tokens in all layers."""
         return block_size * self.bytes_per_token
 
 
 class CacheView:
-    """A model's tensors in an arena: per layer, one strided view a plane.
+    """A model's tensors in an arena: one strided view per layer and plane.
 
     Attributes:
         spec: What is cached.
-        block_size: Tokens a block holds.
+        block_size: Tokens per block.
         num_blocks: Blocks in the arena.
     """
 
     def __init__(
         self, arena: torch.Tensor, spec: CacheSpec, *, block_size: int, num_blocks: int
     ) -> None:
-        """Cuts the arena into views; it stays the runtime's.
+        """Cuts the arena into views. The runtime keeps ownership of it.
 
         Args:
             arena: [num_blocks * spec.bytes_per_block(block_size)], uint8, contiguous.
             spec: What is cached.
-            block_size: Tokens a block holds.
+            block_size: Tokens per block.
             num_blocks: Blocks in the arena.
 
         Raises:
-            ValueError: The arena has another size, dtype or layout.
+            ValueError: The arena has the wrong size, dtype or layout.
         """
         num_bytes = num_blocks * spec.bytes_per_block(block_size)
         if arena.dtype != torch.uint8 or arena.shape != (num_bytes,) or not arena.is_contiguous():

@@ -2,7 +2,7 @@
 
 ```
 ModelError
-└── CheckpointError       a checkpoint is damaged, or is not this model's
+└── CheckpointError       a checkpoint is damaged, or belongs to another model
 ```
 """
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 
 class ModelError(Exception):
-    """Root of every error this package raises on purpose."""
+    """Root of this package's errors."""
 
 
 class CheckpointError(ModelError):
     """A checkpoint cannot be loaded.
 
     Attributes:
-        path: The file, or the folder where no one file is at fault.
-        tensor: Name of the tensor in the checkpoint, None where it is about the whole file.
-        reason: What is wrong, in words.
+        path: The file, or the folder if no single file is at fault.
+        tensor: Name of the tensor in the checkpoint, None if the whole file is at fault.
+        reason: What is wrong.
     """
 
     def __init__(self, path: Path, tensor: str | None, reason: str) -> None:

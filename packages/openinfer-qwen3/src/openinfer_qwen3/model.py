@@ -49,7 +49,7 @@ from openinfer_qwen3.config import Qwen3Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
-    """What all parts of a model are built for."""
+    """Device, dtypes and back ends that all parts of a model are built for."""
 
     device: torch.device | str
     dtype: torch.dtype

@@ -1,13 +1,13 @@
-"""Reading weights: several threads, straight from the files into the parameters.
+"""The loader: several threads read weights from the files straight into the parameters.
 
-Each tensor is cut into pieces; a thread takes a piece and reads it with `preadv`, which releases
-the interpreter. On the CPU a piece of the right dtype is read in place. Otherwise it goes through
-the thread's staging, which for a GPU is a ring of pinned slots whose copies overlap the next reads.
-A product's weight is packed for its backend as soon as its last piece is there, by the thread that
-read it: what a quantized model takes as stored is never in memory as a whole.
+Tensors are cut into pieces of at most 8 MiB. A thread takes a piece and reads it with `preadv`,
+which releases the GIL. On the CPU a piece of the right dtype is read in place. Other pieces go
+through the thread's staging buffers (see `_staging`).
+
+The thread that reads the last piece of a product's weight packs that weight for its backend. The
+stored form of a quantized model is therefore never in memory as a whole.
 """
 
-import ctypes
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -24,25 +24,11 @@ from torch import nn
 from openinfer_nn.errors import CheckpointError
 from openinfer_nn.modules._linear import PackedModule
 from openinfer_nn.weights._safetensors import TensorEntry, read_checkpoint
+from openinfer_nn.weights._staging import PIECE_BYTES, HostStaging, PinnedStaging, Source
 from openinfer_nn.weights._weight_map import WeightMap
 
-_PIECE_BYTES = 8 * 1024 * 1024
-_SLOTS_PER_THREAD = 2
+_MAX_THREADS = 16
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    entry: TensorEntry
-    fd: int
-    offset: int
-    dtype: torch.dtype
-    destination: torch.Tensor  # flat
-    owner: "_Owner | None"  # to be packed once it is filled
-
-    @property
-    def num_bytes(self) -> int:
-        return self.destination.numel() * self.dtype.itemsize
 
 
 def load_weights(
@@ -56,42 +42,44 @@ def load_weights(
     """Fills every parameter of a module from a checkpoint folder, and packs its products.
 
     Args:
-        folder: With model.safetensors, or shards and their index.
-        module: Whose parameters are filled.
-        weight_map: From checkpoint names to those parameters.
-        num_threads: Readers; by default one a core, at most 16.
-        on_progress: Called with (bytes read, bytes in all) after each piece, by any reader thread.
+        folder: The checkpoint: model.safetensors, or shards and their index.
+        module: The module to fill.
+        weight_map: From checkpoint names to the module's parameters.
+        num_threads: Reader threads; by default one per core, at most 16.
+        on_progress: Called by any reader thread with (bytes read, bytes in all) after each piece.
 
     Returns:
         Bytes read.
 
     Raises:
-        CheckpointError: The checkpoint is damaged or is not this model's.
+        CheckpointError: The checkpoint is damaged or belongs to another model.
     """
     weight_map.check_covers(module.named_parameters())
     entries = read_checkpoint(folder)
     pairs = weight_map.match(folder, entries)
-    repeated = weight_map.repeated(entries)
+    copies = weight_map.repeated(entries)
     with ExitStack() as files:
-        pieces = list(_cut(pairs, files, _Owners(module)))
-        total = sum(piece.num_bytes for piece in pieces)
+        pieces = list(_cut(pairs, files, _PackingIndex(module)))
+        total = sum(piece.source.num_bytes for piece in pieces)
         queue: SimpleQueue[_Piece] = SimpleQueue()
         for piece in pieces:
             queue.put(piece)
         progress = _Progress(total, on_progress)
-        num_threads = min(num_threads or min(16, os.cpu_count() or 1), max(1, len(pieces)))
+        num_threads = min(
+            num_threads or min(_MAX_THREADS, os.cpu_count() or 1), max(1, len(pieces))
+        )
         with ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights") as pool:
             readers = [pool.submit(_read_all, queue, progress) for _ in range(num_threads)]
-            # Behind the readers: by then the pages of the originals are in memory.
+            # Compared last: by then the pages of the originals are in the page cache.
             readers += [
-                pool.submit(_check_repeated, *repetition, begin)
-                for repetition in repeated
-                for begin in range(0, repetition[0].num_bytes, _PIECE_BYTES)
+                pool.submit(_compare, *copy, begin)
+                for copy in copies
+                for begin in range(0, copy[0].num_bytes, PIECE_BYTES)
             ]
         for reader in readers:
             reader.result()
     if any(parameter.is_cuda for parameter in module.parameters()):
-        # The readers' slots: torch would keep that much memory pinned for good.
+        # Frees the readers' pinned slots, which torch's host allocator would keep for good.
         torch._C._host_emptyCache()
     with torch.inference_mode():
         pack_weights(module)
@@ -106,54 +94,61 @@ def pack_weights(module: nn.Module) -> None:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights once they are packed, whether they are yet or not."""
+    """Returns the bytes of a module's weights once all are packed, whether they are yet or not."""
     packed = [part for part in module.modules() if isinstance(part, PackedModule)]
     theirs = {id(parameter) for part in packed for parameter in part.parameters()}
     others = sum(p.nbytes for p in module.parameters() if id(p) not in theirs)
     return others + sum(part.weight_bytes for part in packed)
 
 
-class _Owner:
-    """A product on the host, and how many pieces of its weight are still to be read."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    source: Source
+    destination: torch.Tensor  # flat
+    packing: "_Packing | None"  # packs the weight when its last piece is read
+
+
+class _Packing:
+    """Packs a product on the host when the last piece of its weight has been read."""
 
     def __init__(self, module: PackedModule) -> None:
         self._module = module
-        self._num_left = 0
+        self._num_missing = 0
         self._lock = Lock()
 
-    def expect(self) -> None:
-        """Counts one more piece, before any is read."""
-        self._num_left += 1
+    def expect_piece(self) -> None:
+        """Counts one more piece. All are counted before any is read."""
+        self._num_missing += 1
 
-    def arrive(self) -> None:
-        """A piece is there; the last one packs the weight."""
+    def finish_piece(self) -> None:
+        """Counts a piece as read; packs the weight if it was the last."""
         with self._lock:
-            self._num_left -= 1
-            is_filled = self._num_left == 0
+            self._num_missing -= 1
+            is_filled = self._num_missing == 0
         if is_filled:
             self._module.pack()
 
 
-class _Owners:
-    """Which product a destination belongs to."""
+class _PackingIndex:
+    """Finds the product that a destination belongs to, by address."""
 
     def __init__(self, module: nn.Module) -> None:
         found = [
-            (part.weight.data_ptr(), part.weight.nbytes, _Owner(part))
+            (part.weight.data_ptr(), part.weight.nbytes, _Packing(part))
             for part in module.modules()
-            # A copy to a device may still be under way when its piece is done.
+            # On a GPU the copy of a piece may still be in flight when its read is done.
             if isinstance(part, PackedModule) and part.weight.device.type == "cpu"
         ]
         found.sort(key=lambda entry: entry[0])
         self._begins = [begin for begin, _, _ in found]
         self._found = found
 
-    def of(self, destination: torch.Tensor) -> _Owner | None:
+    def find(self, destination: torch.Tensor) -> _Packing | None:
         at = bisect_right(self._begins, destination.data_ptr()) - 1
         if at < 0:
             return None
-        begin, num_bytes, owner = self._found[at]
-        return owner if destination.data_ptr() < begin + num_bytes else None
+        begin, num_bytes, packing = self._found[at]
+        return packing if destination.data_ptr() < begin + num_bytes else None
 
 
 class _Progress:
@@ -174,10 +169,10 @@ class _Progress:
 
 
 def _cut(
-    pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack, owners: _Owners
+    pairs: list[tuple[TensorEntry, torch.Tensor]], files: ExitStack, index: _PackingIndex
 ) -> Iterator[_Piece]:
+    """Cuts tensors into pieces, in the order of the files, so that a disk is read sequentially."""
     fds: dict[Path, int] = {}
-    # In file order, so that readers walk a disk forwards.
     for entry, destination in sorted(pairs, key=lambda pair: (pair[0].path, pair[0].offset)):
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
@@ -188,18 +183,20 @@ def _cut(
             fd = os.open(entry.path, os.O_RDONLY)
             files.callback(os.close, fd)
             fds[entry.path] = fd
-        offset, owner = entry.offset, owners.of(destination)
-        for flat in torch.split(destination.detach().view(-1), _PIECE_BYTES // dtype.itemsize):
-            if owner is not None:
-                owner.expect()
-            yield _Piece(entry, fds[entry.path], offset, dtype, flat, owner)
-            offset += flat.numel() * dtype.itemsize
+        offset, packing = entry.offset, index.find(destination)
+        for flat in torch.split(destination.detach().view(-1), PIECE_BYTES // dtype.itemsize):
+            if packing is not None:
+                packing.expect_piece()
+            num_bytes = flat.numel() * dtype.itemsize
+            yield _Piece(Source(entry, fds[entry.path], offset, dtype, num_bytes), flat, packing)
+            offset += num_bytes
 
 
 def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
-    # The mode is a thread's own, and a model built in it can be written only in it.
+    """Reads pieces until the queue is empty or another reader has failed; runs in a thread."""
+    # Inference mode is per thread, and a model built in it can only be written in it.
     with torch.inference_mode():
-        staging: _HostStaging | _PinnedStaging | None = None
+        staging: HostStaging | PinnedStaging | None = None
         try:
             while not progress.failed.is_set():
                 try:
@@ -209,11 +206,11 @@ def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
                 device = piece.destination.device
                 if staging is None:
                     is_cuda = device.type == "cuda"
-                    staging = _PinnedStaging(device) if is_cuda else _HostStaging()
-                staging.load(piece)
-                if piece.owner is not None:
-                    piece.owner.arrive()
-                progress.add(piece.num_bytes)
+                    staging = PinnedStaging(device) if is_cuda else HostStaging()
+                staging.load(piece.source, piece.destination)
+                if piece.packing is not None:
+                    piece.packing.finish_piece()
+                progress.add(piece.source.num_bytes)
             if staging is not None:
                 staging.finish()
         except BaseException:
@@ -221,79 +218,12 @@ def _read_all(queue: SimpleQueue[_Piece], progress: _Progress) -> None:
             raise
 
 
-def _check_repeated(tensor: TensorEntry, original: TensorEntry, otherwise: str, begin: int) -> None:
-    """Compares a piece of a tensor with the same piece of what it should repeat."""
+def _compare(copy: TensorEntry, original: TensorEntry, otherwise: str, begin: int) -> None:
+    """Compares a piece of a tensor with the same piece of the tensor that it should repeat."""
     pieces = []
-    for entry in (tensor, original):
+    for entry in (copy, original):
         with entry.path.open("rb") as file:
             file.seek(entry.offset + begin)
-            pieces.append(file.read(min(_PIECE_BYTES, entry.num_bytes - begin)))
+            pieces.append(file.read(min(PIECE_BYTES, entry.num_bytes - begin)))
     if pieces[0] != pieces[1]:
-        raise CheckpointError(tensor.path, tensor.name, otherwise)
-
-
-class _HostStaging:
-    """Loads into host memory; only pieces that change dtype need the buffer."""
-
-    def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
-
-    def load(self, piece: _Piece) -> None:
-        if piece.dtype == piece.destination.dtype:
-            _read(piece, piece.destination.view(torch.uint8))
-            return
-        if self._buffer is None:
-            self._buffer = torch.empty(_PIECE_BYTES, dtype=torch.uint8)
-        target = self._buffer[: piece.num_bytes]
-        _read(piece, target)
-        piece.destination.copy_(target.view(piece.dtype))
-
-    def finish(self) -> None:
-        """Nothing is in flight."""
-
-
-class _PinnedStaging:
-    """Loads into device memory through pinned slots, each copied while the next is read."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._slots = [
-            torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-            for _ in range(_SLOTS_PER_THREAD)
-        ]
-        self._copied = [
-            torch.cuda.Event()  # type: ignore[no-untyped-call]
-            for _ in range(_SLOTS_PER_THREAD)
-        ]
-        self._next = 0
-
-    def load(self, piece: _Piece) -> None:
-        slot, copied = self._slots[self._next], self._copied[self._next]
-        self._next = (self._next + 1) % _SLOTS_PER_THREAD
-        copied.synchronize()
-        target = slot[: piece.num_bytes]
-        _read(piece, target)
-        with torch.cuda.stream(self._stream):
-            piece.destination.copy_(target.view(piece.dtype), non_blocking=True)
-            copied.record(self._stream)
-
-    def finish(self) -> None:
-        self._stream.synchronize()
-
-
-def _read(piece: _Piece, target: torch.Tensor) -> None:
-    """Fills a host tensor of bytes; a read may return less than asked for."""
-    # Not through numpy, which would forbid a quantized weight to give the stored one's memory back.
-    raw = (ctypes.c_char * target.nbytes).from_address(target.data_ptr())
-    view = memoryview(raw).cast("B")
-    offset = piece.offset
-    while view:
-        try:
-            count = os.preadv(piece.fd, [view], offset)
-        except OSError as error:
-            raise CheckpointError(piece.entry.path, piece.entry.name, str(error)) from error
-        if count == 0:
-            raise CheckpointError(
-                piece.entry.path, piece.entry.name, f"the file ends at byte {offset}"
-            )
-        view, offset = view[count:], offset + count
+        raise CheckpointError(copy.path, copy.name, otherwise)

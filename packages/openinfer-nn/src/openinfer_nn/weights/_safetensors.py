@@ -1,8 +1,8 @@
-"""Where the tensors of a checkpoint lie, read from its safetensors headers and checked.
+"""Safetensors headers: the tensors of a checkpoint and their places in its files, checked.
 
-A file is: 8 bytes, the header's length (little-endian); the header, a JSON object of name to
-{dtype, shape, data_offsets}; the data, whose offsets count from the header's end
-(https://github.com/huggingface/safetensors#format). Nothing is ever unpickled.
+A file begins with the header's length in 8 bytes, little-endian. The header is a JSON object of
+name to {dtype, shape, data_offsets}. The data follows; offsets count from the header's end
+(https://github.com/huggingface/safetensors#format). Nothing is unpickled.
 """
 
 import json
@@ -30,12 +30,12 @@ class TensorEntry:
     """One tensor in a file.
 
     Attributes:
-        name: As the checkpoint spells it.
-        path: The file it is in.
-        dtype: As the format spells it, for example "BF16".
-        shape: Its dimensions.
+        name: Name in the checkpoint.
+        path: The file that holds it.
+        dtype: Name of the dtype in the format, for example "BF16".
+        shape: Dimensions.
         offset: Bytes from the beginning of the file.
-        num_bytes: Its size.
+        num_bytes: Size.
     """
 
     name: str
@@ -47,11 +47,11 @@ class TensorEntry:
 
 
 def read_checkpoint(folder: Path) -> dict[str, TensorEntry]:
-    """Lists every tensor of a checkpoint folder: one file, or the shards its index names.
+    """Returns every tensor of a checkpoint folder, of one file or of the shards in its index.
 
     Raises:
-        CheckpointError: There is no checkpoint, a header is unsound, a file is truncated, or index
-            and shards disagree.
+        CheckpointError: There is no checkpoint, a header is malformed, a file is truncated, or
+            index and shards disagree.
     """
     single, index = folder / _SINGLE_FILE, folder / _INDEX_FILE
     if single.is_file():
@@ -59,15 +59,15 @@ def read_checkpoint(folder: Path) -> dict[str, TensorEntry]:
     if index.is_file():
         return _read_shards(folder, index)
     raise CheckpointError(
-        folder, None, f"neither {_SINGLE_FILE} nor {_INDEX_FILE}: only safetensors are read"
+        folder, None, f"it has neither {_SINGLE_FILE} nor {_INDEX_FILE}; only safetensors are read"
     )
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Lists the tensors of one file after checking that they tile its data exactly.
+    """Returns the tensors of one file after checking that they tile its data exactly.
 
     Raises:
-        CheckpointError: The header is unsound or the file is truncated.
+        CheckpointError: The header is malformed or the file is truncated.
     """
     try:
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                     path,
                     None,
                     f"its header claims {header_bytes} bytes of a file of {file_bytes}: "
-                    "truncated, or no safetensors file",
+                    "it is truncated, or not a safetensors file",
                 )
             header = file.read(header_bytes)
     except OSError as error:
@@ -96,9 +96,9 @@ def _parse_header(path: Path, header: bytes, data_offset: int) -> list[TensorEnt
     try:
         table = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, None, f"its header is no JSON: {error}") from error
+        raise CheckpointError(path, None, f"its header is not JSON: {error}") from error
     if not isinstance(table, dict):
-        raise CheckpointError(path, None, "its header is no JSON object")
+        raise CheckpointError(path, None, "its header is not a JSON object")
     table.pop("__metadata__", None)
     return [_parse_entry(path, name, fields, data_offset) for name, fields in table.items()]
 
@@ -106,7 +106,7 @@ def _parse_header(path: Path, header: bytes, data_offset: int) -> list[TensorEnt
 def _parse_entry(path: Path, name: str, fields: Any, data_offset: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
-        # `type(n) is int`: True is an int too, and no dimension.
+        # isinstance would accept True as a dimension.
         is_sound = isinstance(shape, list) and all(
             type(n) is int and n >= 0 for n in (*shape, begin, end)
         )
@@ -152,7 +152,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         shards = sorted(set(weight_map.values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(index, None, f"no sound index: {error!r}") from error
+        raise CheckpointError(index, None, f"the index is malformed: {error!r}") from error
     entries: dict[str, TensorEntry] = {}
     for shard in shards:
         if not isinstance(shard, str) or "\0" in shard or Path(shard).name != shard:
@@ -167,5 +167,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
     missing = sorted(weight_map.keys() - entries.keys())
     if missing:
         path = folder / weight_map[missing[0]]
-        raise CheckpointError(path, missing[0], "the index places it here, but it is not")
+        raise CheckpointError(
+            path, missing[0], "the index places it in this file, which does not have it"
+        )
     return entries

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint fills which rows of which parameter, accounted for exactly."""
+"""The map from checkpoint tensors to parameters, checked to be complete."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -13,8 +13,8 @@ from openinfer_nn.weights._safetensors import TensorEntry
 class WeightMap:
     """Checkpoint names and their destinations, written by a model.
 
-    Every parameter must be filled exactly once, every tensor of the checkpoint used or declared
-    ignorable: a weight that goes nowhere, or comes from nowhere, is an error and not a guess.
+    Every parameter must be filled exactly once. Every tensor of the checkpoint must be used or
+    declared ignorable. Anything else is an error and not a guess.
     """
 
     def __init__(self) -> None:
@@ -26,37 +26,37 @@ class WeightMap:
         """Maps a checkpoint tensor to a parameter, or to a contiguous run of its rows.
 
         Args:
-            name: As the checkpoint spells it.
-            destination: A parameter or a view of one, of the tensor's shape; its dtype may differ.
+            name: Name of the tensor in the checkpoint.
+            destination: A parameter or a view of one, in the tensor's shape; its dtype may differ.
         """
         assert name not in self._destinations, f"{name} is mapped twice"
         assert destination.is_contiguous(), f"the destination of {name} is not contiguous"
         self._destinations[name] = destination
 
     def ignore(self, pattern: str) -> None:
-        """Declares tensors whose name matches a shell pattern ignorable, if there are any."""
+        """Declares all tensors ignorable whose name matches a shell pattern."""
         self._ignorable.append(pattern)
 
     def repeat(self, name: str, of: str, otherwise: str) -> None:
-        """Declares a tensor that goes nowhere because, if it is there, it repeats another.
+        """Declares a tensor optional, and a copy of another one if the checkpoint has it.
 
         Args:
-            name: As the checkpoint spells it.
-            of: The tensor whose very bytes it has; added, so that it is loaded.
-            otherwise: What the error says if the bytes differ.
+            name: Name of the copy in the checkpoint.
+            of: Name of the original, which must have been added.
+            otherwise: Reason of the error if the bytes differ.
         """
-        assert of in self._destinations, f"{of} goes nowhere"
+        assert of in self._destinations, f"{of} has no destination"
         self._repeats[name] = (of, otherwise)
 
     def destinations(self) -> Mapping[str, torch.Tensor]:
-        """Returns name to destination, in the order added."""
+        """Returns destinations by name, in the order added."""
         return self._destinations
 
     def check_covers(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Checks that the destinations tile the parameters: no byte twice, none left out.
+        """Asserts that the destinations tile the parameters: no byte twice, no byte missing.
 
         Args:
-            parameters: Name and tensor, as `Module.named_parameters` gives them.
+            parameters: Names and tensors, from `Module.named_parameters`.
         """
         spans = sorted(
             (destination.data_ptr(), destination.nbytes, name)
@@ -111,10 +111,10 @@ class WeightMap:
     def repeated(
         self, entries: Mapping[str, TensorEntry]
     ) -> list[tuple[TensorEntry, TensorEntry, str]]:
-        """Lists the repetitions of a checkpoint: tensor, what it repeats, what is said otherwise.
+        """Returns the copies in a checkpoint: copy, original, and the error's reason on a mismatch.
 
         Raises:
-            CheckpointError: One cannot be a repetition: its dtype or shape is another.
+            CheckpointError: A copy differs from its original in dtype or shape.
         """
         found = []
         for name, (of, otherwise) in self._repeats.items():

@@ -1,6 +1,6 @@
-"""Tiny checkpoints and the accuracy gate: what holds a model path to transformers.
+"""Tiny checkpoints and the accuracy gate, which compares a model path with transformers.
 
-Needs the extra `openinfer-testing[torch]`; the package above does not import it.
+It needs the extra `openinfer-testing[torch]`. `openinfer_testing` itself does not import it.
 """
 
 from openinfer_testing.torch._gate import (
@@ -29,7 +29,7 @@ __all__ = [
     "TinyCheckpoint",
     "train_tokenizer",
     "write_hf",
-    # The truth
+    # The reference: transformers
     "FloatArray",
     "reference_logits",
     "release_references",

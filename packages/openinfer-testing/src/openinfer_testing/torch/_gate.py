@@ -1,10 +1,10 @@
-"""The accuracy gate: is a path's output what transformers computes, within what rounding allows?
+"""The accuracy gate: a path's logprobs against those of transformers, with bounds for rounding.
 
-A path is a callable from token ids to logprobs, so the same gate holds a model in a loop, an
-executor and a server over HTTP. Bounds:
+A path is a callable from token ids to logprobs. The same gate therefore judges a model in a loop,
+an executor, and a server over HTTP. Bounds:
 
-- float32: every logprob within 0.01 of transformers in float32;
-- bfloat16 (and float16): mean and 99th percentile of the error against transformers in float32 at
+- float32: every logprob is within 0.01 nats of transformers in float32.
+- bfloat16 and float16: mean and 99th percentile of the error against transformers in float32 are at
   most 1.5 times those of transformers' own run in that dtype.
 """
 
@@ -21,22 +21,22 @@ MAX_FLOAT32_ERROR = 0.01
 MAX_ERROR_RATIO = 1.5
 
 LogprobPath = Callable[[Sequence[Sequence[int]]], Sequence[FloatArray]]
-"""From token ids per sequence to logprobs per sequence, [len(sequence) - 1, vocab_size], float32:
-row i is about token i + 1. NaN where the path does not report a token; every row reports some."""
+"""Maps token ids per sequence to logprobs per sequence, [len(sequence) - 1, vocab_size], float32.
+Row i is about token i + 1. NaN marks a token that the path does not report; no row is all NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
-    """How far a path is from the truth.
+    """The errors of a path against transformers in float32.
 
     Attributes:
-        dtype: The path computes in.
-        num_compared: Logprobs compared.
-        max_error: Largest absolute error, nats.
-        mean_error: Mean absolute error.
-        p99_error: 99th percentile of the absolute error.
+        dtype: Dtype that the path computes in.
+        num_compared: Number of logprobs compared.
+        max_error: Largest absolute error, in nats.
+        mean_error: Mean absolute error, in nats.
+        p99_error: 99th percentile of the absolute error, in nats.
         mean_ratio: Mean error over that of transformers in the same dtype; 0.0 for float32.
-        p99_ratio: The same of the 99th percentile.
+        p99_ratio: Ratio of the 99th percentiles, likewise.
         worst: (sequence, row, token) of the largest error.
     """
 
@@ -57,7 +57,7 @@ class GateReport:
         return self.mean_ratio <= MAX_ERROR_RATIO and self.p99_ratio <= MAX_ERROR_RATIO
 
     def check(self) -> None:
-        """Raises AssertionError with the figures unless the path is accurate."""
+        """Asserts that the path is accurate; the error shows the figures."""
         assert self.is_accurate, f"not what transformers computes: {self}"
 
 
@@ -68,14 +68,14 @@ def run_gate(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> GateReport:
-    """Forces the sequences through a path and compares it with transformers.
+    """Runs forced sequences through a path and compares the logprobs with transformers.
 
     Args:
-        folder: The checkpoint the path serves.
-        path: What is judged.
-        sequences: Token ids, each of two or more.
-        dtype: What the path computes in.
-        device: What transformers computes on.
+        folder: The checkpoint that the path serves.
+        path: The path to judge.
+        sequences: Token ids, two or more per sequence.
+        dtype: Dtype that the path computes in.
+        device: Device that transformers computes on.
 
     Raises:
         ValueError: The path returned other shapes, or a row without a single logprob.
@@ -90,7 +90,7 @@ def run_gate(
     own_mean, own_p99 = 0.0, 0.0
     if dtype is not torch.float32:
         own = _errors(teacher_forced_logprobs(folder, sequences, dtype, device), truth)
-        # The same entries on both sides, or a path that reports few would be judged by others.
+        # Both sides are averaged over the entries that the path reports.
         reported = [np.where(np.isnan(e), np.nan, o) for e, o in zip(errors, own, strict=True)]
         own_mean, own_p99 = _mean_and_p99(reported)
     mean, p99 = _mean_and_p99(errors)
@@ -107,7 +107,7 @@ def run_gate(
 
 
 def next_token_only(rows: FloatArray, token_ids: Sequence[int]) -> FloatArray:
-    """Returns rows that report nothing but the token that came next; the others stay unjudged.
+    """Returns rows in which every logprob but the next token's is NaN, and so not judged.
 
     Args:
         rows: [num_rows, vocab_size]: row i is about `token_ids[i + 1]`.

@@ -1,4 +1,4 @@
-"""What transformers says about a checkpoint: the truth that every path is held to."""
+"""The reference: transformers' logits and logprobs of a checkpoint."""
 
 import gc
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def _load(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def release_references() -> None:
-    """Forgets the models that comparisons have loaded, and frees what they held."""
+    """Drops the models that comparisons have loaded and frees their memory."""
     _load.cache_clear()
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -39,11 +39,11 @@ def reference_logits(
     Args:
         folder: A checkpoint.
         sequences: Token ids.
-        dtype: To compute in, whatever the weights are stored in.
-        device: To compute on.
+        dtype: Dtype of the computation; the weights are converted.
+        device: Device of the computation.
 
     Returns:
-        Per sequence [len(sequence), vocab_size], float32: row i is what follows token i.
+        For each sequence [len(sequence), vocab_size], float32: row i predicts token i + 1.
     """
     model = _load(folder, dtype, device)
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def teacher_forced_logprobs(
     """Returns transformers' logprobs of every token at every forced position.
 
     Returns:
-        Per sequence [len(sequence) - 1, vocab_size], float32: row i is about token i + 1.
+        For each sequence [len(sequence) - 1, vocab_size], float32: row i is about token i + 1.
     """
     return [
         torch.log_softmax(torch.from_numpy(logits[:-1]), dim=-1).numpy()

@@ -1,4 +1,4 @@
-"""A small byte-level BPE tokenizer with a ChatML template, enough for any text."""
+"""A small byte-level BPE tokenizer with a ChatML template; it encodes any text."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _SENTENCES = (
 def train_tokenizer(vocab_size: int) -> Tokenizer:
     """Trains a byte-level BPE of at most `vocab_size` entries; the special tokens come first.
 
-    Every byte has an entry, so any text can be encoded: `vocab_size` must be 259 or more.
+    Every byte has an entry, so that any text can be encoded. `vocab_size` must be 259 or more.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,7 +47,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """Returns what goes into tokenizer_config.json."""
+    """Returns the fields of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": CHAT_TEMPLATE,
