@@ -1,7 +1,7 @@
-"""The contract between an LLM engine and whoever drives it.
+"""The contract between an LLM engine and its clients.
 
-A client hands a `GenerateRequest` to an `EngineHandle` and receives `TokenEvent`s. The same
-structs travel between processes as frames of `StepEvents`. Depends on msgspec alone.
+A client submits a `GenerateRequest` to an `EngineHandle` and receives `TokenEvent`s. Between
+processes the same structs travel as frames of `StepEvents`. The package depends on msgspec alone.
 """
 
 from openinfer_contract._checks import (
@@ -160,13 +160,13 @@ __all__ = [
     "StartTrace",
     "StopTrace",
     "AddSpans",
-    # columns
+    # columns of numbers
     "pack_ids",
     "unpack_ids",
     "num_ids",
     "pack_floats",
     "unpack_floats",
-    # the wire
+    # messages on a socket
     "CONTRACT_VERSION",
     "MAX_FRAME_BYTES",
     "Hello",

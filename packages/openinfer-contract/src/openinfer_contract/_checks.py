@@ -1,6 +1,7 @@
-"""One place that says whether a request can be honoured: whole, or rejected with the field.
+"""Checks whether an engine can honour a request. It is honoured as a whole or rejected by field.
 
-The front end asks before it tokenises, the engine asks again at intake; both get the same words.
+The front end runs the checks before it tokenises, and the engine runs them again at intake, so both
+reject with the same message.
 """
 
 import math
@@ -36,14 +37,14 @@ FEATURES: Mapping[str, Uses] = {
     "want": lambda r: bool(r.want),
     "kv_transfer": lambda r: r.kv_transfer is not None,
 }
-"""Optional features and the requests that use them. An engine lists the ones it honours in
-`EngineInfo.honoured`; everything else of a request is honoured by every engine."""
+"""Optional features, each with the requests that use it. `EngineInfo.honoured` lists those that an
+engine supports. Every engine supports everything else in a request."""
 
 _FLOAT_BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, True),
     ("top_p", 0.0, 1.0, False),
     ("min_p", 0.0, 1.0, True),
-    # Less would make infinite scores, which look like those of a broken model.
+    # A smaller penalty overflows logits to infinity, and these count as a defect of the model.
     ("repetition_penalty", 0.01, 100.0, True),
     ("presence_penalty", -2.0, 2.0, True),
     ("frequency_penalty", -2.0, 2.0, True),
@@ -53,7 +54,7 @@ _MAX_BIAS = 100.0
 
 
 def banning_fields(request: GenerateRequest) -> tuple[str, ...]:
-    """The fields, dotted, by which a request rules tokens out: the first is the most to blame."""
+    """Returns the dotted fields that exclude tokens, the most likely culprit first."""
     sampling = request.sampling
     used = {
         "grammar": request.grammar is not None,
@@ -65,26 +66,26 @@ def banning_fields(request: GenerateRequest) -> tuple[str, ...]:
 
 
 def no_token_left_message(fields: Iterable[str]) -> str:
-    """What a request hears whose `banning_fields` have ruled every token out between them."""
+    """Returns the message for a request whose `banning_fields` together exclude every token."""
     names = " and ".join(field.rpartition(".")[2] for field in fields)
     return f"no token is left to draw: every one is ruled out by {names}"
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
-    """Why `info`'s engine cannot honour `request`, or None if it can.
+    """Returns why the engine cannot honour the request, or None if it can.
 
-    Costs microseconds and does not look at the token ids.
+    It takes microseconds, because it does not look at single token ids.
     """
     return next(_problems(request, info), None)
 
 
 def check_length(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
-    """The part of `check_request` that hangs on the prompt: its length and the room beside it."""
+    """Returns why the prompt does not fit, or None: the part of `check_request` about lengths."""
     return next(_length_problems(request, info), None)
 
 
 def check_sampling(sampling: Sampling) -> Rejected | None:
-    """Why these values make no sense for any engine, or None if they do."""
+    """Returns why no engine could honour these sampling parameters, or None if one could."""
     return next(_sampling_problems(sampling), None)
 
 
@@ -115,7 +116,7 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
 
 @lru_cache(maxsize=16)
 def _not_among(honoured: frozenset[str]) -> tuple[tuple[str, Uses], ...]:
-    """Features that an engine lacks which honours these."""
+    """Returns the features that an engine lacks if it supports `honoured`."""
     return tuple((name, uses) for name, uses in FEATURES.items() if name not in honoured)
 
 
@@ -162,7 +163,7 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
 
 
 def _logprob_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
-    """Of what is honoured: what is not supported has no bounds."""
+    """Yields problems of supported logprob options. Unsupported options are rejected as such."""
     logprobs, prompt_logprobs = request.logprobs, request.prompt_logprobs
     for name, options in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
         if options is None or name not in info.honoured:
@@ -177,7 +178,7 @@ def _logprob_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Re
 
 
 def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
-    """What would fail at its first token: everything allowed is ruled out by the other fields."""
+    """Yields a problem if the other fields exclude every allowed id: no token could be drawn."""
     allowed, stop = request.sampling.allowed_token_ids, request.stop
     ruled_out = {word for word in request.sampling.bad_words if num_ids(word) == 1}
     if not allowed or len(allowed) % 4 or not (ruled_out or stop.min_tokens > 0):
@@ -188,7 +189,7 @@ def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[
     if all(allowed[i : i + 4] in ruled_out for i in range(0, len(allowed), 4)):
         yield _invalid(
             "sampling.allowed_token_ids",
-            "names nothing but ids that bad_words or min_tokens (no stop id before it) rule out",
+            "holds only ids that bad_words or min_tokens (which excludes stop ids) rule out",
         )
 
 
@@ -205,7 +206,7 @@ def _length_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rej
         yield Rejected(
             kind="too_long",
             field="prompt_token_ids",
-            # Agents know these words, and shorten their conversations.
+            # Agents recognize "maximum context length" and then shorten their conversation.
             message=f"the prompt is too long: {prompt} tokens, of at most {most - 1}; "
             f"this model's maximum context length is {most} tokens",
         )

@@ -1,7 +1,7 @@
 """Columns of numbers as little-endian bytes.
 
-Token ids and logprobs cross processes as `bytes`: a list of 100,000 ints costs milliseconds of a
-step thread to decode, the same column as bytes costs microseconds.
+Token ids and logprobs travel between processes as `bytes`. Decoding a list of 100,000 integers
+takes milliseconds of the step thread; decoding the same column as bytes takes microseconds.
 """
 
 import sys
@@ -27,40 +27,40 @@ def _unpack(typecode: str, column: bytes) -> list[int] | list[float]:
 
 
 def pack_ids(values: Iterable[int]) -> bytes:
-    """Token ids (or any u32 column) as little-endian bytes.
+    """Returns token ids, or any u32 values, as little-endian bytes.
 
     Args:
         values: integers in `[0, 2**32)`.
 
     Raises:
-        OverflowError: if a value does not fit.
+        OverflowError: a value is out of that range.
     """
     return _pack("I", values)
 
 
 def unpack_ids(column: bytes) -> list[int]:
-    """The integers of a u32 column, as `pack_ids` wrote it.
+    """Returns the integers of a u32 column that `pack_ids` wrote.
 
     Raises:
-        ValueError: if the length is no multiple of four.
+        ValueError: the length is not a multiple of four.
     """
     return _unpack("I", column)  # type: ignore[return-value]
 
 
 def num_ids(column: bytes) -> int:
-    """How many u32 values a column holds."""
+    """Returns the number of u32 values in a column."""
     return len(column) >> 2
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
-    """A float32 column as little-endian bytes."""
+    """Returns floats as a little-endian float32 column."""
     return _pack("f", values)
 
 
 def unpack_floats(column: bytes) -> list[float]:
-    """The floats of a float32 column.
+    """Returns the floats of a float32 column.
 
     Raises:
-        ValueError: if the length is no multiple of four.
+        ValueError: the length is not a multiple of four.
     """
     return _unpack("f", column)  # type: ignore[return-value]

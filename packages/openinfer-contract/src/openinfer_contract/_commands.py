@@ -1,6 +1,6 @@
-"""Commands: they take effect between steps, on all ranks, and answer once all have.
+"""Commands: each runs between two steps, on all ranks, and is answered once all ranks have run it.
 
-An engine names the commands it honours in `EngineInfo.commands`; any other is answered with
+`EngineInfo.commands` lists the commands that an engine supports. It answers any other one with
 `CommandFailed(kind="unsupported")`.
 """
 
@@ -12,21 +12,23 @@ from openinfer_contract._info import Load
 
 
 class ResetPrefixCache(Struct, frozen=True, array_like=True, tag="reset_prefix_cache"):
-    """Forgets every cached block. Running requests go on."""
+    """Evicts every cached block. Running requests continue."""
 
 
 class Pause(Struct, frozen=True, array_like=True, tag="pause"):
-    """Stops stepping. abort: ends live requests; wait: finishes them first; keep: freezes them."""
+    """Stops the engine from planning steps, until `Resume`."""
 
     mode: Literal["abort", "wait", "keep"] = "wait"
+    """abort: abort live requests first. wait: finish them first. keep: pause at once and leave live
+    requests where they are. Requests that arrive after the command wait for `Resume`."""
 
 
 class Resume(Struct, frozen=True, array_like=True, tag="resume"):
-    """Steps again after `Pause`."""
+    """Lets the engine plan steps again after `Pause`."""
 
 
 class Sleep(Struct, frozen=True, array_like=True, tag="sleep"):
-    """Frees device memory. Level 1 keeps the weights on the host, 2 drops them."""
+    """Frees device memory. Level 1 keeps the weights in host memory, level 2 drops them."""
 
     level: Literal[1, 2] = 1
 
@@ -36,58 +38,62 @@ class Wake(Struct, frozen=True, array_like=True, tag="wake"):
 
 
 class UpdateWeights(Struct, frozen=True, array_like=True, tag="update_weights"):
-    """Loads another checkpoint of the same shapes; `weights_version` rises, the cache is reset."""
+    """Loads another checkpoint of the same shapes.
+
+    It raises `weights_version` and resets the prefix cache.
+    """
 
     path: str
 
 
 class LoadAdapter(Struct, frozen=True, array_like=True, tag="load_adapter"):
-    """Makes a LoRA adapter available under a name."""
+    """Loads a LoRA adapter from `path` and makes it available as `name`."""
 
     name: str
     path: str
 
 
 class UnloadAdapter(Struct, frozen=True, array_like=True, tag="unload_adapter"):
-    """Forgets a LoRA adapter."""
+    """Unloads a LoRA adapter."""
 
     name: str
 
 
 class StartTrace(Struct, frozen=True, array_like=True, tag="start_trace"):
-    """Starts writing a trace of requests and steps; `CommandDone.message` is the file's path."""
+    """Starts a trace of requests and steps. `CommandDone.message` is the path of its file."""
 
     path: str = ""
-    """Of the file, whose folder exists; a number is added to a name that is taken. Empty: a new
-    file in the engine's folder for traces."""
+    """Path of the file; its folder must exist. If the name is taken, a number is added to it.
+    Empty: a new file in the engine's trace folder."""
     has_kernels: bool = False
-    """Whether single kernels are in it, of the first steps: that makes them slow."""
+    """Whether to record the kernels of the first 128 steps, which slows these steps down."""
     max_bytes: int | None = None
-    """Of the file; what comes later is dropped. None: as the engine was told."""
+    """Upper bound of the file's size; later events are dropped. None: the engine's own bound."""
 
 
 class StopTrace(Struct, frozen=True, array_like=True, tag="stop_trace"):
-    """Ends the trace and flushes it; `CommandDone.message` is the file's path."""
+    """Ends the trace and flushes its file. `CommandDone.message` is the file's path."""
 
 
 class AddSpans(Struct, frozen=True, array_like=True, tag="add_spans"):
-    """Adds what a client did for a request to the trace; without one nothing happens.
+    """Adds a client's spans for one request to the trace. Without a trace it has no effect.
 
-    Takes effect at once, not between steps.
+    It takes effect at once, not between two steps.
     """
 
     key: str
     """The client's name for the request."""
     pid: int
+    """Process id of the client."""
     process: str
-    """What the client is, such as `front`."""
+    """Name of the client process in the trace, such as `front`."""
     spans: tuple[tuple[str, float, float], ...]
-    """(name, begin, end), monotonic seconds: the first holds all others, which come one behind the
-    other."""
+    """(name, begin, end) in monotonic seconds. The first span contains all others, which follow one
+    another."""
 
 
 class GetLoad(Struct, frozen=True, array_like=True, tag="get_load"):
-    """Asks for the exact load between two steps; `EngineHandle.load` may lag by a report."""
+    """Asks for the exact load between two steps. `EngineHandle.load` may be older."""
 
 
 Command = (
@@ -107,7 +113,7 @@ Command = (
 
 
 class CommandDone(Struct, frozen=True, array_like=True, kw_only=True, tag="done"):
-    """The command took effect."""
+    """The result of a command that took effect."""
 
     message: str = ""
     load: Load | None = None
@@ -115,10 +121,12 @@ class CommandDone(Struct, frozen=True, array_like=True, kw_only=True, tag="done"
 
 
 class CommandFailed(Struct, frozen=True, array_like=True, kw_only=True, tag="failed"):
-    """The command had no effect."""
+    """The result of a command that had no effect."""
 
     kind: Literal["unsupported", "failed", "refused"]
-    """refused: not now, or not so; whoever asked can mend that."""
+    """unsupported: the engine does not know the command. refused: the command does not fit the
+    engine's state or its own values; the caller can correct that. failed: the engine could not
+    run it."""
     message: str
 
 
@@ -126,7 +134,7 @@ CommandResult = CommandDone | CommandFailed
 
 
 def command_name(command: Command) -> str:
-    """The wire name of a command, as `EngineInfo.commands` lists it."""
+    """Returns a command's name as `EngineInfo.commands` lists it."""
     tag = command.__struct_config__.tag
     assert isinstance(tag, str)
     return tag

@@ -1,12 +1,12 @@
-"""What an engine answers: per request a stream of events, per step one message of columns.
+"""Events: what an engine sends for each request, and the message that carries one step's events.
 
-The stream of one request is
+The events of one request follow the grammar
 
     Rejected | Scheduled? (PromptLogprobs | Tokens | KvTransfer)* (Finished | Failed)
 
-`TokenEvent` is one request's share of one step (or of several steps, merged while its reader was
-busy). `StepEvents` carries the rows of one step over a connection, as columns. `StreamState`
-holds a stream to the grammar.
+One `TokenEvent` is one request's part of one step. If the reader was busy, it is the merged part of
+several steps. `StepEvents` carries all events of one step over a connection, as columns.
+`StreamState` checks that the events of a request follow the grammar.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,45 +19,46 @@ from openinfer_contract._columns import num_ids, pack_ids, unpack_ids
 from openinfer_contract.errors import StreamOrderError
 
 RejectionKind = Literal[
-    "invalid",  # a field's value makes no sense: 400
-    "unsupported",  # this engine does not do that: 400
-    "too_long",  # the prompt cannot fit: 400
+    "invalid",  # a field's value is out of range: HTTP status 400
+    "unsupported",  # this engine lacks a feature that the request uses: 400
+    "too_long",  # the prompt does not fit into max_model_len: 400
     "not_found",  # the adapter does not exist: 404
-    "duplicate",  # the request id is live already: 409
-    "overloaded",  # the intake is full: 503, retry
-    "draining",  # the engine is going away: 503, retry
+    "duplicate",  # a live request has the same id: 409
+    "overloaded",  # the waiting queue is full: 503, retry
+    "draining",  # the engine is shutting down: 503, retry
 ]
 FinishReason = Literal["stop", "length", "abort"]
 TierTokens = tuple[tuple[str, int], ...]
-"""Tokens found cached, by tier: `(("device", 1024), ("host", 512))`."""
+"""Cached tokens by tier, such as `(("device", 1024), ("host", 512))`."""
 
 
 class Scheduled(Struct, frozen=True, array_like=True, kw_only=True):
-    """The request left the queue for the first time. Preemption does not repeat this."""
+    """The request was admitted for the first time. It is not sent again after a preemption."""
 
     num_prompt_tokens: int
     cached: TierTokens = ()
+    """Prompt tokens found in the prefix cache."""
     queue_s: float = 0.0
-    """Seconds between arrival and this."""
+    """Seconds between the request's arrival and its admission."""
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, kw_only=True):
     """Logprobs of n consecutive tokens, as columns."""
 
     sampled: bytes
-    """f32 [n]: of the tokens themselves."""
+    """f32 [n]: logprobs of the tokens themselves."""
     ranks: bytes
-    """u32 [n]: 1 for the most likely token."""
+    """u32 [n]: ranks of the tokens; 1 is the most likely token of its position."""
     num_top: int = 0
     top_ids: bytes = b""
-    """u32 [n, num_top], most likely first."""
+    """u32 [n, num_top]: ids of the most likely tokens, most likely first."""
     top: bytes = b""
-    """f32 [n, num_top]."""
+    """f32 [n, num_top]: logprobs of `top_ids`."""
     by_id: bytes = b""
-    """f32 [n, number of `LogprobOptions.token_ids`]."""
+    """f32 [n, number of `LogprobOptions.token_ids`]: logprobs of these ids."""
 
     def merged(self, later: "TokenLogprobs") -> "TokenLogprobs":
-        """These logprobs followed by those of later tokens of the same request."""
+        """Returns these logprobs followed by those of later tokens of the same request."""
         return TokenLogprobs(
             sampled=self.sampled + later.sampled,
             ranks=self.ranks + later.ranks,
@@ -69,20 +70,20 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class PromptLogprobs(Struct, frozen=True, array_like=True, kw_only=True):
-    """Logprobs of the prompt tokens from `start` on."""
+    """Logprobs of the prompt tokens from position `start` on."""
 
     start: int
     logprobs: TokenLogprobs
 
 
 class KvTransfer(Struct, frozen=True, array_like=True):
-    """Opaque parameters that another engine needs to take over this request's cache."""
+    """Opaque parameters with which another engine can take over this request's KV cache."""
 
     parameters: bytes
 
 
 class Timings(Struct, frozen=True, array_like=True, kw_only=True):
-    """Where a request's time went, in seconds."""
+    """Seconds that a request spent waiting, in prefill and in decode."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -90,64 +91,69 @@ class Timings(Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Finished(Struct, frozen=True, array_like=True, kw_only=True, tag="finished"):
-    """The request ended as it should, or was aborted."""
+    """The last event of a request that stopped by its own rules or was aborted."""
 
     reason: FinishReason
     stop_token_id: int | None = None
-    """The id that stopped it, when a stop id did."""
+    """The id that ended the request, if a stop token did."""
     num_prompt_tokens: int = 0
-    """Length of the request's `prompt_token_ids`, its output prefix included."""
+    """Length of `GenerateRequest.prompt_token_ids`, including its output prefix."""
     num_output_tokens: int = 0
-    """What `StopRules.max_tokens` counts: sampled tokens and the request's output prefix."""
+    """Sampled tokens plus the request's output prefix: the number that `StopRules.max_tokens`
+    bounds."""
     cached: TierTokens = ()
+    """Prompt tokens found in the prefix cache."""
     timings: Timings = Timings()
     num_preemptions: int = 0
 
 
 class Failed(Struct, frozen=True, array_like=True, kw_only=True, tag="failed"):
-    """The engine could not go on with this request."""
+    """The last event of a request that the engine could not complete."""
 
     message: str
     is_retryable: bool = False
+    """Whether the same request may succeed on another try, or on another engine."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     field: str = ""
-    """The request's field that cannot be gone on with, dotted: `grammar`. Empty: it is no fault of
-    the request."""
+    """Dotted name of the request's field that caused the failure, such as `grammar`. Empty: the
+    request did not cause it."""
 
 
 class Rejected(Struct, frozen=True, array_like=True, kw_only=True, tag="rejected"):
-    """The request was refused before anything ran. The only event of its stream."""
+    """The only event of a request that was refused before anything ran."""
 
     kind: RejectionKind
     message: str
     field: str = ""
-    """The request's field at fault, dotted: `sampling.top_p`."""
+    """Dotted name of the request's field at fault, such as `sampling.top_p`."""
     retry_after_s: float | None = None
+    """Seconds after which the client should retry. None: no such advice."""
 
 
 End = Finished | Failed | Rejected
 
 
 class TokenEvent(Struct, frozen=True, kw_only=True):
-    """What happened to one request since its last event, in the order of the fields."""
+    """What happened to one request since its previous event, in the order of the fields."""
 
     scheduled: Scheduled | None = None
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: bytes = b""
-    """u32 column: every sampled id, the stop id too."""
+    """u32 column of the sampled ids, including the stop id."""
     logprobs: TokenLogprobs | None = None
     kv_transfer: KvTransfer | None = None
     end: End | None = None
     weights_version: int = 0
+    """Version of the weights that sampled the tokens. `UpdateWeights` raises it."""
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens carried by this event."""
+        """Number of output tokens in this event."""
         return num_ids(self.token_ids)
 
     def merged(self, later: "TokenEvent") -> "TokenEvent":
-        """This event and the next one of the same stream as one."""
+        """Returns this event and the next one of the same request as one event."""
         logprobs, prompt = self.logprobs, self.prompt_logprobs
         if later.logprobs is not None:
             logprobs = logprobs.merged(later.logprobs) if logprobs else later.logprobs
@@ -169,19 +175,19 @@ class TokenEvent(Struct, frozen=True, kw_only=True):
 
 
 class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step"):
-    """One step's events on one connection, as columns over its rows.
+    """All events of one step on one connection, as columns with one row for each request.
 
-    Sparse columns are pairs of (row, value).
+    Columns that most rows leave empty are pairs of (row, value).
     """
 
     step_id: int
     weights_version: int
     stream_ids: bytes
-    """u32 [rows]: the numbers the client chose at submit."""
+    """u32 [rows]: the stream ids that the client chose in `Submit`."""
     num_tokens: bytes
-    """u32 [rows]."""
+    """u32 [rows]: number of tokens of each row."""
     token_ids: bytes
-    """u32 [sum of num_tokens]."""
+    """u32 [sum of num_tokens]: the tokens of all rows, one row after the other."""
     scheduled: tuple[tuple[int, Scheduled], ...] = ()
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     prompt_logprobs: tuple[tuple[int, PromptLogprobs], ...] = ()
@@ -192,7 +198,7 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
     def from_rows(
         step_id: int, weights_version: int, rows: Iterable[tuple[int, TokenEvent]]
     ) -> "StepEvents":
-        """Turns (stream id, event) pairs into columns."""
+        """Builds the columns from (stream id, event) pairs."""
         table = list(rows)
         events = [event for _, event in table]
         return StepEvents(
@@ -211,7 +217,7 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
         )
 
     def rows(self) -> Iterator[tuple[int, TokenEvent]]:
-        """The (stream id, event) pairs of this step."""
+        """Yields the (stream id, event) pairs of this step."""
         if not (
             self.scheduled
             or self.logprobs
@@ -245,7 +251,7 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
             begin = end
 
     def _plain_rows(self) -> Iterator[tuple[int, TokenEvent]]:
-        """Likewise, of a step that says nothing but tokens."""
+        """Yields the pairs of a step that carries nothing but tokens, which is the common case."""
         begin, version, column = 0, self.weights_version, self.token_ids
         counts = unpack_ids(self.num_tokens)
         for stream_id, count in zip(unpack_ids(self.stream_ids), counts, strict=True):
@@ -255,7 +261,7 @@ class StepEvents(Struct, frozen=True, array_like=True, kw_only=True, tag="step")
 
 
 class StreamState:
-    """Holds one stream to the grammar above; kept by whoever delivers events to a sink.
+    """Checks that the events of one request follow the grammar. Every handle keeps one per sink.
 
     new --Scheduled--> open --Finished | Failed--> ended
     new --Tokens...--> open
@@ -270,14 +276,14 @@ class StreamState:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the terminal event has passed."""
+        """Whether the last event has passed."""
         return self._state == "ended"
 
     def advance(self, event: TokenEvent) -> None:
-        """Takes the next event.
+        """Checks the next event.
 
         Raises:
-            StreamOrderError: if the grammar does not allow it here.
+            StreamOrderError: the grammar does not allow this event here.
         """
         if self._state == "ended":
             raise self._error("an event after the terminal one")

@@ -1,4 +1,4 @@
-"""The engine as its users see it: one Protocol, and two ways to read a stream."""
+"""The engine as its clients see it: one Protocol, and two ways to read a request's events."""
 
 import asyncio
 import threading
@@ -15,48 +15,57 @@ from openinfer_contract._request import GenerateRequest
 
 
 class EventSink(Protocol):
-    """Where one request's events go.
+    """A callable that receives the events of one request.
 
-    Called from a thread of the engine's choosing, never concurrently for one request. It must
-    return at once: it may not block, nor call back into the engine except for `abort`.
+    The engine calls it from a thread of its own choice, never concurrently for one request. It must
+    return at once: it must not block, and the only engine method that it may call is `abort`.
     """
 
     def __call__(self, event: TokenEvent, /) -> None:
-        """Takes the next event of the stream."""
+        """Receives the next event of the request."""
 
 
 class EngineHandle(Protocol):
-    """One engine: one scheduler, one cache, one data-parallel rank.
+    """One engine: one scheduler, one KV cache, one data-parallel rank.
 
-    Several engines are composed by a router, never inside a handle. Methods may be called from
-    the thread (or event loop) that owns the handle; `submit` and `abort` never block.
+    A handle never hides several engines: a router composes them. Call the methods from the thread
+    or event loop that owns the handle. `submit` and `abort` never block.
     """
 
     @property
     def info(self) -> EngineInfo:
-        """Identity, limits and abilities. Constant while the engine lives."""
+        """The engine's identity, limits and abilities, constant while it lives."""
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> "Ticket":
-        """Hands over a request. Whatever becomes of it arrives at `sink`, a rejection too.
+        """Submits a request, whose events then arrive at `sink`. A rejection is an event, too.
 
         Raises:
-            EngineDead: if the engine is gone; the sink is then never called.
+            EngineDead: the engine has ended; `sink` is never called.
         """
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        """Aborts requests; each still gets its last event. Unknown and finished ids are ignored."""
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Runs a command between two steps. The future fails with EngineDead if it ends first."""
+        """Runs a command between two steps.
+
+        The future fails with EngineDead if the engine ends first.
+        """
 
     def load(self) -> Load:
-        """The latest known load; it may lag the engine by a fraction of a second."""
+        """Returns the latest known load, which may be a quarter of a second old."""
 
     def drain(self) -> "Future[None]":
-        """Refuses new requests from now on; done when the last live one has ended."""
+        """Rejects new requests from now on.
+
+        The future completes when the last live request has ended.
+        """
 
     def close(self) -> None:
-        """Ends the engine. Live requests fail. Idempotent; returns when all is released."""
+        """Ends the engine and fails its live requests. Idempotent.
+
+        It returns when the engine's process, threads and memory are gone.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +76,18 @@ class Ticket:
     request_id: str
 
     def abort(self) -> None:
-        """Ends the request; its terminal event still arrives."""
+        """Aborts the request; its last event still arrives."""
         self.engine.abort((self.request_id,))
 
 
 class EventBuffer:
-    """A sink whose reader gets one event at a time: what it has missed is merged.
+    """A sink that merges all events its reader has not read yet into one.
 
-    `put` may be called from any thread. Reading is either `get` (async, from the loop the buffer
-    was made in) or `get_blocking`, not both.
+    Any thread may call the buffer. Read it either with `get`, from the event loop that was given at
+    construction, or with `get_blocking`; never with both.
+
+    Args:
+        loop: the event loop of the reader. None: the reader uses `get_blocking`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -86,7 +98,7 @@ class EventBuffer:
         self._loop_thread = threading.get_ident()
 
     def __call__(self, event: TokenEvent, /) -> None:
-        """Takes an event; merges it with those not yet read."""
+        """Adds an event to those that have not been read."""
         with self._lock:
             was_empty = self._pending is None
             if self._pending is None:
@@ -109,7 +121,7 @@ class EventBuffer:
         return None if buffer is None else buffer.merge_all()
 
     async def get(self) -> TokenEvent:
-        """Everything that happened since the last read, as one event."""
+        """Waits for and returns everything since the last read, as one event."""
         assert self._loop is not None, "made without an event loop: use get_blocking"
         while (event := self._take()) is None:
             self._waiter = self._loop.create_future()
@@ -119,10 +131,10 @@ class EventBuffer:
         return event
 
     def get_blocking(self, timeout: float | None = None) -> TokenEvent:
-        """Like `get`, for a thread.
+        """Blocks until there is an event, and returns everything since the last read.
 
         Raises:
-            TimeoutError: after `timeout` seconds without an event.
+            TimeoutError: there was no event for `timeout` seconds.
         """
         with self._lock:
             if not self._lock.wait_for(lambda: self._pending is not None, timeout):
@@ -133,12 +145,12 @@ class EventBuffer:
 
 
 async def stream(engine: EngineHandle, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
-    """The events of one request, merged while the reader is busy; the last one has an `end`.
+    """Yields the events of one request, merged while the reader is busy; the last one has an `end`.
 
     Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
 
     Raises:
-        EngineDead: if the engine is gone at submit.
+        EngineDead: the engine has ended before the request could be submitted.
     """
     buffer = EventBuffer(asyncio.get_running_loop())
     ticket = engine.submit(request, buffer)

@@ -1,9 +1,9 @@
-"""What an engine says of itself: once as `EngineInfo`, again and again as `Load`."""
+"""What an engine reports about itself: `EngineInfo` once, and `Load` several times a second."""
 
 from msgspec import Struct
 
 CONTRACT_VERSION = 1
-"""Raised with every change that old and new sides could not bridge."""
+"""Raised with every change that an older peer could not understand."""
 
 
 class CacheGroupInfo(Struct, frozen=True, array_like=True, kw_only=True):
@@ -17,77 +17,83 @@ class CacheGroupInfo(Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Limits(Struct, frozen=True, array_like=True, kw_only=True):
-    """Bounds a request must keep, and bounds of the intake."""
+    """Upper bounds that requests must keep, and upper bounds of the waiting queue."""
 
     max_model_len: int
-    """Prompt and output tokens of one request at most."""
+    """Prompt plus output tokens of one request."""
     max_num_seqs: int
-    """Rows of one step."""
+    """Requests that run at the same time, which is the number of rows of one step."""
     max_num_batched_tokens: int
     """Tokens forwarded in one step."""
     max_queued_requests: int
+    """Requests that wait to be admitted."""
     max_queued_tokens: int
+    """Prompt tokens of all waiting requests together."""
     max_logprobs: int
-    """Largest `num_top`."""
+    """`num_top` of `LogprobOptions` and `PromptLogprobOptions`."""
     max_stop_token_ids: int = 64
+    """Stop ids of one request, besides the model's own."""
     max_bad_words: int = 256
     max_bad_word_ids: int = 32
-    """Ids of one bad word at most."""
+    """Ids of one bad word."""
 
 
 class EngineInfo(Struct, frozen=True, array_like=True, kw_only=True):
-    """The identity, limits and abilities of one engine. Constant while it lives."""
+    """An engine's identity, limits and abilities. Constant while the engine lives."""
 
     engine: str
     """Name and version of the implementation."""
     model_line: str
+    """Name of the model line that serves the checkpoint."""
     model_fingerprint: str
-    """Digest over the checkpoint's config and tensor headers: part of every tier's namespace."""
+    """Digest of the checkpoint's config and tensor headers. Every cache tier's namespace contains
+    it."""
     dtype: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     limits: Limits
     cache_groups: tuple[CacheGroupInfo, ...]
     hash_recipe: str
-    """How block keys are made, `xxh3-128-chain/v1`."""
+    """How block keys are computed, such as `xxh3-128-chain/v1`."""
     honoured: frozenset[str]
-    """Optional request features this engine honours, by field: see `FEATURES`."""
+    """Names of the optional request features in `FEATURES` that this engine supports."""
     commands: frozenset[str]
+    """Names of the commands that this engine supports, as `command_name` returns them."""
     roles: tuple[str, ...] = ("prefill", "decode")
     weights_version: int = 0
     tp_size: int = 1
     device: str = "cpu"
     pid: int = 0
     has_device: bool = False
-    """Whether steps run on something else than the host's cores, which are idle meanwhile."""
+    """Whether steps run on a device, so that the host's cores are idle meanwhile."""
 
 
 class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):
-    """One cache group in one tier. Counters only grow, so that rates are differences."""
+    """The load of one cache group in one tier. Counters only grow, so differences give rates."""
 
     name: str
     tier: str
     num_blocks: int
-    """Blocks it has at the moment; groups that share memory take them from each other."""
+    """Blocks that the group has at the moment. Groups of one arena take blocks from each other."""
     num_cached_blocks: int
-    """Of these, the ones that a prefix can hit."""
+    """Those of `num_blocks` that a prefix can hit."""
     num_evictable_blocks: int
-    """Of the cached ones, those that nobody holds."""
+    """Those of `num_cached_blocks` without a lease."""
     num_queries: int
-    """Counters from here on: sequences that looked for a prefix."""
+    """Prefix lookups, one for each admitted sequence. The fields from here on are counters."""
     num_queried_tokens: int
     num_hit_tokens: int
     num_evictions: int
     residency_s: float
-    """Seconds between storing and giving up, summed over `num_evictions`."""
+    """Seconds between storing and evicting a block, summed over `num_evictions`."""
     num_reused_blocks: int
-    """Cached blocks that a sequence found held by nobody."""
+    """Prefix hits on blocks that had no lease at the time."""
     reuse_gap_s: float
-    """Seconds since somebody had last used them, summed over `num_reused_blocks`."""
+    """Seconds since the last use of such a block, summed over `num_reused_blocks`."""
 
 
 class Load(Struct, frozen=True, array_like=True, kw_only=True):
-    """A snapshot of what an engine holds. Blocks are summed over the cache groups."""
+    """What an engine holds at one moment. Blocks are summed over the cache groups."""
 
     step_id: int = 0
     num_running: int = 0
@@ -99,9 +105,9 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     num_pinned_blocks: int = 0
     num_open_leases: int = 0
     num_slots: int = 0
-    """Executor rows in use."""
+    """Slots of the executor's tables in use."""
     num_prompt_tokens: int = 0
-    """Counters below only grow: prompt tokens of scheduled requests."""
+    """Prompt tokens of admitted requests. The numbers from here to `num_failed` are counters."""
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_finished: int = 0
@@ -111,19 +117,19 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     is_paused: bool = False
     is_draining: bool = False
     cache_groups: tuple[CacheGroupLoad, ...] = ()
-    """By group and tier."""
+    """One entry for each group and tier."""
     num_kv_event_batches: int = 0
-    """Batches of KV events published."""
+    """Published batches of KV events."""
     num_dropped_kv_event_batches: int = 0
-    """Of those, the ones that at least one subscriber was too slow for."""
+    """Those of `num_kv_event_batches` that at least one slow subscriber has lost."""
     is_tracing: bool = False
-    """Whether a trace is being written: clients add what they did, with `AddSpans`."""
+    """Whether a trace is being written, so that clients send `AddSpans`."""
     num_compilations: int = 0
-    """Kernels that were compiled since the engine was ready: requests may have waited for them."""
+    """Kernels compiled since the engine was ready. Requests may have waited for them."""
 
     @property
     def is_idle(self) -> bool:
-        """No request, no row, no pin, no lease, and every block free or evictable."""
+        """Whether no request, slot, pin or lease exists and every block is free or evictable."""
         return (
             self.num_running == self.num_waiting == self.num_slots == 0
             and self.num_pinned_blocks == self.num_open_leases == 0

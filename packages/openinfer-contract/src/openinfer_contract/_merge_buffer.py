@@ -1,4 +1,4 @@
-"""Parts that come one by one and are wanted as one."""
+"""A buffer of parts that are read together, as one merged part."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -11,9 +11,11 @@ M = TypeVar("M", bound=_Mergeable)
 
 
 class MergeBuffer(Generic[M]):
-    """Parts that merge by copying, each copied about log n times, in about log n objects.
+    """Parts of a stream that are merged when they are read.
 
-    A part is merged with the one before it once it is as large. Not thread-safe.
+    Merging copies, so merging each part into all earlier ones would take quadratic time. A part is
+    merged with the one before it only once it is as large. Each part is therefore copied about
+    log2(n) times, and at most about log2(n) objects are kept. Not thread-safe.
     """
 
     __slots__ = ("_parts",)
@@ -22,14 +24,14 @@ class MergeBuffer(Generic[M]):
         self._parts: list[tuple[int, M]] = []
 
     def add(self, part: M, size: int) -> None:
-        """Puts a part behind the others; `size` is its number of tokens."""
+        """Appends a part; `size` is its number of tokens."""
         parts = self._parts
         parts.append((size, part))
         while len(parts) > 1 and parts[-2][0] <= parts[-1][0]:
             self._merge_last()
 
     def merge_all(self) -> M | None:
-        """All parts as one; None if there are none."""
+        """Returns all parts merged into one, or None if there are none."""
         while len(self._parts) > 1:
             self._merge_last()
         return self._parts[0][1] if self._parts else None

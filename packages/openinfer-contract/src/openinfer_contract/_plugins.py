@@ -1,4 +1,4 @@
-"""Entry points: what other packages bring, and what one of them may break."""
+"""Plug-ins: objects that installed packages offer through entry points."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ _T = TypeVar("_T")
 
 
 class PluginGroup(Generic[_T]):
-    """One entry point group. A plug-in that does not load fails whoever uses it, and nobody else.
+    """The plug-ins of one entry point group. A broken plug-in fails only the code that asks for it.
 
-    Of several plug-ins with one name, that of the first package on the path counts.
+    If several packages offer a plug-in of the same name, the first one on the path is used.
     """
 
     def __init__(self, name: str, what: str, make: Callable[[Any], _T]) -> None:
-        """Looks at nothing yet.
+        """Imports nothing yet.
 
         Args:
-            name: of the group, such as `openinfer.models`.
-            what: what one of its plug-ins is, for messages: "model line".
-            make: turns what an entry point names into what its users want. Whatever it raises is
-                the plug-in's fault.
+            name: name of the entry point group, such as `openinfer.models`.
+            what: what one plug-in is called in messages, such as "model line".
+            make: turns the object that an entry point names into the plug-in. An exception that it
+                raises counts as a defect of the plug-in.
         """
         self.name = name
         self.what = what
@@ -32,20 +32,20 @@ class PluginGroup(Generic[_T]):
         self._warned: set[str] = set()
 
     def names(self) -> tuple[str, ...]:
-        """What is installed, sorted. Imports nothing."""
+        """Returns the names of the installed plug-ins, sorted. Imports nothing."""
         return tuple(sorted(self._points()))
 
     def load(self, name: str) -> _T:
-        """One plug-in.
+        """Imports and returns one plug-in.
 
         Raises:
-            KeyError: it is not installed.
-            PluginError: it cannot be loaded; names package and entry point.
+            KeyError: no plug-in of that name is installed.
+            PluginError: it cannot be loaded. The message names its package and entry point.
         """
         return self._loaded(self._points()[name])
 
     def load_all(self) -> dict[str, _T]:
-        """Those that load, by name; the log is warned of each of the others once."""
+        """Returns all plug-ins that load, by name, and logs one warning for each of the others."""
         found: dict[str, _T] = {}
         for name, loaded in self._try_all():
             if not isinstance(loaded, PluginError):
@@ -56,7 +56,7 @@ class PluginGroup(Generic[_T]):
         return found
 
     def broken(self) -> dict[str, PluginError]:
-        """Those that do not load, and why, by name. Who asks need not be warned any more."""
+        """Returns the plug-ins that do not load, and why; `load_all` then skips them silently."""
         tried = self._try_all()
         found = {name: loaded for name, loaded in tried if isinstance(loaded, PluginError)}
         self._warned.update(found)
@@ -78,6 +78,6 @@ class PluginGroup(Generic[_T]):
     def _loaded(self, point: EntryPoint) -> _T:
         try:
             return self._make(point.load())
-        except Exception as error:  # a stranger's module may raise anything
+        except Exception as error:  # another package's module may raise anything
             package = f"{point.dist.name} {point.dist.version}" if point.dist else "no package"
             raise PluginError(self.what, point.name, package, point.value, error) from error

@@ -1,8 +1,8 @@
-"""The contract on a connection: frames of msgpack, one message each.
+"""The contract on a socket: frames of msgpack with one message each.
 
-A frame is a little-endian u32 length and that many bytes. Both sides send `Hello` first; a
-mismatch of versions refuses the connection and names both. The client numbers its streams and
-calls; the engine repeats the numbers.
+A frame is a little-endian u32 length and then that many bytes. Both sides send `Hello` first. If
+the contract versions differ, the connection is refused with an error that names both. The client
+chooses the numbers of its streams and calls; the engine repeats them in its messages.
 
     client: Hello (Submit | Abort | Control | Drain | Close)*
     engine: Hello (StepEvents | ControlResult | LoadReport | Drained)*
@@ -26,58 +26,58 @@ _LENGTH = struct.Struct("<I")
 
 
 class Hello(Struct, frozen=True, array_like=True, kw_only=True, tag="hello"):
-    """The first message of either side."""
+    """The first message in either direction."""
 
     contract_version: int = CONTRACT_VERSION
     peer: str = ""
-    """Who speaks, for logs."""
+    """Name of the sender, for logs."""
     info: EngineInfo | None = None
-    """Set by the engine."""
+    """Set by the engine, None in a client's message."""
 
 
 class Submit(Struct, frozen=True, array_like=True, tag="submit"):
-    """A request, under a number of the client's choosing in `[0, 2**32)`."""
+    """A request, with a stream id of the client's choice in `[0, 2**32)`."""
 
     stream_id: int
     request: GenerateRequest
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):
-    """Ends streams; unknown numbers are ignored."""
+    """Aborts the requests of these streams. Unknown stream ids are ignored."""
 
     stream_ids: tuple[int, ...]
 
 
 class Control(Struct, frozen=True, array_like=True, tag="control"):
-    """A command, answered by `ControlResult` of the same number."""
+    """A command. The engine answers with a `ControlResult` of the same `call_id`."""
 
     call_id: int
     command: Command
 
 
 class Drain(Struct, frozen=True, array_like=True, tag="drain"):
-    """Refuse new requests; answer `Drained` when the last live one has ended."""
+    """Rejects new requests. The engine sends `Drained` when the last live one has ended."""
 
 
 class Close(Struct, frozen=True, array_like=True, tag="close"):
-    """Shut down. The engine answers by closing its connections."""
+    """Ends the engine, which then closes its connections."""
 
 
 class ControlResult(Struct, frozen=True, array_like=True, tag="control_result"):
-    """The answer to `Control`."""
+    """The result of the command with this `call_id`."""
 
     call_id: int
     result: CommandDone | CommandFailed
 
 
 class LoadReport(Struct, frozen=True, array_like=True, tag="load"):
-    """Sent when the load changed, a few times a second at most."""
+    """The engine's load, sent at most four times a second and only after a change."""
 
     load: Load
 
 
 class Drained(Struct, frozen=True, array_like=True, tag="drained"):
-    """No request is left."""
+    """The last live request has ended after `Drain`."""
 
 
 ClientMessage = Hello | Submit | Abort | Control | Drain | Close
@@ -89,10 +89,10 @@ _engine_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(EngineMe
 
 
 def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
-    """One message as a frame.
+    """Returns a message as a frame.
 
     Raises:
-        WireError: if it exceeds `MAX_FRAME_BYTES`.
+        WireError: the message is longer than `MAX_FRAME_BYTES`.
     """
     frame = bytearray(4)
     _encoder.encode_into(message, frame, 4)
@@ -104,7 +104,7 @@ def encode_frame(message: ClientMessage | EngineMessage) -> bytes:
 
 
 class _FrameReader:
-    """Cuts a byte stream into messages of one direction."""
+    """Cuts the bytes of one direction into messages."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[Any]") -> None:
         self._decoder = decoder
@@ -140,32 +140,32 @@ class _FrameReader:
 
 
 class ClientFrameReader(_FrameReader):
-    """What an engine reads: messages from a client."""
+    """Reads a client's messages, on the engine's side."""
 
     def __init__(self) -> None:
         super().__init__(_client_decoder)
 
     def feed(self, data: bytes | memoryview) -> Iterator[ClientMessage]:
-        """The messages completed by `data`. Consume it before the next call.
+        """Returns the messages that `data` completes. Consume the iterator before the next call.
 
         Raises:
-            WireError: the connection must be closed.
-            ContractVersionError: likewise.
+            WireError: the bytes are no message; close the connection.
+            ContractVersionError: the client speaks another version; close the connection.
         """
         return self._messages(data)
 
 
 class EngineFrameReader(_FrameReader):
-    """What a client reads: messages from an engine."""
+    """Reads an engine's messages, on the client's side."""
 
     def __init__(self) -> None:
         super().__init__(_engine_decoder)
 
     def feed(self, data: bytes) -> Iterator[EngineMessage]:
-        """The messages completed by `data`. Consume it before the next call.
+        """Returns the messages that `data` completes. Consume the iterator before the next call.
 
         Raises:
-            WireError: the connection must be closed.
-            ContractVersionError: likewise.
+            WireError: the bytes are no message; close the connection.
+            ContractVersionError: the engine speaks another version; close the connection.
         """
         return self._messages(data)

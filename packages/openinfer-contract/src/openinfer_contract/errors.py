@@ -1,19 +1,19 @@
-"""Errors of the contract, and the root of those above it.
+"""Errors of the contract, and the root of all errors that its users meet.
 
 OpenInferError
-├── ContractVersionError   the peer speaks another contract; both versions are named
-├── StreamOrderError       an engine broke the order of a request's events: a defect in the engine
-├── WireError              bytes on a connection that are no message of this contract
-├── EngineDead             the engine is gone; what was in flight has failed
-└── PluginError            an installed package's entry point does not load; both are named
+├── ContractVersionError   the peer speaks another version of the contract
+├── StreamOrderError       an engine broke the order of a request's events: a defect
+├── WireError              bytes on a connection that are not a message of this contract
+├── EngineDead             the engine has ended, and its live requests have failed
+└── PluginError            an installed package's entry point does not load
 """
 
 
 class OpenInferError(Exception):
-    """Root of the errors that engines, front ends and applications meet.
+    """Root of the errors that users of engines, front ends and applications meet.
 
-    Packages below the contract's users (kernels, nn, model files) have roots of their own; whoever
-    launches a model turns those into errors of this root.
+    Packages below the engine (kernels, nn, model files) have error roots of their own. The code
+    that launches a model turns those into errors of this root.
     """
 
 
@@ -21,8 +21,8 @@ class ContractVersionError(OpenInferError):
     """The peer speaks another version of the contract.
 
     Attributes:
-        ours: version of this installation.
-        theirs: version the peer announced.
+        ours: contract version of this installation.
+        theirs: contract version of the peer.
     """
 
     def __init__(self, ours: int, theirs: int) -> None:
@@ -35,18 +35,18 @@ class ContractVersionError(OpenInferError):
 
 
 class StreamOrderError(OpenInferError):
-    """An event arrived that the stream's grammar does not allow at this point."""
+    """An event violates the order of its request's events. This is a defect of the engine."""
 
 
 class WireError(OpenInferError):
-    """A frame that is too large, cut off, or not a message of this contract."""
+    """A frame is too large, cut off, or not a message of this contract."""
 
 
 class EngineDead(OpenInferError):
-    """The engine process or thread has ended.
+    """The engine's process or thread has ended.
 
     Attributes:
-        reason: one sentence for a log or an error body; no paths, no addresses.
+        reason: one sentence for a log or an error body, without paths and addresses.
     """
 
     def __init__(self, reason: str) -> None:
@@ -55,12 +55,12 @@ class EngineDead(OpenInferError):
 
 
 class PluginError(OpenInferError):
-    """What an installed package brings by an entry point cannot be loaded.
+    """An entry point of an installed package cannot be loaded.
 
     Attributes:
-        name: of the entry point.
-        package: name and version of who brings it.
-        reason: what went wrong, in one line.
+        name: name of the entry point.
+        package: name and version of the package that offers it.
+        reason: the underlying error, in one line.
     """
 
     def __init__(self, what: str, name: str, package: str, target: str, error: Exception) -> None:
