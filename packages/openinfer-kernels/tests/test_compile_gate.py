@@ -49,15 +49,15 @@ sys.exit(compile_gate.main([]))
 _ONE_STEP = """
 import torch
 from openinfer_kernels.compile_gate import compiled_for
-from openinfer_kernels.ops.fused_linear import FusedLinearSpec, _triton
+from openinfer_kernels.ops.fused_linear import FusedLinearSpec, _triton_few_rows
 from openinfer_kernels.ops.linear import LinearSpec
 
 linear = LinearSpec(in_features=256, out_features=1024, dtype=torch.bfloat16)
-case = _triton._few_rows_case(FusedLinearSpec(linear=linear, adds_residual=True), 16)
+case = _triton_few_rows.compile_case(FusedLinearSpec(linear=linear, adds_residual=True), 16)
 of = case.constexprs
-assert of["TILE_IN"] == of["IN"]
+assert of["BLOCK_K"] == of["K"]
 before, *after = compiled_for(case, 90).asm["ptx"].split("griddepcontrol.wait")
-weights = of["TILE_OUT"] * of["TILE_IN"] // (8 * 32 * case.num_warps) * (case.num_stages - 1)
+weights = of["BLOCK_N"] * of["BLOCK_K"] // (8 * 32 * case.num_warps) * (case.num_stages - 1)
 assert before.count("cp.async.cg.shared") == weights, before.count("cp.async.cg.shared")
 assert before.count("cp.async.ca.shared") == before.count("ld.global") == 0
 assert after
@@ -71,10 +71,10 @@ for case in compile_cases(["fused_linear"]):
     if case.name.startswith("fused_linear-bf16") and case.name.endswith("-rows"):
         before, *after = compiled_for(case, 90).asm["ptx"].split("griddepcontrol.wait")
         of = case.constexprs
-        stored = of["TILE_OUT"] * (2 if of["GATED"] else 1)
-        in_tile = stored * of["TILE_IN"] // (8 * 32 * case.num_warps)
+        stored = of["BLOCK_N"] * (2 if of["IS_GATED"] else 1)
+        in_tile = stored * of["BLOCK_K"] // (8 * 32 * case.num_warps)
         assert before.count("cp.async.cg") == in_tile, case.name
-        rows = max(1, of["ROWS"] * of["TILE_IN"] // (8 * 32 * case.num_warps))
+        rows = max(1, of["BLOCK_M"] * of["BLOCK_K"] // (8 * 32 * case.num_warps))
         assert after[0].count("cp.async.cg") >= rows + in_tile, case.name
         assert len(after) == case.num_stages, case.name
         print(case.name)
@@ -90,7 +90,7 @@ for case in compile_cases(["fused_linear"]):
         assert not re.search("ld[.]global|st[.]global|atom[.]", before[0]), case.name
         of = r"cp.async.bulk.tensor.2d[^ ]+ .*, .(%rd[0-9]+), "
         early, late = re.findall(of, "".join(before)), re.findall(of, after)
-        assert len(set(early)) == 1 and len(early) == 2 * case.constexprs["STAGES"], case.name
+        assert len(set(early)) == 1 and len(early) == 2 * case.constexprs["NUM_STAGES"], case.name
         assert late[0] not in early, case.name
         print(case.name)
 """

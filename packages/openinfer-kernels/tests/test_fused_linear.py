@@ -11,7 +11,13 @@ from openinfer_kernels import (
     plan_fused_linear,
     quantize_weight,
 )
-from openinfer_kernels.ops.fused_linear import _triton
+from openinfer_kernels.ops.fused_linear import (
+    _triton,
+    _triton_few_rows,
+    _triton_one_row,
+    _tuning,
+)
+from openinfer_kernels.ops.fused_linear._tuning import FewRowsSizes, OneRowSizes
 
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -57,7 +63,7 @@ def _run(spec, inputs, device, backend):
 def test_on_the_cpu(backend, num_out, num_rows, parts, dtype, random):
     spec = _spec(parts, dtype, num_out=num_out)
     if backend == "native" and spec.is_gated and num_out == 74:
-        with pytest.raises(BackendUnavailable, match="multiple of 32 rows of gate and up, got 74"):
+        with pytest.raises(BackendUnavailable, match="multiple of 32 rows, got 74"):
             plan_fused_linear(spec, "cpu", backend)
         return
     inputs = _inputs(spec, num_rows, random)
@@ -107,10 +113,15 @@ def test_triton(num_in, num_rows, parts, dtype, random, triton_device, monkeypat
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter's bf16 products are wrong; a device runs this in bf16")
     spec = _spec(parts, dtype, num_in, num_out=96 if num_in == 96 else 64)
-    ring = _triton.Ring(64, 64, 3, 4) if num_in == 96 else _triton.Ring(16, 32, 3, 2, True)
-    monkeypatch.setattr(_triton, "choose_tile", lambda spec: _triton.Tile(16, 64, 2, 1))
+    one_row = OneRowSizes(block_n=16, block_k=64, depth=2, num_warps=1)
+    few_rows = FewRowsSizes(weight_rows=64, block_k=64, num_stages=3, num_warps=4)
+    if num_in != 96:
+        few_rows = FewRowsSizes(
+            weight_rows=16, block_k=32, num_stages=3, num_warps=2, is_persistent=True
+        )
+    monkeypatch.setattr(_tuning, "one_row_sizes", lambda *_: one_row)
     if dtype is not torch.float32:
-        monkeypatch.setattr(_triton, "choose_ring", lambda spec, row_tile: ring)
+        _use_few_rows(monkeypatch, few_rows)
     inputs = _inputs(spec, num_rows, random)
     if num_rows == 0:
         assert _run(spec, inputs, triton_device, "triton").shape == (0, spec.num_outputs)
@@ -124,11 +135,18 @@ def test_triton(num_in, num_rows, parts, dtype, random, triton_device, monkeypat
     _assert_near(_run(spec, inputs, triton_device, "triton"), expected, dtype)
 
 
+def _use_few_rows(monkeypatch, sizes):
+    """Uses these sizes for any product of 2 to 16 rows."""
+    monkeypatch.setattr(
+        _tuning, "few_rows_sizes", lambda _, row_tile, __: sizes if row_tile <= 16 else None
+    )
+
+
 @pytest.mark.parametrize("num_parts", [2, 4, 8])
 def test_parts_of_a_ring_are_summed(num_parts, random, triton_device, monkeypatch):
     spec = _spec(PARTS["residual"], torch.float16, 256, 32)
-    ring = _triton.Ring(16, 128, 3, num_parts)
-    monkeypatch.setattr(_triton, "choose_ring", lambda spec, row_tile: ring)
+    sizes = FewRowsSizes(weight_rows=16, block_k=128, num_stages=3, num_warps=num_parts)
+    _use_few_rows(monkeypatch, sizes)
     inputs = _inputs(spec, 3, random)
     wide = _spec(PARTS["residual"], torch.float32, 256, 32)
     expected = _run(wide, _widened(inputs), "cpu", "reference")
@@ -151,8 +169,8 @@ def test_few_rows_are_one_kernel_where_it_is_faster(monkeypatch):
         (PARTS["norm"], torch.float32, [2, 16, 17]),
     ]:
         op = _triton.plan(_spec(parts, dtype), "cpu")
-        monkeypatch.setattr(_triton, "gemv_kernel", _NoKernel())
-        monkeypatch.setattr(_triton, "few_rows_kernel", _NoKernel())
+        monkeypatch.setattr(_triton_one_row, "one_row_kernel", _NoKernel())
+        monkeypatch.setattr(_triton_few_rows, "few_rows_kernel", _NoKernel())
         counted.clear()
         for num_rows in (1, 2, 16, 17):
             x = torch.zeros(num_rows, 96, dtype=dtype)
@@ -167,8 +185,8 @@ def test_few_rows_are_one_kernel_where_it_is_faster(monkeypatch):
 def test_long_prompts_are_one_kernel_again(monkeypatch):
     op = _triton.plan(_spec(PARTS["norm-gate"], torch.float16), "cpu")
     prompts, composed = _Prompts(), []
-    monkeypatch.setattr(op, "_prompts", prompts)
-    monkeypatch.setattr(_triton, "few_rows_kernel", _NoKernel())
+    monkeypatch.setattr(op, "_from_rows", (40, prompts))
+    monkeypatch.setattr(_triton_few_rows, "few_rows_kernel", _NoKernel())
     monkeypatch.setattr(_triton.Composed, "__call__", lambda self, x, *rest: composed.append(x))
     for num_rows in (16, 17, 39, 40, 99):
         x = torch.zeros(num_rows, 96, dtype=torch.float16)
@@ -179,8 +197,6 @@ def test_long_prompts_are_one_kernel_again(monkeypatch):
 
 
 class _Prompts:
-    least_rows = 40
-
     def __init__(self):
         self.took = []
 
@@ -210,7 +226,7 @@ def test_on_a_device_in_real_shapes(parts, num_in, num_out, num_rows, random):
 
 
 def test_gate_and_up_are_pairs():
-    with pytest.raises(ValueError, match="out_features 81"):
+    with pytest.raises(ValueError, match="out_features, got 81"):
         _spec({"is_gated": True}, torch.float32, num_out=81)
 
 

@@ -1,22 +1,20 @@
-"""Products of many rows on Hopper, whose kernels no interpreter runs, and which ones they take."""
+"""Products of many rows on Hopper, whose kernels no interpreter runs."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from openinfer_kernels import FusedLinearSpec, LinearSpec, plan_fused_linear
-from openinfer_kernels.ops.fused_linear._gluon_many_rows import (
-    ROW_TILES,
-    Cut,
-    ManyRows,
-    choose_cut,
-    why_not_many_rows,
-)
+from openinfer_kernels.gpu._support import why_not_hopper
+from openinfer_kernels.ops.fused_linear._gluon_many_rows import ManyRows
 from openinfer_kernels.ops.fused_linear._gluon_prompts import (
     Prompts,
     Shares,
     share_out,
     why_not_prompts,
 )
+from openinfer_kernels.ops.fused_linear._tuning import ROW_TILES, many_rows_cut
 
 NORM = {"norm_eps": 1e-6}
 GATE = {"norm_eps": 1e-6, "is_gated": True}
@@ -28,40 +26,52 @@ def _spec(parts, num_in, num_out, dtype=torch.bfloat16):
     return FusedLinearSpec(linear=linear, **parts)
 
 
-def test_small_tiles_share_inputs_out_until_multiprocessors_are_busy():
-    assert choose_cut(_spec(NORM, 2560, 6144), 32) == Cut(1, 9)
-    assert choose_cut(_spec(ADD, 4096, 2560), 32) == Cut(2, 9)
-    assert choose_cut(_spec(ADD, 9728, 2560), 64) == Cut(3, 7)
-    assert choose_cut(_spec(GATE, 4096, 24_576), 64) == Cut(1, 4)
-    assert choose_cut(_spec(GATE, 2048, 12_288), 64) == Cut(1, 9)
+def _cut(spec, row_tile):
+    cut = many_rows_cut(spec, row_tile, 132)
+    return cut and (cut.num_splits, cut.num_stages)
+
+
+def test_inputs_are_split_until_multiprocessors_are_busy():
+    assert _cut(_spec(NORM, 2560, 6144), 32) == (1, 9)
+    assert _cut(_spec(ADD, 4096, 2560), 32) == (2, 9)
+    assert _cut(_spec(ADD, 9728, 2560), 64) == (3, 7)
+    assert _cut(_spec(GATE, 4096, 24_576), 64) == (1, 4)
+    assert _cut(_spec(GATE, 2048, 12_288), 64) == (1, 9)
 
 
 def test_fewer_rows_take_it_where_it_is_faster():
-    assert choose_cut(_spec(ADD, 9728, 2560), 8) == Cut(3, 12)
-    assert choose_cut(_spec(ADD, 4096, 2560), 8) is None
-    assert choose_cut(_spec(ADD, 4096, 2560), 16) == Cut(2, 11)
-    assert choose_cut(_spec(NORM, 2560, 6144), 8) is None
-    assert choose_cut(_spec(NORM, 2560, 6144), 16) == Cut(1, 10)
-    assert choose_cut(_spec(GATE, 2560, 19_456), 16) is None
+    assert _cut(_spec(ADD, 9728, 2560), 8) == (3, 12)
+    assert _cut(_spec(ADD, 4096, 2560), 8) is None
+    assert _cut(_spec(ADD, 4096, 2560), 16) == (2, 11)
+    assert _cut(_spec(NORM, 2560, 6144), 8) is None
+    assert _cut(_spec(NORM, 2560, 6144), 16) == (1, 10)
+    assert _cut(_spec(GATE, 2560, 19_456), 16) is None
 
 
-def test_what_the_library_does_as_fast_is_left_to_it(monkeypatch):
+def test_what_the_library_does_as_fast_is_left_to_it():
     for spec in [
         _spec({}, 2560, 151_936),
         _spec(NORM, 2560, 6144, torch.float32),
         _spec(ADD, 2052, 6144),
         _spec(ADD, 2048, 1024),
     ]:
-        assert choose_cut(spec, 64) is None
-        assert "as fast" in why_not_many_rows(spec, torch.device("cuda"))
-    spec, device = _spec(ADD, 4096, 2560), torch.device("cuda")
-    for capability, reason in [((8, 0), "capability 9"), ((10, 0), "capability 9")]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert reason in why_not_many_rows(spec, device)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert why_not_many_rows(spec, device) is None
-    monkeypatch.setattr("triton.__version__", "3.9.0")
-    assert "Triton 3.6" in why_not_many_rows(spec, device)
+        assert [_cut(spec, row_tile) for row_tile in ROW_TILES] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "has_gluon"),
+    [
+        ((8, 0), "3.6.0", False),
+        ((10, 0), "3.6.0", False),
+        ((9, 0), "3.9.0", False),
+        ((9, 0), "3.6.0", True),
+    ],
+)
+def test_it_is_for_hopper_and_one_version_of_triton(capability, version, has_gluon, monkeypatch):
+    _use_gpu(monkeypatch, capability)
+    monkeypatch.setattr("triton.__version__", version)
+    reason = why_not_hopper(torch.device("cuda"))
+    assert (reason is None) == has_gluon
 
 
 def test_tiles_that_do_not_go_round_are_cut_where_that_is_shorter():
@@ -87,7 +97,7 @@ def test_a_share_of_what_is_cut_is_no_more_than_a_tile(num_steps):
 
 def test_gates_of_prompts_are_measured_ones_on_hopper(monkeypatch):
     device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    _use_gpu(monkeypatch, (9, 0))
     assert why_not_prompts(_spec(GATE, 2560, 19_456), device) is None
     for spec, reason in [
         (_spec(ADD, 9728, 2560), "as fast"),
@@ -97,15 +107,21 @@ def test_gates_of_prompts_are_measured_ones_on_hopper(monkeypatch):
         (_spec(GATE, 2560, 19_584), "multiple of 64, outputs of 128"),
     ]:
         assert reason in why_not_prompts(spec, device)
-    assert Prompts(_spec(GATE, 2560, 19_456), torch.device("cpu"), 132).least_rows == 320
-    assert Prompts(_spec(GATE, 4096, 24_576), torch.device("cpu"), 132).least_rows == 512
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert Prompts(_spec(GATE, 2560, 19_456), torch.device("cpu")).min_rows == 320
+    assert Prompts(_spec(GATE, 4096, 24_576), torch.device("cpu")).min_rows == 512
+    _use_gpu(monkeypatch, (8, 0))
     assert "capability 9" in why_not_prompts(_spec(GATE, 2560, 19_456), device)
+
+
+def _use_gpu(monkeypatch, capability):
+    major, minor = capability
+    properties = SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 @pytest.fixture
 def _hopper():
-    reason = why_not_many_rows(_spec(ADD, 4096, 2560), torch.device("cuda"))
+    reason = why_not_hopper(torch.device("cuda"))
     if reason is not None:
         pytest.skip(reason)
 
@@ -169,7 +185,7 @@ SHAPES = {
 def test_equals_the_parts_in_float32(shape, num_rows, dtype, monkeypatch):
     spec = _spec(*shape, dtype)
     tile = next(tile for tile in ROW_TILES if num_rows <= tile)
-    if choose_cut(spec, tile) is None or (dtype is torch.float16 and num_rows in (16, 32, 33)):
+    if _cut(spec, tile) is None or (dtype is torch.float16 and num_rows in (16, 32, 33)):
         pytest.skip("other kernels, and those of the others")
     _check(spec, num_rows, ManyRows, monkeypatch)
 

@@ -1,6 +1,7 @@
 """The prefill kernel for Hopper, which no interpreter runs, and which steps it takes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +70,12 @@ def _expected(spec, q, cache):
     return out.to(spec.dtype)
 
 
+def _use_gpu(monkeypatch, capability):
+    major, minor = capability
+    properties = SimpleNamespace(major=major, minor=minor, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
 @pytest.fixture
 def _hopper():
     reason = why_not_gluon(_spec(), torch.device("cuda"))
@@ -127,7 +134,7 @@ def test_other_devices_heads_and_blocks_take_the_other_kernel(monkeypatch):
     assert "capability 9" in why_not_gluon(_spec(), torch.device("cpu"))
     device = torch.device("cuda")
     for capability, words in [((8, 0), "capability 9"), ((10, 0), "capability 9"), ((9, 0), None)]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        _use_gpu(monkeypatch, capability)
         reason = why_not_gluon(_spec(), device)
         assert reason is None if words is None else words in reason
     assert "16 bits" in why_not_gluon(_spec(dtype=torch.float32), device)

@@ -1,8 +1,8 @@
-"""A matrix product together with what stands around it in a transformer layer.
+"""A matrix product together with the ops around it in a transformer layer.
 
-`y = residual + act(rms_norm(x) @ weight.T)`, every part but the product optional. In a decode step
-a product is the reading of its weight; a kernel of its own for a norm, an activation or an addition
-costs as much as reading a few megabytes more.
+`y = residual + act(rms_norm(x) @ weight.T)`; every part but the product is optional. In a decode
+step a product takes as long as reading its weight. A separate kernel for a norm, an activation or
+an addition takes as long as reading a few more megabytes.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from openinfer_kernels.ops.linear import LinearSpec, PackedWeight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLinearSpec:
-    """What is fixed about the product when the model is built.
+    """The product and the ops around it, fixed when the model is built.
 
     Attributes:
-        linear: The product itself, in all `out_features` rows that are stored.
-        norm_eps: Input rows are normalised first as `rms_norm` does, with this eps; None for not.
-        is_gated: Whether the first half of the product gates the second, as `silu_and_mul` does:
-            half as many features come out.
-        adds_residual: Whether the result is added to a residual stream.
+        linear: Spec of the product itself; `out_features` are the stored rows of the weight.
+        norm_eps: Eps of the `rms_norm` of the inputs; None if they are not normalised.
+        is_gated: Whether the first half of the product gates the second half, as in
+            `silu_and_mul`. The result then has half as many features.
+        adds_residual: Whether the result is added to a residual.
     """
 
     linear: LinearSpec
@@ -32,25 +32,27 @@ class FusedLinearSpec:
     adds_residual: bool = False
 
     def __post_init__(self) -> None:
-        """Checks that gates come in pairs."""
+        """Checks that there is an up for each gate."""
         if self.is_gated and self.linear.out_features % 2:
-            raise ValueError(f"out_features {self.linear.out_features} are gate and up, so even")
+            raise ValueError(
+                f"a gated product needs an even out_features, got {self.linear.out_features}"
+            )
 
     @property
     def num_outputs(self) -> int:
-        """Features that come out."""
+        """Returns the features of the result."""
         return self.linear.out_features // (2 if self.is_gated else 1)
 
 
 class FusedLinear(Protocol):
-    """A bound `fused_linear`."""
+    """The `fused_linear` that `plan_fused_linear` returns."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
-        """Brings a stored weight into the backend's order, see `Linear.pack`."""
+        """Brings a stored weight into the order of the back end; see `Linear.pack`."""
         ...
 
     def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
-        """Looks up rows of the weight, see `Linear.rows`."""
+        """Looks up rows of the weight; see `Linear.rows`."""
         ...
 
     def __call__(
@@ -62,20 +64,20 @@ class FusedLinear(Protocol):
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalises, multiplies, activates, adds: what the spec names, and nothing else.
+        """Normalises, multiplies, gates and adds the residual, as far as the spec says.
 
         Args:
-            x: [num_tokens, in_features], contiguous; left as it is.
+            x: [num_tokens, in_features], contiguous; not modified.
             weight: What `pack` returned.
-            norm_weight: [in_features], if the spec normalises.
-            residual: [num_tokens, num_outputs], contiguous, if the spec adds. It is consumed: a
-                backend may overwrite it and return it.
-            out: [num_tokens, num_outputs], contiguous: where the result goes, if the spec does not
-                add; None makes room for it.
+            norm_weight: [in_features]; None if the spec has no `norm_eps`.
+            residual: [num_tokens, num_outputs], contiguous, if the spec adds a residual. A back end
+                may overwrite it and return it.
+            out: [num_tokens, num_outputs], contiguous, for the result of a spec that adds no
+                residual; None allocates a tensor.
 
         Returns:
-            [num_tokens, num_outputs]. Sums are float32; a backend that fuses rounds less often
-            than the ops one after another do.
+            [num_tokens, num_outputs]. Sums are float32. A fused kernel rounds less often
+            than the separate ops.
         """
         ...
 
@@ -97,16 +99,16 @@ EXAMPLES = {
 def plan_fused_linear(
     spec: FusedLinearSpec, device: torch.device | str, backend: str = "auto"
 ) -> FusedLinear:
-    """Chooses and binds `fused_linear`.
+    """Chooses a back end of `fused_linear` and binds it to a spec and a device.
 
     Args:
-        spec: Of the product and what stands around it.
-        device: Where it runs.
-        backend: "auto", one of its own, or one of `linear`: then its parts run in turn, that one by
-            the backend named.
+        spec: The product and the ops around it.
+        device: Device of all tensors.
+        backend: "auto", a back end of `fused_linear`, or one of `linear`. With the latter, the
+            parts run one after another, and `linear` by that back end.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     if is_of_part("linear", "fused_linear", backend):
         module = backend_module("fused_linear", spec, device, "composed")

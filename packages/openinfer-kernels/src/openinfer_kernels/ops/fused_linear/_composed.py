@@ -1,4 +1,4 @@
-"""fused_linear as the ops it is made of, each by the backend that suits the device."""
+"""fused_linear as its parts, one after another, each by the back end that suits the device."""
 
 import torch
 
@@ -10,7 +10,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMulSpec, plan_silu_and_mul
 
 
 def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
-    """Whatever `linear` supports on the device."""
+    """Returns None if some back end of `linear` runs this spec here, else the reasons."""
     backends = find_op("linear").order_on(device.type)
     reasons = [why_not("linear", spec.linear, device, backend) for backend in backends]
     if any(reason is None for reason in reasons):
@@ -25,12 +25,12 @@ def plan(
     backend: str = "auto",
     linear_backend: str | None = None,
 ) -> FusedLinear:
-    """Binds fused_linear; `backend` is that of every part, or of all but `linear`."""
+    """Binds the parts, `linear` by `linear_backend` if it is given, the others by `backend`."""
     return Composed(spec, torch.device(device), backend, linear_backend or backend)
 
 
 class Composed:
-    """The parts in turn."""
+    """The parts of fused_linear, one after another."""
 
     def __init__(
         self, spec: FusedLinearSpec, device: torch.device, backend: str, linear_backend: str
@@ -46,7 +46,7 @@ class Composed:
         if spec.is_gated:
             gate = SiluAndMulSpec(intermediate_size=spec.num_outputs, dtype=dtype)
             self._gate = plan_silu_and_mul(gate, device, backend)
-        # cuBLAS adds where it multiplies, and writes where it is told to; elsewhere operators do.
+        # cuBLAS can add the residual and write into `out` itself; other products need operators.
         self._is_cublas = (
             device.type == "cuda"
             and linear_backend in ("auto", "torch")
@@ -63,7 +63,7 @@ class Composed:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self._norm is not None:
-            assert norm_weight is not None, "the spec normalises"
+            assert norm_weight is not None, "norm_weight is missing"
             x = self._norm(x, norm_weight)
         if self._is_cublas and self._gate is None:
             if residual is not None:

@@ -1,16 +1,17 @@
-"""Gate and up of prompts on Hopper, in Gluon: the widest product of a layer, gated as it ends.
+"""The gated product of prompts on Hopper, in Gluon: the widest product of a layer and its gate.
 
-A tile is 128 rows by 128 outputs, so by 128 gates and their ups. These lie one below the other in
-shared memory, as one operand of 256 rows, and side by side in the sums of a thread. One warp copies
-boxes of 64 columns into a ring. Two warpgroups have 64 rows each, and go on by themselves: while
-one gates what it has, the other still multiplies, and the ring fills for the next tile. Weights do
-not depend on the kernel before, so the ring is full of them before the copying warp waits for that
-kernel (programmatic dependent launch).
+A tile is 128 rows by 128 outputs, which are 128 gates and their ups. In shared memory these lie one
+after the other, as one operand of 256 rows; in the sums of a thread they lie side by side. One warp
+(the producer) copies boxes of 64 columns into a ring. Two warpgroups (the consumers) have 64 rows
+each and run independently: while one gates its sums, the other still multiplies, and the ring is
+filled for the next tile. Weights do not depend on the previous kernel, so the producer fills the
+ring with weights before it waits for that kernel (programmatic dependent launch, PDL).
 
-There is a program for each multiprocessor. Tiles that do not go round are cut along the inputs, so
-that all programs end together. A program leaves its sums of a tile's beginning in scratch memory,
-where the one that has the tile's end waits for them and adds them in their order. It waits for
-programs before it only, and for what those do before they wait: so whatever is waited for runs.
+There is one program for each multiprocessor. Tiles of an incomplete last wave are cut along the
+inputs, so that all programs end together (stream-K). A program leaves its sums of the beginning of
+a tile in scratch memory; the program with the end of the tile waits for them and adds them in their
+order. A program waits only for programs with a lower index, and only for work that those do before
+they wait themselves. So the wait cannot deadlock.
 """
 
 # Kernel arguments are Gluon's values, which have no Python types.
@@ -28,21 +29,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from openinfer_kernels.ops.fused_linear._gluon_many_rows_kernels import BOX, LAYOUT
+from openinfer_kernels.ops.fused_linear._gluon_boxes import LAYOUT
+from openinfer_kernels.ops.fused_linear._tuning import BOX
 
-TILE_ROWS = 128
-TILE_OUT = 128
+BLOCK_M = 128
+"""Rows of a tile."""
+BLOCK_N = 128
 """Outputs of a tile."""
-HALF_ROWS = TILE_ROWS // 2
-"""Rows of a warpgroup."""
+HALF_M = BLOCK_M // 2
+"""Rows of a consumer."""
 NUM_WARPS = 4
 
-_ROWS = gl.constexpr(TILE_ROWS)
-_HALF = gl.constexpr(HALF_ROWS)
-_OUTS = gl.constexpr(TILE_OUT)
+_BLOCK_M = gl.constexpr(BLOCK_M)
+_HALF_M = gl.constexpr(HALF_M)
+_BLOCK_N = gl.constexpr(BLOCK_N)
 _BOX = gl.constexpr(BOX)
 _LAYOUT = gl.constexpr(LAYOUT)
-_STAGE_BYTES = gl.constexpr((TILE_ROWS + 2 * TILE_OUT) * BOX * 2)
+_STAGE_BYTES = gl.constexpr((BLOCK_M + 2 * BLOCK_N) * BOX * 2)
 _SUMS = gl.constexpr(
     gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16])
 )
@@ -52,143 +55,149 @@ _GATED = gl.constexpr(
 
 
 @gluon.jit
-def _work_of(program, num_tiles, num_whole, num_sharers, STEPS: gl.constexpr):
-    """A program's share of the cut tiles, as steps from the first one's beginning; its items.
+def _work_of(program, num_tiles, num_whole, num_sharers, NUM_STEPS: gl.constexpr):
+    """Returns a program's share of the cut tiles, in steps of 64 inputs, and its items.
 
-    These are whole tiles, then the beginning of a tile, then the end of the one before: with as
-    many sharers as tiles, a share is of two at most.
+    Items are whole tiles, then the beginning of a cut tile, then the end of the one before it.
+    There are at least as many sharers as cut tiles, so a share touches at most two of them.
     """
-    cut_steps = (num_tiles - num_whole) * STEPS
+    cut_steps = (num_tiles - num_whole) * NUM_STEPS
     begin = gl.where(program < num_sharers, program * cut_steps // num_sharers, 0)
     end = gl.where(program < num_sharers, (program + 1) * cut_steps // num_sharers, 0)
     whole = (num_whole - program + gl.num_programs(0) - 1) // gl.num_programs(0)
-    is_split = (begin // STEPS < (end - 1) // STEPS).to(gl.int32)
+    is_split = (begin // NUM_STEPS < (end - 1) // NUM_STEPS).to(gl.int32)
     num_items = whole + (begin < end).to(gl.int32) + is_split
     return program, begin, end, whole, is_split, num_items
 
 
 @gluon.jit
-def _item_of(item, work, num_whole, STEPS: gl.constexpr):
-    """The tile of an item, and which steps of it."""
+def _item_of(item, work, num_whole, NUM_STEPS: gl.constexpr):
+    """Returns the tile of an item, and its first and last step."""
     program, begin, end, whole, is_split, _ = work
     is_beginning = item - whole < is_split
-    tile = gl.where(is_beginning, (end - 1) // STEPS, begin // STEPS)
-    first = gl.where(is_beginning, 0, begin - tile * STEPS)
-    last = gl.minimum(end - tile * STEPS, STEPS)
+    tile = gl.where(is_beginning, (end - 1) // NUM_STEPS, begin // NUM_STEPS)
+    first = gl.where(is_beginning, 0, begin - tile * NUM_STEPS)
+    last = gl.minimum(end - tile * NUM_STEPS, NUM_STEPS)
     is_whole = item < whole
     tile = gl.where(is_whole, program + item * gl.num_programs(0), num_whole + tile)
-    return tile, gl.where(is_whole, 0, first), gl.where(is_whole, STEPS, last)
+    return tile, gl.where(is_whole, 0, first), gl.where(is_whole, NUM_STEPS, last)
 
 
 @gluon.jit
-def _place_of(tile, num_rows, OUT: gl.constexpr, GROUP: gl.constexpr):
-    """First row and first output: a few tiles of rows by all outputs, so that both stay in L2."""
-    COLUMNS: gl.constexpr = (OUT + _OUTS - 1) // _OUTS
-    group = tile // (GROUP * COLUMNS)
-    rows = gl.minimum((num_rows + _ROWS - 1) // _ROWS - group * GROUP, GROUP)
-    within = tile - group * (GROUP * COLUMNS)
-    return (group * GROUP + within % rows) * _ROWS, within // rows * _OUTS
+def _place_of(tile, num_rows, N: gl.constexpr, GROUP_M: gl.constexpr):
+    """Returns the first row and the first output of a tile.
+
+    GROUP_M tiles of rows are taken with each tile of outputs, so that both stay in the L2 cache.
+    """
+    NUM_N_TILES: gl.constexpr = (N + _BLOCK_N - 1) // _BLOCK_N
+    group = tile // (GROUP_M * NUM_N_TILES)
+    rows = gl.minimum((num_rows + _BLOCK_M - 1) // _BLOCK_M - group * GROUP_M, GROUP_M)
+    within = tile - group * (GROUP_M * NUM_N_TILES)
+    return (group * GROUP_M + within % rows) * _BLOCK_M, within // rows * _BLOCK_N
 
 
 @gluon.jit
-def _copy_weights(weight, ring, is_there, stage, out, step, OUT: gl.constexpr):
-    mbarrier.expect(is_there.index(stage), _STAGE_BYTES)
+def _copy_weights(weight, ring, is_full, stage, out, step, N: gl.constexpr):
+    """Starts to copy the gates and ups of a step into a stage."""
+    mbarrier.expect(is_full.index(stage), _STAGE_BYTES)
     for i in gl.static_range(2):
-        at = [out + i * OUT, step * _BOX]
-        tma.async_copy_global_to_shared(
-            weight, at, is_there.index(stage), ring.index(stage * 2 + i)
-        )
+        at = [out + i * N, step * _BOX]
+        tma.async_copy_global_to_shared(weight, at, is_full.index(stage), ring.index(stage * 2 + i))
 
 
 @gluon.jit
-def _copy_rows(x, ring, is_there, stage, row, step):
+def _copy_rows(x, ring, is_full, stage, row, step):
+    """Starts to copy the rows of a step into a stage."""
     at = [row, step * _BOX]
-    tma.async_copy_global_to_shared(x, at, is_there.index(stage), ring.index(stage))
+    tma.async_copy_global_to_shared(x, at, is_full.index(stage), ring.index(stage))
 
 
 @gluon.jit
-def _copy(
-    x, weight, rings, work, num_whole, num_rows, OUT: gl.constexpr, STEPS: gl.constexpr,
-    STAGES: gl.constexpr, GROUP: gl.constexpr,
+def _produce(
+    x, weight, rings, work, num_whole, num_rows, N: gl.constexpr, NUM_STEPS: gl.constexpr,
+    NUM_STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp."""
-    x_ring, w_ring, is_there, is_free = rings
+    """Runs the producer warp."""
+    x_ring, w_ring, is_full, is_empty = rings
     copied = 0
     for item in range(work[5]):
-        tile, first, last = _item_of(item, work, num_whole, STEPS)
-        row, out = _place_of(tile, num_rows, OUT, GROUP)
+        tile, first, last = _item_of(item, work, num_whole, NUM_STEPS)
+        row, out = _place_of(tile, num_rows, N, GROUP_M)
         if item == 0:
-            copied = gl.minimum(last - first, STAGES)
+            copied = gl.minimum(last - first, NUM_STAGES)
             for stage in range(copied):
-                _copy_weights(weight, w_ring, is_there, stage, out, first + stage, OUT)
+                _copy_weights(weight, w_ring, is_full, stage, out, first + stage, N)
             gdc_wait()
             for stage in range(copied):
-                _copy_rows(x, x_ring, is_there, stage, row, first + stage)
+                _copy_rows(x, x_ring, is_full, stage, row, first + stage)
             first += copied
         for step in range(first, last):
-            stage = copied % STAGES
-            mbarrier.wait(is_free.index(stage), (copied // STAGES + 1) & 1)
-            _copy_weights(weight, w_ring, is_there, stage, out, step, OUT)
-            _copy_rows(x, x_ring, is_there, stage, row, step)
+            stage = copied % NUM_STAGES
+            mbarrier.wait(is_empty.index(stage), (copied // NUM_STAGES + 1) & 1)
+            _copy_weights(weight, w_ring, is_full, stage, out, step, N)
+            _copy_rows(x, x_ring, is_full, stage, row, step)
             copied += 1
 
 
 @gluon.jit
-def _multiply(
-    out_boxes, staging, rings, work, cut, parts_ptr, flags_ptr, num_rows, OUT: gl.constexpr,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, WHO: gl.constexpr,
+def _consume(
+    out_boxes, staging, rings, work, cut, parts_ptr, flags_ptr, num_rows, N: gl.constexpr,
+    NUM_STEPS: gl.constexpr, NUM_STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    WARPGROUP: gl.constexpr,
 ):  # fmt: skip
-    """One of the two warpgroups: its half of each tile's rows."""
+    """Runs one of the two consumer warpgroups: its half of each tile's rows."""
     num_tiles, num_whole, num_sharers = cut
     program = work[0]
     done = 0
     for item in range(work[5]):
-        tile, first, last = _item_of(item, work, num_whole, STEPS)
-        acc = _sum_of(rings, done, last - first, STAGES, WHO)
+        tile, first, last = _item_of(item, work, num_whole, NUM_STEPS)
+        acc = _sum_of(rings, done, last - first, NUM_STAGES, WARPGROUP)
         done += last - first
         if item == 0:
-            # What is written, and flags, may be in use until the kernel before is done.
+            # The previous kernel may still use the output's memory and the flags.
             gdc_wait()
-        if last < STEPS:
-            _leave(acc, parts_ptr, flags_ptr, program * 2 + WHO)
+        if last < NUM_STEPS:
+            _store_part(acc, parts_ptr, flags_ptr, program * 2 + WARPGROUP)
         else:
             first_program = program
             if first > 0:
-                cut_steps = (num_tiles - num_whole) * STEPS
-                tile_begin = (tile - num_whole) * STEPS
+                cut_steps = (num_tiles - num_whole) * NUM_STEPS
+                tile_begin = (tile - num_whole) * NUM_STEPS
                 first_program = ((tile_begin + 1) * num_sharers - 1) // cut_steps
             for other in range(first_program, program):
-                acc = _add_part(acc, parts_ptr, flags_ptr, other * 2 + WHO)
-            gate, up = acc.reshape([_HALF, 2, _OUTS]).permute((0, 2, 1)).split()
-            row, out = _place_of(tile, num_rows, OUT, GROUP)
+                acc = _add_part(acc, parts_ptr, flags_ptr, other * 2 + WARPGROUP)
+            gate, up = acc.reshape([_HALF_M, 2, _BLOCK_N]).permute((0, 2, 1)).split()
+            row, out = _place_of(tile, num_rows, N, GROUP_M)
             gated = gate / (1.0 + gl.exp(-gate)) * up
-            _store(gated, out_boxes, staging, row + WHO * _HALF, out)
+            _store(gated, out_boxes, staging, row + WARPGROUP * _HALF_M, out)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _sum_of(rings, done, num_steps, STAGES: gl.constexpr, WHO: gl.constexpr):
-    """Sums of a number of steps, behind those that are done."""
-    x_ring, w_ring, is_there, is_free = rings
-    acc = gl.zeros([_HALF, 2 * _OUTS], gl.float32, _SUMS)
+def _sum_of(rings, done, num_steps, NUM_STAGES: gl.constexpr, WARPGROUP: gl.constexpr):
+    """Returns the sums of `num_steps` steps, after the `done` steps before them."""
+    x_ring, w_ring, is_full, is_empty = rings
+    acc = gl.zeros([_HALF_M, 2 * _BLOCK_N], gl.float32, _SUMS)
     for step in range(done, done + num_steps):
-        stage = step % STAGES
-        mbarrier.wait(is_there.index(stage), (step // STAGES) & 1)
-        rows = x_ring.index(stage * 2 + WHO)
+        stage = step % NUM_STAGES
+        mbarrier.wait(is_full.index(stage), (step // NUM_STAGES) & 1)
+        rows = x_ring.index(stage * 2 + WARPGROUP)
         acc = warpgroup_mma(rows, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
-        # What was started a step ago is done when only this step's is on its way.
+        # Once only this step's product is in flight, that of the step before is done.
         acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(is_free.index((step + STAGES - 1) % STAGES), count=1, pred=step > done)
+        mbarrier.arrive(
+            is_empty.index((step + NUM_STAGES - 1) % NUM_STAGES), count=1, pred=step > done
+        )
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(is_free.index((done + num_steps - 1) % STAGES), count=1)
+    mbarrier.arrive(is_empty.index((done + num_steps - 1) % NUM_STAGES), count=1)
     return acc
 
 
 @gluon.jit
 def _store(out, out_boxes, staging, first_row, first_out):
-    """Stores a warpgroup's outputs; the copy engine leaves out what lies outside."""
+    """Stores a warpgroup's outputs by TMA, which leaves out elements outside of the matrix."""
     out = gl.convert_layout(out.to(out_boxes.dtype), _GATED)
-    # What was stored before has left shared memory.
+    # The previous store must have read `staging`.
     tma.store_wait(0)
     gl.thread_barrier()
     staging.store(out)
@@ -198,31 +207,34 @@ def _store(out, out_boxes, staging, first_row, first_out):
 
 
 @gluon.jit
-def _part_at(parts_ptr, part):
-    """Where sums lie: 8 by 8 of them, which a warp has in one register of each thread, together."""
-    rows = gl.arange(0, _HALF, gl.SliceLayout(1, _SUMS))
-    outs = gl.arange(0, 2 * _OUTS, gl.SliceLayout(0, _SUMS))
-    at_row = rows // 8 * (8 * 2 * _OUTS) + rows % 8 * 8
+def _part_pointers(parts_ptr, part):
+    """Returns where partial sums are stored.
+
+    A warp holds 8 by 8 of them in one register of each thread; these 64 are contiguous.
+    """
+    rows = gl.arange(0, _HALF_M, gl.SliceLayout(1, _SUMS))
+    outs = gl.arange(0, 2 * _BLOCK_N, gl.SliceLayout(0, _SUMS))
+    at_row = rows // 8 * (8 * 2 * _BLOCK_N) + rows % 8 * 8
     at_out = outs // 8 * 64 + outs % 8
-    return parts_ptr + part * (_HALF * 2 * _OUTS) + at_row[:, None] + at_out[None, :]
+    return parts_ptr + part * (_HALF_M * 2 * _BLOCK_N) + at_row[:, None] + at_out[None, :]
 
 
 @gluon.jit
-def _leave(acc, parts_ptr, flags_ptr, part):
-    """Leaves sums in scratch memory for the program that has the tile's end."""
-    gl.store(_part_at(parts_ptr, part), acc)
+def _store_part(acc, parts_ptr, flags_ptr, part):
+    """Stores partial sums in scratch memory for the program with the end of the tile."""
+    gl.store(_part_pointers(parts_ptr, part), acc)
     gl.thread_barrier()
     gl.atomic_xchg(flags_ptr + part, 1, sem="release")
 
 
 @gluon.jit
 def _add_part(acc, parts_ptr, flags_ptr, part):
-    """Adds what another program leaves, once it is there."""
-    is_there = gl.atomic_add(flags_ptr + part, 0, sem="acquire")
-    while is_there == 0:
-        is_there = gl.atomic_add(flags_ptr + part, 0, sem="acquire")
-    # Another multiprocessor wrote it, which the first cache does not know of.
-    acc += gl.load(_part_at(parts_ptr, part), cache_modifier=".cg")
+    """Waits for the partial sums of another program and adds them."""
+    is_full = gl.atomic_add(flags_ptr + part, 0, sem="acquire")
+    while is_full == 0:
+        is_full = gl.atomic_add(flags_ptr + part, 0, sem="acquire")
+    # Bypasses the L1 cache: another multiprocessor wrote the sums.
+    acc += gl.load(_part_pointers(parts_ptr, part), cache_modifier=".cg")
     gl.store(flags_ptr + part, 0)
     return acc
 
@@ -237,50 +249,53 @@ def prompts_kernel(
     num_rows,
     num_whole,
     num_sharers,
-    IN: gl.constexpr,
-    OUT: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    K: gl.constexpr,
+    N: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):
-    """A program for each multiprocessor.
+    """Computes silu(gate) * up for all rows, with one program for each multiprocessor.
 
-    `x`, `weight` and `out` describe boxes of [TILE_ROWS, BOX], [TILE_OUT, BOX] and
-    [HALF_ROWS, TILE_OUT] in `LAYOUT`: what lies outside of them arrives as zeros and is not
-    stored. Tiles from `num_whole` on are cut among the first `num_sharers` programs, at least as
-    many; `parts_ptr` has room for [num_sharers, 2, HALF_ROWS, 2 * TILE_OUT] in float32,
-    `flags_ptr` a zero for each half, which is one again at the end.
+    `x`, `weight` and `out` are TMA descriptors of boxes [BLOCK_M, BOX], [BLOCK_N, BOX] and
+    [HALF_M, BLOCK_N] in `LAYOUT`; outside of the matrices, zeros are loaded and nothing is stored.
+    Tiles from `num_whole` on are cut among the first `num_sharers` programs, at least one for each
+    tile. `parts_ptr` is [num_sharers, 2, HALF_M, 2 * BLOCK_N], float32; `flags_ptr` [programs, 2]
+    says which parts are there, and is 0 before and after.
     """
     gdc_launch_dependents()
-    STEPS: gl.constexpr = (IN + _BOX - 1) // _BOX
-    COLUMNS: gl.constexpr = (OUT + _OUTS - 1) // _OUTS
-    num_tiles = (num_rows + _ROWS - 1) // _ROWS * COLUMNS
-    work = _work_of(gl.program_id(0), num_tiles, num_whole, num_sharers, STEPS)
+    NUM_STEPS: gl.constexpr = (K + _BOX - 1) // _BOX
+    NUM_N_TILES: gl.constexpr = (N + _BLOCK_N - 1) // _BLOCK_N
+    num_tiles = (num_rows + _BLOCK_M - 1) // _BLOCK_M * NUM_N_TILES
+    work = _work_of(gl.program_id(0), num_tiles, num_whole, num_sharers, NUM_STEPS)
     cut = (num_tiles, num_whole, num_sharers)
-    x_halves = gl.allocate_shared_memory(x.dtype, [STAGES * 2, _HALF, _BOX], _LAYOUT)
-    x_ring = x_halves._reinterpret(x.dtype, [STAGES, _ROWS, _BOX], _LAYOUT)
-    w_halves = gl.allocate_shared_memory(weight.dtype, [STAGES * 2, _OUTS, _BOX], _LAYOUT)
-    w_ring = w_halves._reinterpret(weight.dtype, [STAGES, 2 * _OUTS, _BOX], _LAYOUT)
-    staging = gl.allocate_shared_memory(out.dtype, [2, _HALF, _OUTS], _LAYOUT)
-    is_there = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    is_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(is_there.index(stage), count=1)
-        mbarrier.init(is_free.index(stage), count=2)
-    to_copy = (x_ring, w_halves, is_there, is_free)
-    to_multiply = (x_halves, w_ring, is_there, is_free)
+    x_halves = gl.allocate_shared_memory(x.dtype, [NUM_STAGES * 2, _HALF_M, _BOX], _LAYOUT)
+    x_ring = x_halves._reinterpret(x.dtype, [NUM_STAGES, _BLOCK_M, _BOX], _LAYOUT)
+    w_halves = gl.allocate_shared_memory(weight.dtype, [NUM_STAGES * 2, _BLOCK_N, _BOX], _LAYOUT)
+    w_ring = w_halves._reinterpret(weight.dtype, [NUM_STAGES, 2 * _BLOCK_N, _BOX], _LAYOUT)
+    staging = gl.allocate_shared_memory(out.dtype, [2, _HALF_M, _BLOCK_N], _LAYOUT)
+    is_full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    is_empty = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(NUM_STAGES):
+        mbarrier.init(is_full.index(stage), count=1)
+        mbarrier.init(is_empty.index(stage), count=2)
+    to_copy = (x_ring, w_halves, is_full, is_empty)
+    to_multiply = (x_halves, w_ring, is_full, is_empty)
     gl.warp_specialize(
         [
-            (_multiply, (
+            (_consume, (
                 out, staging.index(0), to_multiply, work, cut, parts_ptr, flags_ptr, num_rows,
-                OUT, STEPS, STAGES, GROUP, 0,
+                N, NUM_STEPS, NUM_STAGES, GROUP_M, 0,
             )),
-            (_multiply, (
+            (_consume, (
                 out, staging.index(1), to_multiply, work, cut, parts_ptr, flags_ptr, num_rows,
-                OUT, STEPS, STAGES, GROUP, 1,
+                N, NUM_STEPS, NUM_STAGES, GROUP_M, 1,
             )),
-            (_copy, (x, weight, to_copy, work, num_whole, num_rows, OUT, STEPS, STAGES, GROUP)),
+            (_produce, (
+                x, weight, to_copy, work, num_whole, num_rows, N, NUM_STEPS, NUM_STAGES, GROUP_M,
+            )),
         ],
-        # Warps, and registers of a thread: sums are half of them.
+        # Warps and registers a thread of the second consumer and of the producer. Half of a
+        # consumer's registers hold sums.
         [4, 1],
         [232, 40],
     )  # fmt: skip

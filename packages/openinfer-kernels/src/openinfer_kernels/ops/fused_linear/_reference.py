@@ -1,4 +1,4 @@
-"""fused_linear, as defined: the definitions of its parts, one after another."""
+"""The definition of fused_linear: the definitions of its parts, one after another."""
 
 import torch
 
@@ -8,10 +8,10 @@ from openinfer_kernels.ops.fused_linear._composed import Composed
 
 
 def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
-    """Whatever the definition of `linear` supports."""
+    """Returns None if the definition of `linear` supports this spec, else the reason."""
     return why_not("linear", spec.linear, device, "reference")
 
 
 def plan(spec: FusedLinearSpec, device: torch.device | str) -> FusedLinear:
-    """Binds fused_linear."""
+    """Binds the definitions of the parts."""
     return Composed(spec, torch.device(device), "reference", "reference")

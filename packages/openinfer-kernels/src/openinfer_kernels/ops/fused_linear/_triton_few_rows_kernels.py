@@ -1,8 +1,9 @@
-"""The kernels of fused_linear: one row by multiply-adds, a few rows by the tensor cores.
+"""The kernel of fused_linear for 2 to 16 rows, on tensor cores.
 
-Both stream the weight once and keep everything else on the chip. Weights do not depend on the
-kernel before, so the first tiles are on their way before a program waits for that kernel
-(programmatic dependent launch, sm_90 and later); nothing else is read before the wait.
+The weight is streamed once through a ring of asynchronous copies; all rows are multiplied with each
+tile. Weights do not depend on the previous kernel. With programmatic dependent launch (PDL, sm_90
+and later), the first tiles of weights are loaded before the program waits for that kernel;
+nothing else is read before the wait.
 """
 
 # Kernel arguments are Triton's values, which have no Python types; its tuples grow.
@@ -12,107 +13,18 @@ kernel before, so the first tiles are on their way before a program waits for th
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
-
-@triton.jit
-def _weight_offsets(
-    IN: tl.constexpr, OUT: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
-    STORED: tl.constexpr,
-):  # fmt: skip
-    # [STORED, TILE_IN], from the tile's first output on. Gate and up rows lie OUT apart; where they
-    # are one tile, the gate's TILE_OUT come first.
-    stored = tl.arange(0, STORED)
-    lines = stored % TILE_OUT + stored // TILE_OUT * OUT if STORED > TILE_OUT else stored
-    return lines[:, None] * IN + tl.arange(0, TILE_IN)[None, :]
-
-
-@triton.jit
-def _weight_tile(
-    weight_ptr, offsets, first_out, first_in, IN: tl.constexpr, OUT: tl.constexpr,
-    TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
-):  # fmt: skip
-    # Read once a step, so first to leave the cache.
-    tile_ptr = weight_ptr + (first_out.to(tl.int64) * IN + first_in)
-    if IN % TILE_IN == 0 and OUT % TILE_OUT == 0:
-        weight = tl.load(tile_ptr + offsets, eviction_policy="evict_first")
-    else:
-        outs = first_out + tl.arange(0, offsets.shape[0]) % TILE_OUT
-        cols = first_in + tl.arange(0, TILE_IN)
-        mask = (outs < OUT)[:, None] & (cols < IN)[None, :]
-        weight = tl.load(tile_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-    return weight
-
-
-@triton.jit
-def _sum_eights(products):
-    # Of columns, over what a thread loads at a time; sums over whole rows wait for the last tile.
-    return tl.sum(products.reshape(products.shape[0], products.shape[1] // 8, 8), axis=2)
-
-
-@triton.jit
-def gemv_kernel(
-    x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps,
-    IN: tl.constexpr, OUT: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
-    DEPTH: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    LATE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    # Program (TILE_OUT outputs) of one row; DEPTH tiles are on their way. The norm moves behind the
-    # product: the row is scaled by the norm's weight going in and by 1 / rms coming out.
-    if PDL and not LATE:
-        gdc_launch_dependents()
-    NUM: tl.constexpr = (IN + TILE_IN - 1) // TILE_IN
-    EARLY: tl.constexpr = DEPTH if DEPTH < NUM else NUM
-    first = tl.program_id(0) * TILE_OUT
-    cols = tl.arange(0, TILE_IN)
-    offsets = _weight_offsets(IN, OUT, TILE_OUT, TILE_IN, TILE_OUT)
-    up_ptr = weight_ptr + OUT * IN
-    tiles = ()
-    ups = ()
-    for early in tl.static_range(EARLY):
-        at = early * TILE_IN
-        tiles += (_weight_tile(weight_ptr, offsets, first, at, IN, OUT, TILE_OUT, TILE_IN),)
-        if GATED:
-            ups += (_weight_tile(up_ptr, offsets, first, at, IN, OUT, TILE_OUT, TILE_IN),)
-    if PDL:
-        gdc_wait()
-    acc = tl.zeros([TILE_OUT, TILE_IN // 8], tl.float32)
-    up_acc = tl.zeros([TILE_OUT, TILE_IN // 8], tl.float32)
-    squares = tl.zeros([1, TILE_IN // 8], tl.float32)
-    for step in tl.static_range(NUM):
-        at = step * TILE_IN + cols
-        x = tl.load(x_ptr + at, mask=at < IN, other=0.0).to(tl.float32)
-        if NORM:
-            squares += _sum_eights((x * x)[None, :])
-            x *= tl.load(norm_ptr + at, mask=at < IN, other=0.0).to(tl.float32)
-        if step + DEPTH < NUM:
-            ahead = (step + DEPTH) * TILE_IN
-            tiles += (_weight_tile(weight_ptr, offsets, first, ahead, IN, OUT, TILE_OUT, TILE_IN),)
-            if GATED:
-                ups += (_weight_tile(up_ptr, offsets, first, ahead, IN, OUT, TILE_OUT, TILE_IN),)
-        acc += _sum_eights(tiles[step].to(tl.float32) * x[None, :])
-        if GATED:
-            up_acc += _sum_eights(ups[step].to(tl.float32) * x[None, :])
-    if PDL and LATE:
-        gdc_launch_dependents()
-    out = tl.sum(acc, axis=1)
-    up = tl.sum(up_acc, axis=1)
-    if NORM:
-        scale = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / IN + eps)
-        out *= scale
-        up *= scale
-    if GATED:
-        out = out / (1.0 + tl.exp(-out)) * up
-    outs = first + tl.arange(0, TILE_OUT)
-    if ADD:
-        out += tl.load(residual_ptr + outs, mask=outs < OUT, other=0.0).to(tl.float32)
-    tl.store(out_ptr + outs, out.to(out_ptr.dtype.element_ty), mask=outs < OUT)
+from openinfer_kernels.ops.fused_linear._triton_functions import weight_offsets, weight_tile
 
 
 @tl.core.extern
 def _wait_for_rows(step, _semantic=None):
-    # Waits for the kernel before and returns 0. It counts as free of effects, so that the compiler
-    # may put it in front of a pipelined load whose address depends on its result.
+    """Waits for the previous kernel and returns 0.
+
+    It is declared free of side effects, so that the compiler may move it before a pipelined load
+    whose address depends on its result.
+    """
     return tl.core.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, 0; // $1",
         "=r,r",
@@ -126,8 +38,10 @@ def _wait_for_rows(step, _semantic=None):
 
 @triton.jit
 def _sum_parts(acc, NUM_PARTS: tl.constexpr):
-    # [NUM_PARTS, stored, rows] to [stored, rows]. Halved, which takes one exchange between warps; a
-    # reduction takes a chain of them.
+    """Sums the warps' parts: [NUM_PARTS, weight rows, rows] to [weight rows, rows].
+
+    Halving takes one exchange between warps each; a reduction would take a chain of them.
+    """
     out = acc.permute(1, 2, 0)
     if NUM_PARTS == 8:
         low, high = tl.split(out.reshape(out.shape[0], out.shape[1], 4, 2))
@@ -142,50 +56,56 @@ def _sum_parts(acc, NUM_PARTS: tl.constexpr):
 @triton.jit(do_not_specialize=["num_rows"])
 def few_rows_kernel(
     x_ptr, weight_ptr, residual_ptr, out_ptr, num_rows,
-    IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, TILE_OUT: tl.constexpr,
-    TILE_IN: tl.constexpr, NUM_PARTS: tl.constexpr, NUM_STAGES: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, NUM_PARTS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    IS_GATED: tl.constexpr, ADD_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # Program (every num_programs-th tile of TILE_OUT outputs) of up to ROWS rows. Weights and rows
-    # go through a ring of asynchronous copies; each warp multiplies a part of the TILE_IN inputs.
+    """Computes tiles of BLOCK_N outputs for up to BLOCK_M rows.
+
+    Program p has every num_programs-th tile from p on. `x_ptr` is [num_rows, K], normalised
+    already; `residual_ptr` and `out_ptr` are [num_rows, N]; `weight_ptr` is [N, K], or [2 * N, K]
+    with the gates first if IS_GATED. Rows from `num_rows` on are masked. Each of the NUM_PARTS
+    warps multiplies its part of the BLOCK_K inputs. One loop goes over all inputs of all tiles, so
+    that copies of the next tile are in flight while one ends.
+    """
     if PDL:
         gdc_launch_dependents()
-    STORED: tl.constexpr = TILE_OUT * (2 if GATED else 1)
-    PART: tl.constexpr = TILE_IN // NUM_PARTS
-    NUM_IN: tl.constexpr = (IN + TILE_IN - 1) // TILE_IN
-    NUM_OUT: tl.constexpr = (OUT + TILE_OUT - 1) // TILE_OUT
-    first = tl.program_id(0)
+    WEIGHT_ROWS: tl.constexpr = BLOCK_N * (2 if IS_GATED else 1)
+    PART_K: tl.constexpr = BLOCK_K // NUM_PARTS
+    NUM_K_TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    NUM_N_TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    first_tile = tl.program_id(0)
     num_programs = tl.num_programs(0)
-    num_steps = (NUM_OUT - first + num_programs - 1) // num_programs * NUM_IN
-    rows = tl.arange(0, ROWS)
-    cols = tl.arange(0, TILE_IN)
-    offsets = _weight_offsets(IN, OUT, TILE_OUT, TILE_IN, STORED)
-    acc = tl.zeros([NUM_PARTS, STORED, ROWS], tl.float32)
+    num_steps = (NUM_N_TILES - first_tile + num_programs - 1) // num_programs * NUM_K_TILES
+    rows = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_K)
+    offsets = weight_offsets(K, N, BLOCK_N, BLOCK_K, WEIGHT_ROWS)
+    acc = tl.zeros([NUM_PARTS, WEIGHT_ROWS, BLOCK_M], tl.float32)
     for step in tl.range(num_steps, num_stages=NUM_STAGES):
-        first_out = (first + step // NUM_IN * num_programs) * TILE_OUT
-        first_in = step % NUM_IN * TILE_IN
-        weight = _weight_tile(weight_ptr, offsets, first_out, first_in, IN, OUT, TILE_OUT, TILE_IN)
+        first_out = (first_tile + step // NUM_K_TILES * num_programs) * BLOCK_N
+        first_in = step % NUM_K_TILES * BLOCK_K
+        weight = weight_tile(weight_ptr, offsets, first_out, first_in, K, N, BLOCK_N, BLOCK_K)
         zero = 0
         if PDL:
             zero = _wait_for_rows(step)
             first_in = tl.multiple_of(first_in + zero, 16)
         mask = (rows < num_rows)[:, None]
-        if IN % TILE_IN != 0:
-            mask = mask & (first_in + cols < IN)[None, :]
-        x_offsets = rows[:, None] * IN + cols[None, :]
+        if K % BLOCK_K != 0:
+            mask = mask & (first_in + cols < K)[None, :]
+        x_offsets = rows[:, None] * K + cols[None, :]
         x = tl.load(x_ptr + first_in + x_offsets, mask=mask, other=0.0)
-        weight_parts = weight.reshape(STORED, NUM_PARTS, PART).permute(1, 0, 2)
-        x_parts = x.reshape(ROWS, NUM_PARTS, PART).permute(1, 2, 0)
+        weight_parts = weight.reshape(WEIGHT_ROWS, NUM_PARTS, PART_K).permute(1, 0, 2)
+        x_parts = x.reshape(BLOCK_M, NUM_PARTS, PART_K).permute(1, 2, 0)
         acc = tl.dot(weight_parts, x_parts, acc)
-        if step % NUM_IN == NUM_IN - 1:
+        if step % NUM_K_TILES == NUM_K_TILES - 1:
             out = _sum_parts(acc, NUM_PARTS).T
-            if GATED:
-                gate, up = tl.split(out.reshape(ROWS, 2, TILE_OUT).permute(0, 2, 1))
+            if IS_GATED:
+                gate, up = tl.split(out.reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1))
                 out = gate / (1.0 + tl.exp(-gate)) * up
-            outs = first_out + tl.arange(0, TILE_OUT)
-            out_mask = (rows < num_rows)[:, None] & (outs < OUT)[None, :]
-            at = rows[:, None] * OUT + outs[None, :]
-            if ADD:  # where one step is a whole product, this load is pipelined, too
+            outs = first_out + tl.arange(0, BLOCK_N)
+            out_mask = (rows < num_rows)[:, None] & (outs < N)[None, :]
+            at = rows[:, None] * N + outs[None, :]
+            if ADD_RESIDUAL:  # pipelined as well, if one step is a whole product
                 out += tl.load(residual_ptr + zero + at, mask=out_mask, other=0.0).to(tl.float32)
             tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=out_mask)
             acc = tl.zeros_like(acc)
