@@ -44,8 +44,7 @@ def test_unknown_model(client, engine):
         ("/tokenize", {"prompt": "Hi"}),
     ):
         error = error_of(client.post(path, body | {"model": "nope"}))
-        served = "served here: `tiny`, `other`."
-        assert error["message"] == f"The model `nope` does not exist; {served}"
+        assert all(name in error["message"] for name in ("`nope`", "`tiny`", "`other`"))
         assert (error["param"], error["code"]) == ("model", 404)
     assert not engine.requests
 
@@ -78,7 +77,7 @@ def test_at_debug_every_request_has_a_line(client, engine, caplog):
 
 @pytest.mark.parametrize(
     ("stop", "words"),
-    [(["x"] * 65, "at most 64 strings of .* these are 65"), ("x" * 1025, "1024"), (3, "string")],
+    [(["x"] * 65, "at most 64 strings of .* the list has 65"), ("x" * 1025, "1024"), (3, "string")],
 )
 def test_too_many_stops_are_counted(client, stop, words):
     error = error_of(client.post("/v1/completions", {"prompt": "Hi", "stop": stop}))

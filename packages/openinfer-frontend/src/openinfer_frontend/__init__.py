@@ -1,7 +1,8 @@
-"""OpenAI-compatible HTTP over any EngineHandle.
+"""HTTP over any `EngineHandle`, in the protocols of OpenAI and Anthropic.
 
-`create_app` makes a raw ASGI application over an engine and a text model, `serve` runs it on
-uvicorn. Depends on the contract, the text package, pydantic and uvicorn; never on torch.
+`create_app` makes a raw ASGI application over an engine and a text model. `serve` runs it on
+uvicorn. The package depends on the contract, the text package, pydantic and uvicorn, never on
+torch.
 """
 
 from openinfer_frontend._app import FrontendApp, create_app

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, error objects, request ids, draining."""
+"""The ASGI application: dispatch to routes, error responses, request ids, draining."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class FrontendApp:
-    """OpenAI-compatible HTTP over one engine, as a raw ASGI application.
+    """The HTTP front end of one engine, as a raw ASGI application.
 
-    Belongs to the event loop it serves on; needs no lifespan events.
+    It belongs to the event loop that serves it, and needs no lifespan events.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class FrontendApp:
         self._exchanges: set[HttpExchange] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request.
+        """Handles one HTTP request.
 
         Raises:
-            ValueError: for a scope that is not HTTP.
+          ValueError: the scope is not HTTP.
         """
         if scope["type"] != "http":
             raise ValueError(f"this application does not serve {scope['type']}")
         exchange = HttpExchange(scope, receive, send, self._backend.config, self._bodies)
         self._exchanges.add(exchange)
         try:
-            await self._answer(exchange)
+            await self._handle(exchange)
         except ClientGone:
             return
         except asyncio.CancelledError:
@@ -78,7 +78,7 @@ class FrontendApp:
             if _log.isEnabledFor(logging.DEBUG):
                 _log_request(exchange)
 
-    async def _answer(self, exchange: HttpExchange) -> None:
+    async def _handle(self, exchange: HttpExchange) -> None:
         exchange.dialect = self._router.dialect(exchange.path)
         try:
             exchange.cors_headers = self._guard.cors_headers(exchange)
@@ -104,27 +104,28 @@ class FrontendApp:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests being generated now."""
+        """Requests that the engine works on now."""
         return self._backend.num_in_flight
 
     def start_draining(self) -> None:
-        """From now on `/ready` says 503 and new requests are refused; running ones go on."""
+        """Makes `/ready` return 503 and refuses new requests; running requests continue."""
         self._backend.is_draining = True
 
     async def drained(self) -> None:
-        """Returns when no request is being generated."""
+        """Returns when no request is running."""
         await self._backend.wait_idle()
 
     def cut_off(self) -> int:
-        """Has every request that is not answered yet answer 503; returns how many these are.
+        """Ends every unfinished request with a 503, and returns how many there were.
 
-        Streams that have begun end with the error. The tasks of the requests do so, soon after.
+        A stream that has begun ends with the error as its last event. The tasks of the requests
+        send the responses soon after this call.
         """
         error = ApiError.unavailable(SHUTTING_DOWN, self._backend.config.retry_after_s)
         return sum([exchange.interrupt(error) for exchange in self._exchanges])
 
     def close(self) -> None:
-        """Ends the threads. Idempotent; the engine and the text model are the caller's."""
+        """Stops the threads. Idempotent; does not close the engine or the text model."""
         self._backend.close()
 
 
@@ -132,8 +133,10 @@ def _log_request(exchange: HttpExchange) -> None:
     _log.debug(
         "%s %s %s in %.3f s, request %s",
         exchange.method,
-        quote(exchange.path),  # it is decoded: a line break must not make another line
-        exchange.status or "without an answer",
+        quote(
+            exchange.path
+        ),  # the path is decoded: a line break in it must not start another log line
+        exchange.status or "without a response",
         time.monotonic() - exchange.spans.received_at,
         exchange.request_id,
     )
@@ -147,13 +150,14 @@ def create_app(
     counters: CounterPages | None = None,
     number: int = 0,
 ) -> FrontendApp:
-    """The application over an engine and the text model of its checkpoint.
+    """Makes the application over an engine and the text model of its checkpoint.
 
     Args:
-        provider: gives the engine of the moment; not owned.
-        text: tokenizer, template and defaults; not owned.
-        config: the operator's choices.
-        counters: what `/metrics` shows, where several front processes answer for one server.
-        number: of this one, which it takes over from one that died.
+      provider: gives the current engine; not owned.
+      text: tokenizer, template and defaults; not owned.
+      config: the operator's choices.
+      counters: the counters of all front processes of the server, for `/metrics`.
+      number: the index of this process in `counters`; a process that replaces a dead one takes over
+          its index.
     """
     return FrontendApp(provider, text, config, counters or CounterPages(), number)

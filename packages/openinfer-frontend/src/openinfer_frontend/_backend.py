@@ -1,4 +1,4 @@
-"""What every route works with: the engine of the moment, the text model, the drain state."""
+"""The state that all routes share: the current engine, the text model, the drain."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ _STATUS_OF_FAILURE = {"unsupported": 501, "failed": 500, "refused": 409}
 
 
 class Backend:
-    """Shared by the routes of one app; belongs to its event loop."""
+    """Shared by the routes of one application; belongs to its event loop."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class Backend:
         self.is_draining = False
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
-        """What is being generated, by the ids of the responses."""
+        """Running generations, by the ids of their responses."""
         self._claimed: set[str] = set()
-        """Ids of these responses and of their sequences at the engine."""
+        """Ids of the running responses and of their engine requests."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def close(self) -> None:
-        """Ends its threads once their work is done; idempotent."""
+        """Stops the threads once their work is done. Idempotent."""
         self.text.close()
         self.metrics_pages.close()
 
     def engine(self) -> EngineHandle:
-        """The engine that takes requests now.
+        """Returns the engine that takes requests now.
 
         Raises:
-            ApiError: 503, while there is none.
+          ApiError: 503, if there is none.
         """
         try:
             return self.provider.handle()
@@ -75,10 +75,14 @@ class Backend:
         return ApiError.unavailable(message, self.config.retry_after_s, refusal)
 
     async def resubmit(self, submit: Callable[[EngineHandle], None]) -> bool:
-        """Submits what a dead engine left to the one that takes over; False if none comes in time.
+        """Submits the rest of a request to the engine that replaces a dead one.
+
+        Returns:
+          False if no engine takes over in time.
 
         Args:
-            submit: called until it raises no EngineDead: an engine is dead before that is noticed.
+          submit: called until it raises no EngineDead. An engine may have died without the
+              provider's knowledge.
         """
         try:
             async with asyncio.timeout(self.config.resume_timeout_s):
@@ -100,47 +104,47 @@ class Backend:
             raise ApiError.unavailable(f"the engine is {state}", self.config.retry_after_s)
 
     def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` 404 if a request names another model."""
+        """Raises `ApiError` 404 if the request names an unknown model."""
         if name is not None and name not in self.config.served_model_names:
             served = ", ".join(f"`{known}`" for known in self.config.served_model_names)
-            message = f"The model `{name[:200]}` does not exist; served here: {served}."
+            message = f"The model `{name[:200]}` does not exist; this server has {served}."
             raise ApiError(404, message, param="model")
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Counts a request whose end a drain waits for.
+        """Counts a running request; a drain waits for its end.
 
         Raises:
-            ApiError: 503, while draining, or with too many already.
+          ApiError: 503, while draining or if `max_in_flight` requests run.
         """
         if self.is_draining:
             raise self._refused(SHUTTING_DOWN, "draining")
         if self.num_in_flight >= self.config.max_in_flight:
-            raise self._refused("too many requests at once", "max_in_flight")
+            raise self._refused("too many requests at once; try again later", "max_in_flight")
         self.num_in_flight += 1
         self._idle.clear()
         try:
             yield
         finally:
             self.num_in_flight -= 1
-            self.polling.touch()  # a client in turn is back within a moment
+            self.polling.touch()  # the client's next request often follows at once
             if self.num_in_flight == 0:
                 self._idle.set()
 
     @contextmanager
     def registered(self, response_id: str, generation: Generation) -> Iterator[None]:
-        """Keeps a response's ids to itself, and lets `/abort_requests` find it.
+        """Reserves a response's ids, and makes it known to `/abort_requests`.
 
-        Enter it before the generation: clients choose ids, and the engine aborts by id, so that a
-        duplicate which reached it would take the live request along when it gives up.
+        Clients choose ids, and the engine aborts by id. Enter this block before the generation:
+        otherwise a duplicate would abort the live request of the same id when it fails.
 
         Raises:
-            ApiError: 409, if a live request has one of the ids.
+          ApiError: 409, if a live request has one of the ids.
         """
         ids = {response_id, *generation.request_ids}
         taken = self._claimed & ids
         if taken:
-            message = f"request_id: {min(taken)} is being answered already"
+            message = f"request_id: a request with the id {min(taken)} is running already"
             raise ApiError(409, message, param="request_id")
         self._claimed |= ids
         self.live[response_id] = generation
@@ -151,15 +155,15 @@ class Backend:
             del self.live[response_id]
 
     async def wait_idle(self) -> None:
-        """Returns when no admitted request is left."""
+        """Returns when no request is running."""
         await self._idle.wait()
 
     async def control(self, command: Command) -> CommandDone:
         """Runs a command.
 
         Raises:
-            ApiError: if the engine lacks it (501), fails it (500), refuses it as things are (409),
-                is gone or takes too long (503).
+          ApiError: the engine does not know the command (501), failed (500), refused it in its
+              current state (409), is gone or too slow (503).
         """
         engine = self.engine()
         name = command_name(command)
@@ -171,15 +175,15 @@ class Backend:
         except EngineDead as error:
             raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
         except TimeoutError:
-            # No word of when to try again: that would only queue a second one.
-            message = f"{name} did not end in time; it stays queued and takes effect later"
+            # There is no retry-after: a retry would only queue the command a second time.
+            message = f"{name} did not finish in time; it stays queued and takes effect later"
             raise ApiError.from_engine(503, message) from None
         if isinstance(result, CommandFailed):
             raise ApiError.from_engine(_STATUS_OF_FAILURE[result.kind], result.message)
         return result
 
     def trace(self, exchange: HttpExchange) -> None:
-        """Adds a request that is over to the engine's trace, if one is being written."""
+        """Adds a finished request to the engine's trace, if one is being written."""
         if not exchange.num_body_bytes or self.provider.state != "ready":
             return
         with suppress(EngineDead):

@@ -1,4 +1,4 @@
-"""What an operator decides about the front end."""
+"""The operator's choices about the front end."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from openinfer_contract import Grammar
 
 GrammarCheck = Callable[[Grammar], str | None]
-"""Says why a grammar cannot be honoured, None if it can; called from any thread."""
+"""Returns why a grammar cannot be honoured, or None if it can. Called from any thread."""
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 
 
@@ -25,59 +25,62 @@ class FrontendConfig:
     """Settings of one front process.
 
     Raises:
-        ValueError: if there is no model name, or a bound is not positive.
+      ValueError: there is no model name, or a limit is not positive.
     """
 
     served_model_names: tuple[str, ...]
-    """Names that requests may use; the first one is what responses carry."""
+    """Model names accepted in requests. A response repeats the name that was asked for, else the
+    first."""
     version: str
-    """What `/version` says."""
+    """The version that `/version` returns."""
     api_keys: tuple[str, ...] = ()
-    """Any of them opens the routes of users; none: they are open to everybody."""
+    """Keys for the routes of users, any of which is accepted. If there are none, these routes need
+    no key."""
     admin_api_key: str | None = None
-    """Opens the operator's routes, and all others; None: an API key does."""
+    """Key for the operator's routes; it is accepted on all other routes too. None: an API key opens
+    the operator's routes."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins whose pages may read responses; `*` for all."""
+    """Origins whose web pages may read responses; `*` for all."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto: the checkpoint's sampling defaults. vllm: temperature 1 and no truncation."""
     reasoning_field: ReasoningField = "both"
-    """What reasoning is called in chat completions."""
+    """The name of the reasoning field in chat completions."""
     trust_request_chat_template: bool = False
-    """Whether requests may bring chat templates, which are programs."""
+    """Whether requests may bring their own chat templates, which are programs."""
     max_body_bytes: int = 16 << 20
     """Longest request body; a longer one is a 413. The default holds two million token ids at
     8 bytes each: eight prompts of 262,144 tokens."""
     max_pending_body_bytes: int = 1 << 30
-    """Bodies that are being received or read, together; beyond it 503."""
+    """Total size of the bodies that are being received or parsed; beyond it, 503."""
     max_in_flight: int = 8192
-    """Requests being generated at once; beyond it 503."""
+    """Maximum number of running requests; beyond it, 503."""
     max_sequences: int = 1024
-    """Prompts times samples of one HTTP request."""
+    """Maximum number of prompts times samples of one HTTP request."""
     request_timeout_s: float | None = None
-    """Requests that take longer, from their arrival on, are given up; None: only by their own
-    `deadline_ms`, which also counts where it is less."""
+    """Seconds from its arrival after which a request ends with a 408. None: no limit. A request's
+    own `deadline_ms` also holds if it is earlier."""
     body_timeout_s: float = 60.0
-    """A request whose body takes longer to arrive is given up."""
+    """Seconds that a body may take to arrive; a slower one is a 408."""
     stall_timeout_s: float = 30.0
-    """A client that lets a response block for so long, the buffers between full, counts as gone."""
+    """Disconnect a client that has read nothing for this many seconds while the buffers were full.
+    """
     control_timeout_s: float = 60.0
-    """How long a command (cache reset, exact load) may take."""
+    """Maximum seconds for a command, such as a cache reset."""
     resume_timeout_s: float = 60.0
-    """How long answers whose engine died wait for another one that goes on with them; 0: they fail
-    at once."""
+    """Seconds that responses wait for a new engine if theirs has died. 0: they fail at once."""
     retry_after_s: float = 1.0
-    """What a client is told to wait while the engine is away."""
+    """The `retry-after` of a 503 while the engine is away."""
     poll_s: float = 0.0
-    """For so long after a request has gone to the engine, and after one has ended, the event loop
-    polls instead of sleeping: a core that sleeps is slow to wake. It takes a core meanwhile."""
+    """Seconds for which the event loop polls instead of sleeping, after each request is submitted
+    and after each request ends. Waking a sleeping core is slow; polling uses a whole core."""
     num_text_threads: int = 2
     """Threads that render and encode long prompts."""
     max_inline_bytes: int = 1024
-    """Requests up to this size are rendered and encoded on the event loop, in a millisecond."""
+    """Requests up to this size are rendered and encoded on the event loop, within a millisecond."""
     metrics_prefix: str = "vllm:"
-    """Of the names at `/metrics`, so that dashboards made for others find them."""
+    """Prefix of metric names at `/metrics`. The default matches dashboards made for vLLM."""
     check_grammar: GrammarCheck | None = None
-    """What is asked before a prompt is tokenised; None leaves it to the engine."""
+    """Checks a grammar before the prompt is tokenised; None leaves the check to the engine."""
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
@@ -108,5 +111,5 @@ class FrontendConfig:
 
     @property
     def model_name(self) -> str:
-        """The name that responses carry."""
+        """The first model name, for responses to requests that name no model."""
         return self.served_model_names[0]

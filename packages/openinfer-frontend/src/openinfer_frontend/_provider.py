@@ -1,4 +1,4 @@
-"""Where the front end finds its engine: one that may die and come back."""
+"""The source of the current engine, which may die and be restarted."""
 
 from typing import Literal, Protocol
 
@@ -8,31 +8,31 @@ EngineState = Literal["ready", "starting", "restarting", "dead"]
 
 
 class EngineProvider(Protocol):
-    """Whoever keeps an engine alive. Both members are cheap and never block."""
+    """An owner of an engine. Both members are cheap and never block."""
 
     @property
     def state(self) -> EngineState:
         """Whether the engine can answer now."""
 
     def handle(self) -> EngineHandle:
-        """The engine of this moment; ask again for every request.
+        """Returns the current engine; call it again for every request.
 
         Raises:
-            EngineDead: if there is none now, with one sentence that says why.
+          EngineDead: there is no engine now; the reason is one sentence.
         """
 
 
 class FixedEngine:
-    """An `EngineProvider` of one engine that nobody restarts."""
+    """An `EngineProvider` for one engine that is never restarted."""
 
     def __init__(self, engine: EngineHandle) -> None:
         self._engine = engine
 
     @property
     def state(self) -> EngineState:
-        """Always ready: a dead engine says so itself, at submit."""
+        """Always ready: a dead engine raises at submit."""
         return "ready"
 
     def handle(self) -> EngineHandle:
-        """The engine."""
+        """Returns the engine."""
         return self._engine

@@ -1,10 +1,10 @@
 """Errors of the front end.
 
 FrontendError
-├── ApiError             what a client is told: a status and OpenAI's error object
-├── ClientGone           the client hung up, or stopped reading; nothing is left to answer
-├── CounterLayoutError   the memory of counters was laid out by another version
-├── ListenError          the address cannot be listened on; the message says what to do
+├── ApiError             an error response: a status and an error object
+├── ClientGone           the client disconnected or stopped reading; no response is possible
+├── CounterLayoutError   the shared counters were laid out by another version
+├── ListenError          the address cannot be bound; the message says what to do
 └── TlsError             a certificate or key cannot be used; the message names it
 """
 
@@ -29,17 +29,17 @@ ERROR_TYPES: Mapping[int, str] = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-"""`error.type` by HTTP status, in vLLM's spelling where it has one."""
+"""`error.type` by HTTP status, in vLLM's spelling where vLLM has one."""
 
 Refusal = Literal[
-    "draining",  # the server is about to end
-    "max_in_flight",  # this front process answers too many requests
-    "pending_bodies",  # it holds too many bytes of bodies
-    "template_queue",  # too many wait with chat templates of their own
-    "queue_full",  # the engine's intake is full
+    "draining",  # the server is shutting down
+    "max_in_flight",  # this front process runs too many requests
+    "pending_bodies",  # this front process holds too many bytes of bodies
+    "template_queue",  # too many requests with their own chat templates are waiting
+    "queue_full",  # the engine's queue is full
     "engine_unavailable",  # there is no engine at the moment
 ]
-"""Why a request was not taken, through no fault of its own."""
+"""Reason why a valid request was not accepted."""
 _REFUSAL_OF_REJECTION: Mapping[str, Refusal] = {"overloaded": "queue_full", "draining": "draining"}
 
 _STATUS_OF_REJECTION = {
@@ -60,25 +60,26 @@ _PARAM_OF_FIELD = {
 }
 _MAX_MESSAGE_CHARS = 500
 _PATH = re.compile(r"(?<![\w/#<])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)*/?")
-"""No closing tag, and no reference within a schema."""
+"""Matches neither closing tags nor references within a schema."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?")
 
 
 class FrontendError(OpenInferError):
-    """Root of every error raised by this package."""
+    """The base of every error raised by this package."""
 
 
 class ApiError(FrontendError):
-    """An answer other than success.
+    """An error response.
 
     Attributes:
-        status: the HTTP status, unless the response has begun.
-        message: a sentence for the client; long ones are cut, so that no input is echoed at length.
-        param: the request's field at fault, or None.
-        retry_after_s: seconds after which a retry makes sense, or None.
-        allow: the methods a route takes, with a 405.
-        refusal: why the request was not taken, if it was not for its own sake.
-        is_deadline_exceeded: whether the deadline of the request passed.
+      status: the HTTP status, if the response has not begun.
+      message: a sentence for the client, cut to 500 characters so that no input is echoed at
+          length.
+      param: the request's field at fault, or None.
+      retry_after_s: seconds after which a retry makes sense, or None.
+      allow: the methods of the route, with a 405.
+      refusal: the reason why a valid request was not accepted, or None.
+      is_deadline_exceeded: whether the deadline of the request passed.
     """
 
     def __init__(
@@ -117,13 +118,13 @@ class ApiError(FrontendError):
         grammar_param: str | None = None,
         limit_s: float | None = None,
     ) -> "ApiError":
-        """The answer to a request that was refused, or could not be gone on with.
+        """Returns the error for a request that was rejected or has failed.
 
         Args:
-            end: by the contract's check or an engine, in the contract's field names.
-            prompt_param: what the route calls `prompt_token_ids`.
-            grammar_param: which field asked for the grammar.
-            limit_s: as for `late`.
+          end: from the contract's check or from the engine, with the contract's field names.
+          prompt_param: the route's name of `prompt_token_ids`.
+          grammar_param: the field that asked for the grammar.
+          limit_s: as for `deadline_exceeded`.
         """
         field, message = end.field, end.message
         param = _param_of(field, prompt_param, grammar_param)
@@ -144,7 +145,7 @@ class ApiError(FrontendError):
         if field == "deadline":
             return cls.deadline_exceeded(_scrubbed(message), limit_s)
         if field:
-            # Trying the same again would come to the same.
+            # A retry of the same request would fail in the same way.
             return cls.from_engine(400, f"{param}: {message}", param=param)
         return cls.unavailable(message) if end.is_retryable else cls.from_engine(500, message)
 
@@ -158,7 +159,7 @@ class ApiError(FrontendError):
         retry_after_s: float | None = None,
         refusal: Refusal | None = None,
     ) -> "ApiError":
-        """An engine's own words, free of what only its operator may know."""
+        """Returns an error with an engine's message, without paths and addresses of the machine."""
         return cls(
             status,
             _scrubbed(message),
@@ -169,11 +170,12 @@ class ApiError(FrontendError):
 
     @classmethod
     def deadline_exceeded(cls, message: str, limit_s: float | None) -> "ApiError":
-        """408: the request was not over in time.
+        """Returns a 408: the request did not finish in time.
 
         Args:
-            message: what passed when.
-            limit_s: seconds that the server gives any request; None: it asked for less itself.
+          message: says what was going on when the deadline passed.
+          limit_s: the server's own limit in seconds, if that passed; None for the request's
+              deadline.
         """
         if limit_s is None:
             return cls(408, message, param="deadline_ms", is_deadline_exceeded=True)
@@ -185,16 +187,16 @@ class ApiError(FrontendError):
     def unavailable(
         cls, message: str, retry_after_s: float = 1.0, refusal: Refusal | None = None
     ) -> "ApiError":
-        """503: nobody can serve this right now."""
+        """Returns a 503: the request cannot be served right now."""
         return cls.from_engine(503, message, retry_after_s=retry_after_s, refusal=refusal)
 
     @property
     def type(self) -> str:
-        """`error.type`, a name for the status."""
+        """`error.type`, by the status."""
         return ERROR_TYPES[self.status]
 
     def renamed(self, names: FieldNames) -> "ApiError":
-        """The same error in the words of another protocol."""
+        """Returns the error with another protocol's field names."""
         return ApiError(
             self.status,
             names.reworded(self.message, self.param),
@@ -205,7 +207,7 @@ class ApiError(FrontendError):
         )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers that belong to the error."""
+        """Returns the response headers that belong to the error."""
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
@@ -214,15 +216,15 @@ class ApiError(FrontendError):
         if self.allow is not None:
             headers.append((b"allow", self.allow.encode()))
         if self.is_deadline_exceeded or self.status == 501:
-            # Clients try a 408 again, although nobody waits for the answer any more; and a 501.
+            # By default clients retry a 408 and a 501. Neither can succeed.
             headers.append((b"x-should-retry", b"false"))
         elif self.status == 408:
-            # The rest of the body may trickle in for ever.
+            # The client may never send the rest of the body.
             headers.append((b"connection", b"close"))
         return headers
 
     def body(self) -> dict[str, object]:
-        """OpenAI's error object."""
+        """Returns OpenAI's error object."""
         return {
             "error": {
                 "message": self.message,
@@ -234,7 +236,7 @@ class ApiError(FrontendError):
 
 
 def _param_of(field: str, prompt_param: str, grammar_param: str | None) -> str:
-    """What a route calls a field of the contract."""
+    """Returns the route's name of a field of the contract."""
     if field == "prompt_token_ids":
         return prompt_param
     if field == "grammar" and grammar_param is not None:
@@ -244,7 +246,7 @@ def _param_of(field: str, prompt_param: str, grammar_param: str | None) -> str:
 
 
 def _scrubbed(message: str) -> str:
-    """An engine's words without paths and addresses."""
+    """Removes paths and addresses from an engine's message."""
     return _ADDRESS.sub("(address)", _PATH.sub("(path)", message))
 
 
@@ -253,21 +255,20 @@ class ClientGone(FrontendError):
 
 
 class CounterLayoutError(FrontendError):
-    """Other processes of the same server lay their counters out in another way than this one."""
+    """Another process of this server uses another layout of the shared counters."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the server that is running counts in another layout than the installed "
-            "openinfer-frontend, which was replaced beneath it; restart the server"
+            "openinfer-frontend was upgraded while this server is running; restart the server"
         )
 
 
 class ListenError(FrontendError):
-    """No socket could be opened on the address.
+    """No socket could be bound to the address.
 
     Attributes:
-        host: the address asked for.
-        port: the port asked for.
+      host: the requested address.
+      port: the requested port.
     """
 
     def __init__(self, host: str, port: int, reason: str) -> None:

@@ -1,1 +1,1 @@
-"""From a validated body to engine requests, and from their events to deltas."""
+"""The way from a validated body to engine requests, and from engine events to deltas."""

@@ -1,4 +1,4 @@
-"""One choice of a request while the engine works on it, and where its time went."""
+"""One choice of an HTTP request while the engine works on it, and its timing."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -22,53 +22,54 @@ Loss = Literal["abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a choice's time went, in seconds."""
+    """Durations of one choice, in seconds."""
 
     queue_s: float
-    """Until it left the engine's queue."""
+    """Time in the engine's queue."""
     prefill_s: float | None
-    """The engine's word; None if a stop string ended the choice, and the engine with it."""
+    """Measured by the engine; None if a stop string ended the choice before the engine did."""
     decode_s: float | None
-    """Likewise."""
+    """As `prefill_s`."""
     first_token_s: float
-    """From its submission to its first token, here."""
+    """From submission to the first token, measured here."""
     total_s: float
-    """To its end, here."""
+    """From submission to the end, measured here."""
 
     def as_json(self) -> dict[str, float | None]:
-        """The block that clients get, to the microsecond."""
+        """Returns the `timings` object of a response, rounded to microseconds."""
         values = asdict(self).items()
         return {name: value if value is None else round(value, 6) for name, value in values}
 
 
 @dataclass(slots=True)
 class Choice:
-    """What is known of one choice; belongs to its `Generation`."""
+    """The state of one choice; belongs to its `Generation`."""
 
     request: GenerateRequest
     output: OutputText = field(init=False)
-    """Set once the engine has the request: it takes a moment to make."""
+    """The detokeniser. Set after submission, because making it takes a moment."""
     num_cached_tokens: int = 0
     cached: TierTokens = ()
-    """The same by tier."""
+    """`num_cached_tokens` by tier."""
     num_output_tokens: int = 0
     prompt_logprobs: TokenLogprobs | None = None
     queue_s: float = 0.0
     submitted_at: float = 0.0
     first_token_s: float | None = None
-    """From its submission."""
+    """Seconds from submission."""
     last_token_at: float = 0.0
     output_ids: bytearray = field(default_factory=bytearray)
-    """u32 column of what was sampled so far: what another engine goes on from."""
+    """u32 column of the tokens sampled so far. If the engine dies, the next one continues after
+    them."""
     is_resumed: bool = False
     is_done: bool = False
     has_left_engine: bool = False
-    """Whether the engine is through with it, or was told to be."""
+    """Whether the engine has ended the choice, or was told to abort it."""
     loss: Loss | None = "abort"
-    """What it counts as unless it is done; None: the engine never took it."""
+    """The outcome to count if the choice does not finish; None: the engine never accepted it."""
 
     def record_end(self, end: End | None) -> None:
-        """The engine's last word, if this is one, before anything is done about it."""
+        """Records the engine's end of the choice, before anything acts on it."""
         if end is not None:
             self.has_left_engine = True
             if not isinstance(end, Finished):
@@ -76,17 +77,17 @@ class Choice:
 
     @property
     def arrival(self) -> float:
-        """When the client's request was read, monotonic seconds."""
+        """When the client's request was read, in monotonic seconds."""
         arrival = self.request.arrival
         return self.submitted_at if arrival is None else arrival
 
     @property
     def output_s(self) -> float:
-        """From its first token to its last one."""
+        """Seconds from the first token to the last one."""
         return self.last_token_at - self.submitted_at - (self.first_token_s or 0.0)
 
     def continued(self) -> GenerateRequest:
-        """The request as it stands: what was sampled ends the prompt, and counts as output."""
+        """Returns the request to continue: its prompt ends with the tokens sampled so far."""
         output = bytes(self.output_ids)
         return replace(
             self.request,
@@ -95,10 +96,10 @@ class Choice:
         )
 
     def timing(self, end: Finished | None) -> Timing:
-        """Where its time went until now.
+        """Returns the durations until now.
 
         Args:
-            end: the engine's last word; None if it was ended here.
+          end: the engine's last event; None if a stop string ended the choice.
         """
         total_s = time.monotonic() - self.submitted_at
         return Timing(

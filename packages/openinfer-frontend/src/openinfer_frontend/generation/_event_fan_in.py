@@ -1,4 +1,4 @@
-"""Several streams of events read as one, without a queue: what was not read yet is merged."""
+"""Several event streams merged into one, without a queue."""
 
 import asyncio
 import threading
@@ -9,11 +9,11 @@ from openinfer_contract import EventSink, MergeBuffer, TokenEvent
 
 
 class EventFanIn:
-    """Sinks for the streams of one HTTP request, and one reader.
+    """The sinks of one HTTP request's streams, and their one reader.
 
-    What is pending of a stream is merged, so a reader that is slow costs its own output and no
-    more. Sinks may be called from any thread;
-    `get` belongs to the event loop the object was made in.
+    Unread events of a stream are merged, so a slow reader costs its own output and nothing else.
+    Sinks may be called from any thread. `get` belongs to the event loop in which the object was
+    made.
     """
 
     __slots__ = (
@@ -35,22 +35,23 @@ class EventFanIn:
         self._pending: dict[int, MergeBuffer[TokenEvent]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._is_waiting = False
-        """Whether the reader waits and was not woken yet."""
+        """Whether the reader waits and has not been woken."""
         self.on_events: Callable[[dict[int, TokenEvent]], bool] | None = None
-        """Called on the event loop with what has come while the reader waits, unless a stream's
-        last event is among it. True lets the reader wait on. What it raises, the reader does."""
+        """Called on the event loop with new events while the reader waits, unless a stream's last
+        event is among them. If it returns True, the reader continues to wait. The reader raises
+        what it raises."""
         self._error: Exception | None = None
         self._has_end = False
-        """Whether a stream's last event is pending."""
+        """Whether the last event of a stream is unread."""
 
     def sink(self, index: int) -> EventSink:
-        """The sink of stream `index`."""
+        """Returns the sink of stream `index`."""
         return partial(self._put, index=index) if index else self._put
 
     def _put(self, event: TokenEvent, /, index: int = 0) -> None:
         is_here = threading.get_ident() == self._loop_thread
         if is_here and self._is_waiting and event.end is None and not self._pending:
-            # The usual case: nothing is kept, nobody else is asked.
+            # The usual case: the event goes to the listener without being stored.
             self._deliver({index: event})
             return
         with self._lock:
@@ -71,7 +72,7 @@ class EventFanIn:
         buffer.add(event, event.num_tokens)
 
     def _deliver(self, events: dict[int, TokenEvent]) -> None:
-        """Hands events to who listens; else, or where that is asked for, wakes the reader."""
+        """Passes events to the listener; wakes the reader if there is none, or if it says so."""
         if self.on_events is None:
             for index, event in events.items():
                 self._keep(index, event)
@@ -84,7 +85,7 @@ class EventFanIn:
         self._wake_reader()
 
     def _wake(self) -> None:
-        # Between its waking and its running the reader may hold events that come first.
+        # A reader that was woken and has not run yet may hold earlier events.
         if not self._is_waiting:
             return
         events = None if self.on_events is None else self.take_unless_ended()
@@ -94,15 +95,16 @@ class EventFanIn:
             self._deliver(events)
 
     def _wake_reader(self) -> None:
-        # What was called may have ended a stream, and an engine may say so at once, by a sink.
+        # `on_events` may have ended a stream, and the engine may have called a sink about it at
+        # once.
         self._is_waiting = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def get(self) -> dict[int, TokenEvent]:
-        """What happened since the last read, one event a stream, in order of arrival.
+        """Waits for events, and returns one event a stream, in order of arrival.
 
-        Empty if `on_events` has taken it and does not let the reader wait on.
+        The result is empty if `on_events` took the events and woke the reader.
         """
         if not self._pending:
             self._waiter, self._is_waiting = self._loop.create_future(), True
@@ -116,13 +118,13 @@ class EventFanIn:
         return self.take()
 
     def take(self) -> dict[int, TokenEvent]:
-        """What was not read yet, without waiting."""
+        """Returns the unread events without waiting."""
         with self._lock:
             buffers, self._pending, self._has_end = self._pending, {}, False
         return _merged(buffers)
 
     def take_unless_ended(self) -> dict[int, TokenEvent] | None:
-        """As `take`; None, and nothing taken, if a stream's last event is among it."""
+        """Returns the unread events, or None if a stream's last event is among them."""
         with self._lock:
             if self._has_end:
                 return None

@@ -1,4 +1,4 @@
-"""The choices of one HTTP request while the engine works on them."""
+"""The engine requests of one HTTP request."""
 
 import asyncio
 import time
@@ -29,37 +29,37 @@ from openinfer_frontend.metrics._metrics import Metrics
 from openinfer_text import OutputText
 
 Resubmit = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
-"""Calls a function with the engine that takes over from one that died; False if none comes."""
+"""Calls a function with the engine that replaces a dead one; returns False if none does."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """What one event of the engine adds to one choice."""
+    """The contribution of one engine event to one choice."""
 
     index: int
     text: str
     token_ids: Sequence[int]
     """Tokens up to the end of the choice; their text may be held back."""
     logprobs: TokenLogprobs | None
-    """Of at least `token_ids`; more only when a stop string cut the event."""
+    """Logprobs of `token_ids`, and of further tokens if a stop string cut the event."""
     starts: Sequence[int] = ()
-    """Where `token_ids` start in the choice's text, in characters, if that was asked for."""
+    """Offsets of `token_ids` in the choice's text, in characters, if they were asked for."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     timing: Timing | None = None
-    """With the finish reason."""
+    """Set together with the finish reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; each prompt counts once, however many samples it has."""
+    """Token counts of a request. Each prompt counts once, however many samples it has."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
 
     def as_json(self) -> dict[str, object]:
-        """OpenAI's usage object."""
+        """Returns OpenAI's usage object."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
@@ -69,10 +69,10 @@ class Usage:
 
 
 class Generation:
-    """Submits the sequences of one HTTP request, reads them, and aborts what is left at exit.
+    """The engine requests of one HTTP request: submits, reads and aborts them.
 
-    Belongs to one task, and to the event loop's callbacks while that task waits in `next`. Use as a
-    context manager: leaving it early, for whatever reason, aborts.
+    It belongs to one task, and to callbacks of the event loop while that task waits in `next`. Use
+    it as a context manager: leaving the block aborts unfinished choices.
     """
 
     __slots__ = (
@@ -107,19 +107,20 @@ class Generation:
         resubmit: Resubmit | None = None,
         metrics: Metrics,
     ) -> None:
-        """Prepares; nothing is submitted before the block is entered.
+        """Prepares; entering the block submits.
 
         Args:
-            engine: works on them all.
-            requests: choice by choice, the samples of one prompt side by side.
-            num_samples: choices per prompt.
-            eos_token_ids: ids whose stop has no `stop_reason`.
-            prompt_param: what the route calls the prompt, for errors.
-            grammar_param: which field asked for a grammar, likewise.
-            limit_s: seconds that the server gives, where that is the requests' deadline.
-            is_prompt_only: a choice ends before its first token, whatever that is.
-            resubmit: finds who goes on with what an engine left that died; None: nobody does.
-            metrics: what is counted.
+          engine: works on all requests.
+          requests: one for each choice; the samples of one prompt are side by side.
+          num_samples: choices per prompt.
+          eos_token_ids: ids that are not reported as `stop_reason`.
+          prompt_param: the route's name of the prompt, for errors.
+          grammar_param: the field that asked for a grammar, for errors.
+          limit_s: the server's time limit in seconds, if that is the requests' deadline.
+          is_prompt_only: each choice ends before its first token, and has no output.
+          resubmit: passes unfinished choices to the engine that replaces a dead one; None: they
+              fail.
+          metrics: counts what happens.
         """
         self._engine = engine
         self._choices = [Choice(request) for request in requests]
@@ -143,7 +144,7 @@ class Generation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every choice has come to an end of its own: none failed or was aborted."""
+        """Whether every choice ended by itself: none failed or was aborted."""
         return self.is_done and not self._is_cut
 
     @property
@@ -153,19 +154,19 @@ class Generation:
 
     @property
     def requests(self) -> list[GenerateRequest]:
-        """What the engine was asked for, choice by choice."""
+        """The engine requests, choice by choice."""
         return [choice.request for choice in self._choices]
 
     @property
     def request_ids(self) -> list[str]:
-        """What the engine knows the choices by."""
+        """The ids of the engine requests."""
         return [choice.request.request_id for choice in self._choices]
 
     def __enter__(self) -> Self:
-        """Submits everything.
+        """Submits all requests.
 
         Raises:
-            ApiError: 503, if the engine is gone.
+          ApiError: 503, if the engine is dead.
         """
         submitted: list[str] = []
         try:
@@ -180,7 +181,7 @@ class Generation:
         return self
 
     def set_outputs(self, outputs: Sequence[OutputText]) -> None:
-        """Says where the text of each choice is made; call it once, before anything is read."""
+        """Sets the detokeniser of each choice. Call it once, before reading events."""
         for choice, output in zip(self._choices, outputs, strict=True):
             choice.output = output
 
@@ -190,14 +191,15 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # It knows this generation: a cycle would keep every finished request for the collector.
+        # The callback refers to this generation. The cycle would leave every finished request to
+        # the garbage collector.
         self._fan_in.on_events = None
         if any(not choice.has_left_engine for choice in self._choices):
             self.abort()
         self._count_ends(isinstance(error, Exception) and not isinstance(error, FrontendError))
 
     def _count_ends(self, is_defect: bool) -> None:
-        """Counts what `_close` has not, and the longest sample of each prompt that is answered."""
+        """Counts unfinished choices, and the longest sample of each finished prompt."""
         now = time.monotonic()
         for choice in self._choices:
             if not choice.is_done and choice.loss is not None:
@@ -208,26 +210,27 @@ class Generation:
                 self._metrics.prompt_finished(max(choice.num_output_tokens for choice in samples))
 
     def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
-        """Has a function called whenever `next` waits and something has happened.
+        """Sets a callback for events that arrive while `next` waits.
 
         Args:
-            on_events: called on the event loop, not in the task; it takes what it is given by
-                `deltas`. Not called where `next` may have to wait, as the engine's last word on a
-                choice may ask for. True lets `next` wait on, else it returns; what it raises,
-                `next` does.
+          on_events: called on the event loop, outside of the task, with events for `deltas`. It is
+              not called with the last event of a choice, after which `next` may have to wait. If it
+              returns True, `next` continues to wait, else `next` returns. `next` raises what it
+              raises.
         """
         self._fan_in.on_events = on_events
 
     async def next(self) -> list[Delta]:
-        """What happened since the last call, at most one delta a choice; possibly nothing to show.
+        """Waits for events, and returns at most one delta a choice; it may return none.
 
         Raises:
-            ApiError: if a sequence was rejected or failed; the others are of no use then.
+          ApiError: a request was rejected or failed. The other choices are of no use then.
         """
         lost: list[int] = []
         events = await self._fan_in.get()
         for index, event in events.items():
-            # Of all of them, before the first one raises: a refused id may be another request's.
+            # All ends are recorded before the first one raises: a rejected id may be another
+            # request's.
             self._choices[index].record_end(event.end)
         for index, event in events.items():
             choice = self._choices[index]
@@ -245,7 +248,7 @@ class Generation:
         return deltas
 
     def deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
-        """What these events add, at most one delta a choice."""
+        """Returns what these events add, at most one delta a choice."""
         deltas = []
         for index, event in events.items():
             delta = self._take(index, self._choices[index], event)
@@ -254,7 +257,7 @@ class Generation:
         return deltas
 
     def abort(self) -> None:
-        """Ends what is left; its choices finish by `abort`."""
+        """Aborts the unfinished choices; their finish reason is `abort`."""
         self._is_aborted = True
         left = [c.request.request_id for c in self._choices if not c.has_left_engine]
         self._engine.abort(left)
@@ -268,22 +271,22 @@ class Generation:
         )
 
     def _can_resume(self, choice: Choice) -> bool:
-        """Whether another engine would go on as this one had.
+        """Returns whether another engine could continue the choice with the same result.
 
-        Once and no more: a request may itself be what its engine died of.
+        A choice is resumed once: the request may be what killed the engine.
         """
         has_scores = choice.request.prompt_logprobs is not None
         return not (self._resubmit is None or choice.is_resumed or has_scores)
 
     async def _resume(self, lost: Sequence[int], failed: Failed) -> None:
-        """Hands choices to the next engine, behind the output that they have already.
+        """Submits choices to the next engine, with the output that they already have.
 
         Raises:
-            ApiError: if there is none in time, with the first one's reason; 408, if the deadline
-                passes first.
+          ApiError: no engine took over in time, with the first one's reason; 408, if the deadline
+              passed.
         """
         assert self._resubmit is not None
-        # All choices of a request have the same.
+        # All choices of a request have the same deadline.
         deadline = self._choices[0].request.deadline
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -292,7 +295,7 @@ class Generation:
                     if not await self._resubmit(partial(self._submit_rest, index)):
                         raise self._error(failed)
         except TimeoutError:
-            message = "the deadline passed before another engine took over"
+            message = "the engine died, and the deadline passed before another one took over"
             raise ApiError.deadline_exceeded(message, self._limit_s) from None
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
@@ -301,11 +304,11 @@ class Generation:
         self._engine = engine
         choice.is_resumed, choice.has_left_engine, choice.loss = True, False, "abort"
         if self._is_aborted:
-            # While no engine had it there was nobody to tell; the next one says how it ends.
+            # The abort came while no engine had the choice. The new engine reports how it ends.
             engine.abort((choice.request.request_id,))
 
     def usage(self, index: int | None = None) -> Usage:
-        """Tokens so far: of the whole request, or as choice `index` sees it."""
+        """Returns the tokens so far, of the whole request or of choice `index`."""
         if index is not None:
             choice = self._choices[index]
             return Usage(
@@ -319,7 +322,7 @@ class Generation:
         )
 
     def prompt_logprobs(self, index: int) -> TokenLogprobs | None:
-        """Of choice `index`'s prompt from its second token on; whole once it has a delta."""
+        """Returns a prompt's logprobs from its second token on; complete with the first delta."""
         return self._choices[index].prompt_logprobs
 
     def _take(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
@@ -365,7 +368,7 @@ class Generation:
         return delta
 
     def _count(self, choice: Choice, num_tokens: int, now: float) -> None:
-        """An event had so many tokens of a choice; 0, if all it was asked for are scores."""
+        """Counts an event with output tokens; 0 tokens if only prompt logprobs were asked for."""
         if choice.first_token_s is None:
             choice.first_token_s = now - choice.submitted_at
             self._metrics.started(choice, num_tokens, now)

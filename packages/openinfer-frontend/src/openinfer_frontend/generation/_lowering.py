@@ -1,4 +1,4 @@
-"""From a validated body to `GenerateRequest`s."""
+"""Lowering of a validated body to `GenerateRequest`s."""
 
 import time
 from collections.abc import Collection
@@ -30,31 +30,32 @@ _PROBE = Prompt(token_ids=pack_ids((0,)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What a request's headers and route add to its body."""
+    """Values that a request's headers and route add to its body."""
 
     response_id: str
-    """Names the response, and with a suffix its sequences."""
+    """The id of the response; with a suffix, of its engine requests."""
     prompt_param: str
-    """How the route calls its input: prompt or messages."""
+    """The route's name of its input: prompt or messages."""
     default_max_tokens: int | None
-    """Output tokens when the body does not say; None: all there is room for."""
+    """Maximum output tokens if the body does not say; None: all there is room for."""
     tenant: str = ""
-    """Whom a gateway in front says the request is from; comes before the body's `user`."""
+    """The tenant that a gateway names; preferred over the body's `user`."""
     session_id: str = ""
-    """Comes before the body's."""
+    """Preferred over the body's field."""
     priority: int | None = None
-    """Likewise."""
+    """Preferred over the body's field."""
     trace_parent: str = ""
 
 
 class Lowering:
-    """One body as the engine's terms: everything but the prompt and the sample's number.
+    """One body in the engine's terms, without the prompt and the sample's number.
 
     Attributes:
-        eos_token_ids: ids that end a sequence by themselves; `stop_reason` does not name them.
-        stop_token_ids: every id at which the engine will end a sequence of this request.
-        grammar: what its sequences are held to.
-        limit_s: seconds that the server gives it; None: no limit, or its own deadline is nearer.
+      eos_token_ids: ids at which the model ends; `stop_reason` does not name them.
+      stop_token_ids: all ids at which the engine ends a sequence of this request.
+      grammar: the grammar of its output, or None.
+      limit_s: the server's time limit in seconds; None if there is none, or if the request's own
+          deadline is earlier.
     """
 
     def __init__(
@@ -68,20 +69,20 @@ class Lowering:
         constraint: OutputConstraint | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Lowers and checks `request`, before anything is spent on its prompt.
+        """Lowers and checks `request`, before its prompt costs anything.
 
         Args:
-            request: a validated body.
-            context: what its headers and route add.
-            info: the engine's.
-            defaults: of the checkpoint, for what the body leaves out.
-            eos_token_ids: ids at which the model ends by itself.
-            bad_words: token ids of each, as u32 columns.
-            constraint: on the output.
-            timeout_s: seconds that any request gets, unless its own deadline is nearer.
+          request: a validated body.
+          context: what its headers and route add.
+          info: the engine's.
+          defaults: the checkpoint's, for what the body leaves out.
+          eos_token_ids: ids at which the model ends.
+          bad_words: token ids of each bad word, as u32 columns.
+          constraint: on the output.
+          timeout_s: the server's time limit for any request.
 
         Raises:
-            ApiError: if the engine would refuse it whatever its prompt is.
+          ApiError: the engine would refuse the request, whatever its prompt is.
         """
         self._request = request
         self._context = context
@@ -122,16 +123,16 @@ class Lowering:
         self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
 
     def build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
-        """The request of one sample of one prompt.
+        """Returns the engine request of one sample of one prompt.
 
         Raises:
-            ApiError: if it cannot be honoured.
+          ApiError: the request cannot be honoured.
         """
         if not prompt.token_ids:
             param = prompt.param or self._context.prompt_param
             raise ApiError(400, f"{param} must not be empty", param=param)
         request = self._build(prompt, sample, request_id)
-        # Everything else was checked with the probe.
+        # The probe prompt checked everything else.
         self._raise_if(check_length(request, self._info), prompt.param)
         return request
 
@@ -141,8 +142,8 @@ class Lowering:
         wanted = self._request.wanted_max_tokens
         if room < self._request.min_tokens <= (wanted or 0) and num_ids(prompt.token_ids) < most:
             message = (
-                f"min_tokens must be at most {room}, which is the room that the context of {most} "
-                "tokens leaves behind the prompt"
+                f"min_tokens must be at most {room}: the prompt leaves that much room in the "
+                f"model's context of {most} tokens"
             )
             raise ApiError(400, message, param="min_tokens")
         if wanted is None:
@@ -151,7 +152,8 @@ class Lowering:
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             stop=StopRules(
-                # Scoring a prompt ends with logits, so the engine draws a token in any case.
+                # Scoring a prompt ends with logits, and the engine always samples a token from
+                # them.
                 max_tokens=max(1, min(wanted, room)),
                 min_tokens=self._request.min_tokens,
                 stop_token_ids=self._stop_ids,
@@ -198,7 +200,8 @@ class Lowering:
         raise ApiError.from_end(
             rejected,
             prompt_param=prompt_param or self._context.prompt_param,
-            # Whether it can be compiled others say: here no grammar is supported at all.
+            # This error says that the engine supports no grammars; it is about the field that needs
+            # one.
             grammar_param=None if constraint is None else constraint.demand or constraint.param,
         )
 
@@ -210,7 +213,7 @@ class Lowering:
         ):
             if count is not None and count > most and feature in self._info.honoured:
                 raise ApiError(400, f"{param} must be at most {most}", param=param)
-        # The engine is asked for one token then.
+        # With max_tokens 0 the engine is asked for one token, so its own check would pass.
         if request.wanted_max_tokens == 0 and request.min_tokens > 0:
             message = "min_tokens must be between 0 and max_tokens"
             raise ApiError(400, message, param="min_tokens")

@@ -1,4 +1,4 @@
-"""Rendering and encoding, off the event loop when they take long."""
+"""Rendering and encoding of prompts, in threads if they are long."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,30 +23,30 @@ from openinfer_text import (
 T = TypeVar("T")
 
 _MAX_CUSTOM_TEMPLATES = 16
-"""Chats with templates of their own, rendered or waiting for it."""
+"""Maximum number of requests with their own chat templates, rendering or waiting."""
 _SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt as the engine takes it."""
+    """A prompt in the engine's terms."""
 
     token_ids: bytes
     """u32 column."""
     boundaries: bytes = b""
-    """u32 column of positions where messages end."""
+    """u32 column of the positions where messages end."""
     text: str = ""
-    """What a chat's template made."""
+    """The text that the chat template produced."""
     turn: str = ""
-    """What a chat's prompt already holds of the turn that is continued."""
+    """The beginning of the assistant's turn that the prompt already contains."""
     param: str = ""
-    """What errors call it, where it is one of several."""
+    """The prompt's name in errors, if the request has several prompts."""
     call_ids: tuple[str, ...] = ()
-    """Ids of the calls in a chat's messages."""
+    """Ids of the tool calls in a chat's messages."""
 
 
 class TextWork:
-    """A `TextModel` behind a small pool of threads, so that long prompts delay no stream."""
+    """A `TextModel` with a small thread pool, so that long prompts delay no stream."""
 
     def __init__(
         self,
@@ -57,26 +57,27 @@ class TextWork:
         allow_request_templates: bool = False,
         polling: Polling,
     ) -> None:
-        """Starts no thread before there is long work.
+        """Prepares; threads start with the first long prompt.
 
         Args:
-            model: shared, not owned.
-            num_threads: threads at most.
-            max_inline_bytes: work on inputs up to this size stays on the event loop.
-            allow_request_templates: whether requests may bring templates.
-            polling: of the event loop, which rests while a thread works.
+          model: shared, not owned.
+          num_threads: maximum number of threads.
+          max_inline_bytes: inputs up to this size are processed on the event loop.
+          allow_request_templates: whether requests may bring chat templates.
+          polling: of the event loop; it pauses while a thread works.
         """
         self.model = model
         self._max_inline_bytes = max_inline_bytes
         self._allow_request_templates = allow_request_templates
         self._polling = polling
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
-        # Of their own: one process renders them all, and nobody else is to wait for it.
+        # Templates of requests have their own thread. One process renders them all, and other
+        # prompts must not wait for it.
         self._custom_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-template")
         self._num_custom = 0
 
     def defaults(self, mode: str) -> GenerationDefaults:
-        """What sampling fields are when a request leaves them out."""
+        """Returns the values of the sampling fields that a request leaves out."""
         return self.model.generation if mode == "auto" else GenerationDefaults()
 
     async def encode_prompts(
@@ -87,16 +88,16 @@ class TextWork:
         vocab_size: int,
         size: int,
     ) -> list[Prompt]:
-        """Prompts of a completion; ids are taken as they are.
+        """Returns the prompts of a completion; given ids are taken as they are.
 
         Args:
-            prompts: texts, or lists of ids.
-            add_special_tokens: as `Tokenizer.encode`.
-            vocab_size: given ids must be below.
-            size: of the request in bytes.
+          prompts: texts, or lists of ids.
+          add_special_tokens: as in `Tokenizer.encode`.
+          vocab_size: upper bound of the ids, exclusive.
+          size: of the request in bytes.
 
         Raises:
-            ApiError: if a text is not valid Unicode, or an id is not the model's.
+          ApiError: a text is not valid Unicode, or an id is not the model's.
         """
 
         def encode(prompt: str | list[int], param: str) -> Prompt:
@@ -112,32 +113,32 @@ class TextWork:
         is_one = len(prompts) == 1
         params = ["" if is_one else f"prompt[{index}]" for index in range(len(prompts))]
 
-        # Ids are packed with the interpreter held: a thread would save the event loop nothing.
+        # Packing ids holds the GIL: a thread would not relieve the event loop.
         has_text = any(isinstance(prompt, str) for prompt in prompts)
         work_size = size if has_text else 0
         return await self._run(lambda: [*map(encode, prompts, params)], work_size, "prompt")
 
     async def encode_chat(self, request: ChatRequest | TokenizeRequest, *, size: int) -> Prompt:
-        """The prompt that the checkpoint's template makes of messages.
+        """Renders messages with the chat template, and encodes the result.
 
         Args:
-            request: has messages.
-            size: of the request in bytes.
+          request: has messages.
+          size: of the request in bytes.
 
         Raises:
-            ApiError: if the template, the tools or the messages do not fit each other; 503, if too
-                many wait with templates of their own.
+          ApiError: 400, if template, tools and messages do not fit each other; 503, if too many
+              requests with their own templates are waiting.
         """
         template, tools = self.model.chat_template, request.offered_tools
         foreign = request.chat_template
         if foreign is not None and not self._allow_request_templates:
             message = (
-                "chat_template: this server takes no templates from requests; "
+                "chat_template: this server accepts no templates in requests; "
                 "its operator can allow them with --trust-request-chat-template"
             )
             raise ApiError(400, message, param="chat_template")
         if tools and foreign is None and template is not None and not template.takes_tools:
-            message = "tools: this model's chat template has no place for them"
+            message = "tools: this model's chat template does not support tools"
             raise ApiError(400, message, param="tools")
 
         def encode() -> Prompt:
@@ -163,9 +164,10 @@ class TextWork:
         return await self._run(encode, size, "messages")
 
     def fold_late_system_messages(self, chat: ChatRequest) -> ChatRequest:
-        """A conversation of a protocol that has system messages in the middle.
+        """Moves system messages in the middle of a chat into the user's turn beside them.
 
-        Many templates refuse those. There they become a part of the user's turn.
+        Many chat templates refuse late system messages; chats for the other templates stay as they
+        are.
         """
         template = self.model.chat_template
         if template is None or template.takes_late_system:
@@ -173,7 +175,7 @@ class TextWork:
         return chat.model_copy(update={"messages": _folded(chat.messages)})
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, special tokens shown."""
+        """Returns the text of ids, with special tokens shown."""
         return await self._run(
             lambda: self.model.decode(token_ids, skip_special_tokens=False),
             4 * len(token_ids),
@@ -181,7 +183,7 @@ class TextWork:
         )
 
     def encode_words(self, words: Sequence[str]) -> tuple[bytes, ...]:
-        """Every spelling of each word: as it stands, and after a space."""
+        """Returns the ids of each word as it stands and after a space."""
         columns = [
             self.model.encode(spelling, add_special_tokens=False)
             for word in words
@@ -190,12 +192,12 @@ class TextWork:
         return tuple(dict.fromkeys(column for column in columns if column))
 
     async def run_long(self, work: Callable[[], T]) -> T:
-        """Runs what may take long on one of the threads."""
+        """Runs a function in one of the threads."""
         with self._polling.paused():
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """Ends the threads once their work is done."""
+        """Stops the threads once their work is done."""
         for pool in (self._pool, self._custom_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -205,7 +207,7 @@ class TextWork:
 
     async def _run_custom_template(self, work: Callable[[], T]) -> T:
         if self._num_custom >= _MAX_CUSTOM_TEMPLATES:
-            message = "too many requests with templates of their own at once"
+            message = "too many requests with their own chat templates at once; try again later"
             raise ApiError.unavailable(message, refusal="template_queue")
         self._num_custom += 1
         try:
@@ -217,7 +219,7 @@ class TextWork:
 
 @contextmanager
 def _errors_naming(param: str) -> Iterator[None]:
-    """Errors of the text package are answers that name a field."""
+    """Turns errors of the text package into 400s that name a field."""
     try:
         yield
     except InvalidChatInput as error:
@@ -227,9 +229,10 @@ def _errors_naming(param: str) -> Iterator[None]:
 
 
 def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with late system messages in the user's turn beside them, in linear time.
+    """Returns the messages without late system messages, in linear time.
 
-    What stood between two user messages joins them to one: templates may want turns to alternate.
+    User messages with a system message between them become one message: some templates want the
+    roles to alternate.
     """
     is_system = [message["role"] in _SYSTEM_ROLES for message in messages]
     start = is_system.index(False) if False in is_system else len(messages)
@@ -248,7 +251,7 @@ def _is_users(message: Mapping[str, Any]) -> bool:
 
 
 def _users_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One message of those that belong together."""
+    """Merges the messages of one user turn."""
     first = next((message for message in messages if message["role"] == "user"), messages[0])
     if len(messages) > 1:
         parts = [part for message in messages for part in _parts(message)]

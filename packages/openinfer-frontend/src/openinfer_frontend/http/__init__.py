@@ -1,1 +1,1 @@
-"""HTTP: connections, the server, one exchange of request and response."""
+"""HTTP: the server, its connections, and one request with its response."""

@@ -1,4 +1,4 @@
-"""uvicorn's connection, with bounds on what the application does not read itself."""
+"""uvicorn's connection, with limits that uvicorn does not have."""
 
 import asyncio
 import socket
@@ -16,26 +16,27 @@ from openinfer_frontend.http._http_exchange import ABORT, BEGIN_NOW, SEND_NOW
 from openinfer_frontend.protocols._json import to_json
 
 HEAD_TIMEOUT_S = 30.0
-"""A request line and its headers that take longer end the connection."""
+"""Maximum seconds for a request line and its headers to arrive."""
 MAX_HEAD_BYTES = 1 << 16
-"""More of them are answered 431; the packet that passes it may be the head's last. Also the bound
-of what follows a head without being body: trailers, and what chunks say of themselves."""
+"""Maximum size of a head; a longer one is a 431, unless it ends in the packet that passes the
+limit. Also the maximum size of trailers and chunk extensions."""
 REFUSED_TIMEOUT_S = 1.0
-"""What is sent behind a head that was refused is read and dropped for so long: closed at once, a
-connection loses the answer that its client has not read yet."""
+"""Seconds for which the rest of a request is read and dropped after its head was refused. Closing
+at once would lose the response that the client has not read yet."""
 UNREAD_TIMEOUT_S = 30.0
-"""What is left of a request that was answered already ends the connection if it takes longer."""
+"""Maximum seconds for the rest of a request to arrive whose response is already complete."""
 
 
 class _Parser(HttpRequestParser):
-    """Reads a request that offers another protocol too (`Upgrade: h2c`) as what it is.
+    """A parser that ignores offers of another protocol (`Upgrade: h2c`).
 
-    The parser below stops behind its head, for whoever takes the offer up: its body would be lost.
+    The base class stops after the head of such a request, so that the new protocol can take over.
+    No other protocol is served here, and the body would be lost.
     """
 
     def __init__(self, connection: "Connection") -> None:
         super().__init__(connection)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own parser
         self._connection = connection
 
     def feed_data(self, data: "bytes | bytearray | memoryview | array[int]") -> None:
@@ -48,46 +49,49 @@ class _Parser(HttpRequestParser):
                 head = connection.take_upgrade_head()
                 if head is None:
                     raise
-                # Where the connection is to close, the one that stopped reads no more.
+                # If the connection is to close after this request, the parser that stopped reads no
+                # further.
                 parser = connection.parser = _Parser(connection)
                 HttpRequestParser.feed_data(parser, head)
                 rest = rest[stop.args[0] :]
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection; the application can end it without waiting for the peer to read."""
+    """One client's connection."""
 
     _is_close_delimited = False
-    """Whether the answer under way has neither a length nor chunks: it ends with the connection."""
+    """Whether the current response has neither a length nor chunks. Its end is the connection's
+    end."""
     _is_in_head = False
     _is_in_body = False
-    """Whether a request has a head and no end yet."""
+    """Whether a request's head has arrived and its end has not."""
     _has_brought_body = False
-    """Whether the packet of the moment did."""
+    """Whether the current packet contains bytes of a body."""
     _num_requests = 0
-    """That have begun."""
+    """Number of requests that have begun on this connection."""
     _upgrade_head: bytes | None = None
-    """The last head, without its offer of another protocol, until it is read again."""
+    """The last head without its `Upgrade` header, until it is parsed again."""
     _num_head_bytes = 0
-    """Of a head, or in a row of what is no body behind one."""
+    """Bytes received since the last body byte: head, trailers, chunk extensions. At most
+    MAX_HEAD_BYTES."""
     _is_refused = False
-    """Whether nothing is parsed any more."""
+    """Whether the connection no longer parses what it receives."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the loop: a request is expected."""
+        """Called by the loop: starts to expect a request."""
         super().connection_made(transport)
         self.parser = _Parser(self)
         self._is_in_head = True
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop: nothing will come any more."""
+        """Called by the loop: stops the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop; what is too long for a head or trailers ends the connection."""
+        """Called by the loop: parses a packet. Too long a head or trailers close the connection."""
         if self._is_refused:
             return
         self._has_brought_body = False
@@ -99,7 +103,7 @@ class Connection(HttpToolsProtocol):
             elif self._is_in_head and self._timer is None:
                 self._time_head()
         elif self.timeout_keep_alive_task is None and self._is_idle():
-            # uvicorn stops it with every packet, and sets it only behind a response.
+            # uvicorn stops this timer at every packet, and starts it only after a response.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -119,12 +123,12 @@ class Connection(HttpToolsProtocol):
             self._num_head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser; trailers are dropped, they are read by nobody."""
+        """Called by the parser: adds a header. Trailers are dropped; the application reads none."""
         if self._is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Called by the parser: the head is whole."""
+        """Called by the parser: the head is complete."""
         self._upgrade_head = self._head_without_upgrade()
         if self._upgrade_head is not None:
             return
@@ -136,12 +140,12 @@ class Connection(HttpToolsProtocol):
             self._send_without_chunks()
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser."""
+        """Called by the parser: passes a part of the body on."""
         self._has_brought_body = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Called by the parser: a request is whole."""
+        """Called by the parser: the request is complete."""
         if self._upgrade_head is not None:
             return
         self._is_in_body = False
@@ -149,7 +153,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def take_upgrade_head(self) -> bytes | None:
-        """A head that offered another protocol, without the offer: nobody takes it up."""
+        """Returns the head of a request that offered another protocol, without the offer."""
         head, self._upgrade_head = self._upgrade_head, None
         return head
 
@@ -158,7 +162,7 @@ class Connection(HttpToolsProtocol):
         if not parser.should_upgrade():
             return None
         headers = [header for header in self.headers if header[0] != b"upgrade"]
-        if len(headers) == len(self.headers):  # of CONNECT
+        if len(headers) == len(self.headers):  # a CONNECT request
             return None
         version = parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
@@ -166,19 +170,19 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_response_complete(self) -> None:
-        """Called by a response at its end; the rest of its request has a time of its own."""
+        """Called by a response at its end: gives the rest of its request a time limit."""
         super().on_response_complete()
         if self._is_in_body and self._is_idle():
             self._stop_timer()
             self._timer = self.loop.call_later(UNREAD_TIMEOUT_S, self._close)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is being answered, on a connection that is to stay."""
+        """Whether the last response is complete and the connection stays open."""
         is_answered = self.cycle is not None and self.cycle.response_complete
         return is_answered and not self.transport.is_closing()
 
     def _send_without_chunks(self) -> None:
-        """Has a body of unknown length end with the connection: HTTP/1.0 knows no chunks."""
+        """Makes a body of unknown length end with the connection: HTTP/1.0 has no chunks."""
         cycle, send = self.cycle, self.cycle.send
 
         async def send_plain(message: Any) -> None:
@@ -194,7 +198,7 @@ class Connection(HttpToolsProtocol):
         cycle.send = send_plain  # type: ignore[method-assign]
 
     def _time_head(self) -> None:
-        # Most heads come in one packet: only of others it is worth a timer.
+        # Most heads arrive in one packet. Only the others get a timer.
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
     def _stop_timer(self) -> None:
@@ -203,7 +207,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse_head(self) -> None:
-        """Answers 431, unless the place of that answer is taken: then the connection just ends."""
+        """Responds with a 431, or closes the connection if an earlier request is unfinished."""
         is_free = self.cycle is None or self.cycle.response_complete
         if not (self._is_in_head and is_free):
             self._close()
@@ -222,10 +226,10 @@ class Connection(HttpToolsProtocol):
 
     def _begin_now(self, number: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         cycle = self.cycle
-        # The cycle may be that of a next request, sent early; its turn comes.
+        # If the client sent its next request early, the cycle is that request's, which must wait.
         if self._num_requests != number or self.flow.write_paused or cycle.disconnected:
             return False
-        if not cycle.keep_alive:  # nor is that of HTTP/1.0, which knows no chunks
+        if not cycle.keep_alive:  # also HTTP/1.0, which has no chunks
             return False
         cycle.response_started = cycle.chunked_encoding = True
         head = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
@@ -234,7 +238,8 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _send_now(self, body: bytes) -> bool:
-        # The cycle may be that of a next request, sent early: then it has not begun to answer.
+        # If the client sent its next request early, the cycle is that request's and has no response
+        # yet.
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected:
             return False
@@ -246,7 +251,8 @@ class Connection(HttpToolsProtocol):
         return self._is_close_delimited
 
     def _abort(self) -> None:
-        # Without it the kernel keeps its own buffer until the peer reads, long after the close.
+        # Without SO_LINGER the kernel keeps its send buffer until the peer reads, long after the
+        # close.
         sock = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()

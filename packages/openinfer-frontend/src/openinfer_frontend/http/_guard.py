@@ -1,4 +1,4 @@
-"""Who may call what, and from which web pages."""
+"""API keys and cross-origin rules."""
 
 import hashlib
 import hmac
@@ -14,14 +14,14 @@ _PREFLIGHT_AGE_S = 600
 
 
 class Guard:
-    """API keys and cross-origin rules of one app; immutable.
+    """The API keys and the cross-origin rules of one application; immutable.
 
-    Routes for users want an API key if there are any, routes for the operator the admin key, or an
-    API key where there is no admin key. The admin key opens everything.
+    A user's route needs an API key, if keys are configured. An operator's route needs the admin
+    key, or an API key if there is no admin key. The admin key opens every route.
     """
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Takes keys and origins from the operator's choices."""
+        """Takes keys and origins from the configuration."""
         admin = () if config.admin_api_key is None else (config.admin_api_key,)
         users = (*config.api_keys, *admin) if config.api_keys else ()
         self._has_admin_key = bool(admin)
@@ -30,10 +30,10 @@ class Guard:
         self._origins = frozenset(origin.encode() for origin in config.allowed_origins)
 
     def check(self, route: Route, exchange: HttpExchange) -> None:
-        """Lets a request through to a route.
+        """Checks whether a request may call a route.
 
         Raises:
-            ApiError: 401 without a key that opens it, 403 with one that opens other routes only.
+          ApiError: 401 without a valid key, 403 with a key that is valid for other routes only.
         """
         wanted = {"open": [], "user": self._users, "admin": self._admins}[route.access]
         if not wanted:
@@ -50,7 +50,7 @@ class Guard:
         raise ApiError(401, f"the key is not valid; this route needs {name}")
 
     def cors_headers(self, exchange: HttpExchange) -> Headers:
-        """What lets a page of an allowed origin read the response; nothing for any other."""
+        """Returns headers that let a page of an allowed origin read the response."""
         origin = exchange.header("origin")
         if not self._origins or origin is None:
             return []
@@ -62,7 +62,7 @@ class Guard:
         return [vary, (b"access-control-allow-origin", allowed), exposed]
 
     def preflight_headers(self, exchange: HttpExchange) -> Headers | None:
-        """The answer to a browser that asks before it sends; None if this is no such question."""
+        """Returns the headers for a preflight request, or None if the request is not one."""
         asked = exchange.header("access-control-request-method")
         if exchange.method != "OPTIONS" or asked is None or not self._origins:
             return None
@@ -86,6 +86,6 @@ def _digest(key: str) -> bytes:
 
 
 def _is_among(given: str, digests: Sequence[bytes]) -> bool:
-    """Compares with all of them, and takes as long whichever it is."""
+    """Compares a key with all digests, in constant time."""
     digest = hashlib.sha256(given.encode("latin-1")).digest()
     return sum(hmac.compare_digest(digest, known) for known in digests) > 0

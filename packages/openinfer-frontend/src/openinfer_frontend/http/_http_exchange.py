@@ -27,21 +27,22 @@ M = TypeVar("M", bound=RequestModel)
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _MAX_QUERY_FIELDS = 32
 ABORT = "openinfer.abort"
-"""ASGI extension of our own server: `abort()` drops the connection and what it has buffered."""
+"""ASGI extension of this package's server: `abort()` closes the connection and drops its buffers.
+"""
 BEGIN_NOW = "openinfer.begin_now"
-"""Another: `begin(headers, body)` sends the head of a response to a POST, with status 200 and a
-body of unknown length, and the first part of that body, without a task that waits; False, and
-nothing is sent, where it would have to wait, or has no short way."""
+"""ASGI extension: `begin(headers, body)` sends the head of a response with status 200 and unknown
+length, and the first part of its body, without a task. It returns False and sends nothing if the
+send would have to wait, or if the server cannot do this for the connection."""
 SEND_NOW = "openinfer.send_now"
-"""Another: `send(body)` sends a part of a body that is not the first, without a task that waits;
-False, and nothing is sent, where it would have to wait."""
+"""ASGI extension: `send(body)` sends a later part of a body without a task. It returns False and
+sends nothing if the send would have to wait."""
 
 
 class PendingBodies:
-    """Bodies of all requests of one app that are being received or read.
+    """The bodies of all requests that are being received or parsed.
 
     Attributes:
-        num_bytes: what they hold together.
+      num_bytes: their total size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -49,9 +50,9 @@ class PendingBodies:
         self._max_bytes = max_bytes
 
     def check(self) -> None:
-        """Raises `ApiError` 503 if there is too much."""
+        """Raises `ApiError` 503 if the total size exceeds the limit."""
         if self.num_bytes > self._max_bytes:
-            message = "too many bytes of requests at once"
+            message = "too many bytes of request bodies at once; try again later"
             raise ApiError.unavailable(message, refusal="pending_bodies")
 
 
@@ -80,35 +81,35 @@ class HttpExchange:
         self._body_timeout_s = config.body_timeout_s
         self._query: bytes = scope.get("query_string") or b""
         self.dialect: Dialect = OPENAI
-        """How the route spells its errors; set before anything is answered."""
+        """The protocol of the route's errors; set before anything is sent."""
         self.cors_headers: list[tuple[bytes, bytes]] = []
-        """Added to every response."""
+        """Headers that are added to every response."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.route_path = "none"
-        """The path of the route that answers, as the table of routes has it."""
+        """The path of the route, as the table of routes spells it."""
         self.spans = RequestSpans()
         self.num_body_bytes = 0
         self.is_client_gone = False
-        """Whether the task was cancelled because nobody reads the response any more."""
+        """Whether the task was cancelled because the client has disconnected or stopped reading."""
         self.status: int | None = None
-        """Of the response, once its head was sent."""
+        """The status of the response, once its head was sent."""
         self.is_stream = False
         """Whether the response is a stream of events."""
         self._has_given_id = False
         self.request_id = os.urandom(16).hex()
-        """The client's X-Request-Id, else made up; echoed in every response."""
+        """The client's X-Request-Id, else a random one; part of every response."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether the status line is out."""
+        """Whether the head of the response was sent."""
         return self.status is not None
 
     def adopt_request_id(self) -> None:
-        """Adopts the client's X-Request-Id.
+        """Takes the client's X-Request-Id, if there is one.
 
         Raises:
-            ApiError: if it is not 1 to 128 visible ASCII characters.
+          ApiError: the header is not 1 to 128 visible ASCII characters.
         """
         given = self.header("x-request-id")
         if given is not None:
@@ -122,35 +123,35 @@ class HttpExchange:
             self._has_given_id = True
 
     def suggest_request_id(self, request_id: str) -> None:
-        """A body's own name for the request; one in a header comes first."""
+        """Takes the request id of a body, unless a header has one."""
         if not self._has_given_id:
             self.request_id = request_id
 
     def header(self, name: str) -> str | None:
-        """The value of a request header, by its lower-case name."""
+        """Returns the value of a request header by its lower-case name."""
         value = self._headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
     def query(self, name: str) -> str | None:
-        """The first value of a parameter of the query."""
+        """Returns the first value of a query parameter."""
         if not self._query:
             return None
         values = parse_qs(self._query.decode("latin-1"), max_num_fields=_MAX_QUERY_FIELDS)
         return next(iter(values.get(name, ())), None)
 
     async def read_model(self, model: type[M]) -> M:
-        """The request's body, validated; to be called where `interrupt` works.
+        """Reads and validates the request's body. Call it inside `interruptible`.
 
         Raises:
-            ApiError: 400, 408 or 413.
-            ClientGone: if the connection closes first.
+          ApiError: 400, 408 or 413.
+          ClientGone: the connection closes first.
         """
         media_type = (self.header("content-type") or "application/json").partition(";")[0]
         if media_type.strip().lower() != "application/json":
             raise ApiError(400, "Content-Type must be application/json")
         try:
             body = await self._read_body()
-            # No body is one without fields: the answer says which are missing.
+            # An absent body counts as an empty object, so that the error names the missing fields.
             read = model.model_validate_json(body or b"{}")
             self.spans.mark("read")
             return read
@@ -164,7 +165,7 @@ class HttpExchange:
         if announced is not None and announced.isdecimal():
             self._check_size(int(announced))
         parts = []
-        # Cheaper than a block with a timeout, for what is nearly always there.
+        # A timer is cheaper than a timeout block, and the body has nearly always arrived.
         timer = asyncio.get_running_loop().call_later(self._body_timeout_s, self._interrupt_body)
         try:
             while True:
@@ -191,9 +192,12 @@ class HttpExchange:
         self.interrupt(ApiError(408, "the request body did not arrive in time"))
 
     def interrupt(self, error: ApiError) -> bool:
-        """Has the task answer with an error, whatever it waits for; False if its answer is there.
+        """Makes the task respond with an error, whatever it waits for.
 
         A stream that has begun ends with the error.
+
+        Returns:
+          False if the response is already complete or on its way.
         """
         if self._interruptible is None or (self.has_begun and not self.is_stream):
             return False
@@ -203,7 +207,7 @@ class HttpExchange:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Where `interrupt` works: its error leaves the block in place of the cancellation."""
+        """Marks the block that `interrupt` can end; its error replaces the CancelledError."""
         outer, task = self._interruptible, asyncio.current_task()
         assert task is not None
         self._interruptible = task
@@ -220,9 +224,9 @@ class HttpExchange:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While inside, a client that hangs up or stops reading cancels the task.
+        """Cancels the task if the client disconnects or stops reading while inside the block.
 
-        Enter after the body was read. `is_client_gone` tells this cancellation from others.
+        Enter it after the body was read. `is_client_gone` tells this cancellation from others.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -237,14 +241,14 @@ class HttpExchange:
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
                     message = await self._receive()
-                # The server says the same once the response is complete.
+                # The server sends the same message after a complete response.
                 if self._is_complete:
                     return
                 self.is_client_gone = message["type"] == "http.disconnect"
             except TimeoutError:
                 self.is_client_gone = self._has_stalled()
                 if self.is_client_gone and ABORT in self._extensions:
-                    # A close would wait until the client has read what is buffered.
+                    # A normal close waits until the client has read what is buffered.
                     self._extensions[ABORT]["abort"]()
         task.cancel()
 
@@ -256,7 +260,7 @@ class HttpExchange:
     async def respond(
         self, status: int, body: bytes, *headers: tuple[bytes, bytes], media_type: bytes = b""
     ) -> None:
-        """Sends a whole response."""
+        """Sends a complete response."""
         await self._transmit(
             {
                 "type": "http.response.start",
@@ -277,7 +281,7 @@ class HttpExchange:
         await self.respond(status, to_json(value))
 
     async def respond_error(self, error: ApiError) -> None:
-        """Sends an error: a response, or the last event of a stream that has begun."""
+        """Sends an error, as a response or as the last event of a stream that has begun."""
         if self.is_stream:
             await self.end_stream(self.dialect.error_event(error, self.request_id))
         elif not self.has_begun:
@@ -291,9 +295,10 @@ class HttpExchange:
         self.is_stream = True
 
     def begin_now(self, events: bytes) -> bool:
-        """As `begin_stream` and `send_events`, if nothing has to be waited for.
+        """Sends the head of a stream and its first events, if that needs no waiting.
 
-        Else, and where the server lacks it, False, and nothing is sent.
+        Returns:
+          False if nothing was sent: the send would have to wait, or the server cannot send at once.
         """
         begin = self._extensions.get(BEGIN_NOW, {}).get("begin")
         if begin is None or not begin(self._stream_headers(), events):
@@ -312,21 +317,22 @@ class HttpExchange:
         ]
 
     async def send_events(self, events: bytes) -> None:
-        """Sends events, if there are any; returns when the connection takes more."""
+        """Sends events, if there are any, and returns when the connection accepts more."""
         if events:
             await self._write(events, more=True)
 
     @property
     def send_now(self) -> Callable[[bytes], bool] | None:
-        """As `send_events`, if nothing has to be waited for; else False, and nothing is sent.
+        """A function that sends events at once; it returns False if it would have to wait.
 
-        Only while no other send of this exchange is under way. None where the server lacks it.
+        None if the server cannot send at once. Call it only while no other send of this exchange
+        runs.
         """
         send: Callable[[bytes], bool] | None = self._extensions.get(SEND_NOW, {}).get("send")
         return send
 
     async def end_stream(self, events: bytes = b"") -> None:
-        """Sends the last events and the end mark."""
+        """Sends the last events and the mark that ends a stream."""
         self.is_stream = False
         await self._write(events + self.dialect.end_mark, more=False)
 

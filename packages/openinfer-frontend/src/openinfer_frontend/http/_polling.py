@@ -1,4 +1,4 @@
-"""An event loop that polls for a moment instead of going to sleep."""
+"""Polling of the event loop, to keep its core awake."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Polling:
-    """Keeps the event loop that it is first used on awake, for so long after the last `touch`.
+    """Keeps the event loop polling for a while after each `touch`.
 
-    A core that sleeps is slow to wake, and slow once awake. But a loop that polls asks for the
-    interpreter again and again, which would slow down a thread that has work: it polls only while
-    none does. Belongs to its event loop.
+    A sleeping core wakes slowly and then runs slowly. But a polling loop asks for the GIL again and
+    again, which slows down a thread that has work. It polls only while no such thread runs. Belongs
+    to the event loop on which it is first used.
 
     Args:
-        duration_s: of polling; 0: it never does.
+      duration_s: seconds of polling after a touch; 0 never polls.
     """
 
     def __init__(self, duration_s: float) -> None:
@@ -23,7 +23,7 @@ class Polling:
         self._num_threads = 0
 
     def touch(self) -> None:
-        """Something is expected soon."""
+        """Starts to poll, or polls for longer: something is expected soon."""
         if self._duration_s:
             loop = asyncio.get_running_loop()
             self._until = loop.time() + self._duration_s
@@ -31,7 +31,7 @@ class Polling:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While inside, a thread has work."""
+        """Stops polling while inside: a thread has work."""
         self._num_threads += 1
         try:
             yield
@@ -46,7 +46,7 @@ class Polling:
             self._turn(loop)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A loop with something to call asks for events without waiting for them.
+        # A loop with a pending callback asks for events without waiting for them.
         if self._num_threads == 0 and loop.time() < self._until:
             loop.call_soon(self._turn, loop)
         else:

@@ -1,14 +1,14 @@
-"""When an HTTP request was received, and what was done for it since: for traces."""
+"""Times of one HTTP request, for traces."""
 
 import time
 
 
 class RequestSpans:
-    """Parts of one request's time, one behind the other. Monotonic seconds.
+    """Consecutive parts of one request's time, in monotonic seconds.
 
     Attributes:
-        received_at: when its head was there.
-        parts: (name, begin, end).
+      received_at: when the head had arrived.
+      parts: (name, begin, end) of each part.
     """
 
     __slots__ = ("_cursor", "parts", "received_at")
@@ -18,16 +18,16 @@ class RequestSpans:
         self.parts: list[tuple[str, float, float]] = []
 
     def mark(self, name: str) -> None:
-        """A part ends now, and the next one begins."""
+        """Ends a part now; the next part begins."""
         now = time.monotonic()
         self.parts.append((name, self._cursor, now))
         self._cursor = now
 
     def whole(self, name: str) -> tuple[tuple[str, float, float], ...]:
-        """The request from its head until now, then its parts; the rest is the last one.
+        """Ends the last part, and returns the whole request followed by its parts.
 
         Args:
-            name: of the request.
+          name: the name of the request.
         """
         self.mark("answer")
         return ((name, self.received_at, self._cursor), *self.parts)

@@ -1,4 +1,4 @@
-"""The table of routes: which handler answers which method and path, for whom, in what dialect."""
+"""The table of routes, and the search for a request's route."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from openinfer_frontend.protocols._generation_request import RequestModel
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
 Access = Literal["open", "user", "admin"]
-"""Who may call a route: anybody, whoever has an API key, whoever has the admin key."""
+"""Access to a route: for everyone, with an API key, with the admin key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method on one path; what the OpenAPI description is made of."""
+    """One method on one path. The OpenAPI description is made from these."""
 
     method: Literal["GET", "POST"]
     path: str
-    """Ends in `/{id}` where everything below it matches."""
+    """A path that ends in `/{id}` matches everything below it."""
     handler: Handler
     summary: str
     body: type[RequestModel] | None = None
-    """Of what a request's body is an instance; None: it is not read."""
+    """The type of the request's body; None if the body is not read."""
     queries: tuple[tuple[str, str], ...] = ()
-    """Parameters of the query: name, and what it says."""
+    """The query parameters, each with its description."""
     access: Access = "user"
     dialect: Dialect = OPENAI
 
 
 class Router:
-    """Exact paths, and paths that start with a prefix; HEAD is answered as GET."""
+    """Finds routes by exact path and by prefix; HEAD is handled as GET."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -44,10 +44,10 @@ class Router:
             table.setdefault(prefix, {})[route.method] = route
 
     def find(self, method: str, path: str) -> Route:
-        """The route of a request.
+        """Returns the route of a request.
 
         Raises:
-            ApiError: 404 for an unknown path, 405 for an unknown method on a known one.
+          ApiError: 404 for an unknown path, 405 for a method that the path does not have.
         """
         methods = self._methods(path)
         if methods is None:
@@ -59,7 +59,7 @@ class Router:
         return route
 
     def dialect(self, path: str) -> Dialect:
-        """How a request to this path expects its errors, whatever is wrong with it."""
+        """Returns the dialect of a path's errors, also for unknown methods."""
         methods = self._methods(path)
         return OPENAI if methods is None else next(iter(methods.values())).dialect
 

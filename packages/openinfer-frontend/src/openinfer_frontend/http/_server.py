@@ -1,4 +1,4 @@
-"""Listening and serving: uvicorn in the caller's event loop, with a drain of our own."""
+"""Listening and serving: uvicorn in the caller's event loop, with its own drain."""
 
 import asyncio
 import errno
@@ -22,14 +22,14 @@ from openinfer_frontend.http._tls import Tls
 
 _BACKLOG = 2048
 _FAREWELL_S = 1.0
-"""How long clients may take to read what they are told at the end."""
+"""Seconds that clients have to read the last response when the server shuts down."""
 _POLL_S = 0.02
 
 _log = logging.getLogger(__name__)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The loop to serve on: `asyncio.Runner(loop_factory=new_event_loop)`."""
+    """Makes the event loop to serve on: `asyncio.Runner(loop_factory=new_event_loop)`."""
     if sys.platform == "win32":
         return asyncio.new_event_loop()
     import uvloop
@@ -38,17 +38,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket: nobody can connect before `serve`; several processes may inherit it.
+    """Binds a TCP socket. Clients cannot connect before `serve`; several processes may inherit it.
 
-    A port that somebody listens on is refused here. One that somebody else has only bound may be
-    lost to them: then `serve` says so.
+    A port that another process listens on is refused here. A port that another process has only
+    bound may be taken by it later; then `serve` raises.
 
     Args:
-        host: a name or address; IPv6 addresses without brackets.
-        port: 0 lets the system choose.
+      host: a name or address; IPv6 addresses without brackets.
+      port: 0 lets the system choose.
 
     Raises:
-        ListenError: saying what to do.
+      ListenError: the message says what to do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -78,7 +78,7 @@ def _reason(error: OSError) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server; signals drain the application before anything closes."""
+    """uvicorn's server. Signals drain the application before connections are closed."""
 
     def __init__(
         self,
@@ -101,9 +101,11 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 log_level=log_level,
                 server_header=False,
-                # Nobody asks where a request came from: that saves a call around each of its sends.
+                # The client's address is not used. Without this uvicorn wraps each send of a
+                # request.
                 proxy_headers=False,
-                # Longer than common proxies keep theirs, or they send into a closing one.
+                # Longer than common proxies keep idle connections: else they send into a closing
+                # one.
                 timeout_keep_alive=75,
                 ssl_certfile=None if tls is None else tls.certfile,
                 ssl_keyfile=None if tls is None else tls.keyfile,
@@ -122,20 +124,20 @@ class _Server(uvicorn.Server):
         self._signals = ShutdownSignals()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn: begins to accept."""
+        """Called by uvicorn: begins to accept connections."""
         await super().startup(sockets)
         if self._on_ready is not None:
             self._on_ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Called by uvicorn: inside `handle_exit` is called by signals."""
+        """Called by uvicorn: routes signals to `handle_exit` inside the block."""
         with self._signals.handled(), super().capture_signals():
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by the signal: the first one drains, a second one ends at once."""
-        # The loop may be busy: the time that counts is now.
+        """Called by a signal: the first one drains, a second one exits at once."""
+        # The loop may be busy; the time of the signal counts, not that of the callback.
         self._loop.call_soon_threadsafe(self._on_signal, sig, time.monotonic())
 
     def _on_signal(self, sig: int, at: float) -> None:
@@ -148,11 +150,11 @@ class _Server(uvicorn.Server):
                 self._on_second_signal()
 
     def drain(self, advice: str = "", at: float | None = None) -> None:
-        """Refuses new requests, and exits once the running ones have ended. Idempotent.
+        """Refuses new requests, and exits once the running requests have ended. Idempotent.
 
         Args:
-            advice: said behind what is being drained.
-            at: when it was asked for, of `time.monotonic`; None: now.
+          advice: a text for the end of the log line.
+          at: the time of the request to drain, from `time.monotonic`; None: now.
         """
         if self._drain is not None:
             return
@@ -179,7 +181,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn at the end of the drain, in place of its own: who waits is told."""
+        """Called by uvicorn after the drain: ends unfinished requests with a 503."""
         for server in self.servers:
             server.close()
         for sock in sockets or ():
@@ -191,13 +193,13 @@ class _Server(uvicorn.Server):
         if num_cut_off:
             _log.warning("%s cut off after %g s", _requests(num_cut_off), self._drained_s)
         if not await self._is_over_within(_FAREWELL_S):
-            # Who does not read now would keep us for ever.
+            # A client that does not read would keep the server from exiting.
             for connection in list(connections):
                 connection.transport.abort()
             await self._is_over_within(_FAREWELL_S)
 
     async def _is_over_within(self, timeout_s: float) -> bool:
-        """Whether every connection and every task of a request ends in time."""
+        """Returns whether every connection and every task of a request ends in time."""
         end = self._loop.time() + timeout_s
         while self.server_state.connections or self.server_state.tasks:
             if self._loop.time() >= end:
@@ -222,27 +224,27 @@ async def serve(
     on_second_signal: Callable[[], None] | None = None,
     tls: Tls | None = None,
 ) -> None:
-    """Serves until SIGTERM, SIGINT or `stop`; returns once everything is answered and closed.
+    """Serves until SIGTERM, SIGINT or `stop`; returns once everything is finished and closed.
 
-    The first signal drains: `/ready` says 503, new requests are refused, running ones end. A second
-    one (within half a second it is still the first one, which some parents pass on again), or the
-    timeout, cuts them off: they are answered 503, streams end with that error. Call it in the main
-    thread, or signals go elsewhere; start it only when the engine can answer. The sockets are
-    closed at the end, the app too.
+    The first signal drains: `/ready` says 503, new requests are refused, running requests continue.
+    A second signal, or the timeout, ends the running requests: they get a 503, and streams end with
+    that error. A signal within half a second of the first is a repetition, which some parent
+    processes send. Call it in the main thread, which receives the signals, and only when the engine
+    can answer. It closes the sockets and the application at the end.
 
     Args:
-        app: from `create_app`.
-        sockets: from `bind`, or inherited.
-        drain_timeout_s: how long running requests may take to end.
-        log_level: of uvicorn's own loggers; there is no access log.
-        stop: set it to drain without a signal.
-        on_ready: called once clients can connect and signals drain.
-        on_drain: called when the drain begins.
-        on_second_signal: called when a second signal ends the drain.
-        tls: certificate and key; None serves plain HTTP.
+      app: from `create_app`.
+      sockets: from `bind`, or inherited.
+      drain_timeout_s: seconds that running requests have to end.
+      log_level: of uvicorn's own loggers; there is no access log.
+      stop: set it to drain without a signal.
+      on_ready: called once clients can connect and signals drain.
+      on_drain: called when the drain begins.
+      on_second_signal: called when a second signal ends the drain.
+      tls: certificate and key; None serves plain HTTP.
 
     Raises:
-        ListenError: somebody else began to listen on a port between `bind` and this.
+      ListenError: another process began to listen on a port after `bind`.
     """
     server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, on_second_signal, tls)
     watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None

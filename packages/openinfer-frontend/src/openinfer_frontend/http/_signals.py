@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a server: several at once are one."""
+"""SIGINT and SIGTERM: repetitions within a moment count as one signal."""
 
 import signal
 import threading
@@ -9,10 +9,10 @@ from types import FrameType
 from typing import Any
 
 SAME_SIGNAL_S = 0.5
-"""What comes so soon after the first signal is the same one.
+"""A signal that arrives within this time after the first one is a repetition of it.
 
-A signal to a group of processes arrives again from a parent that passes it on, such as `uv run`;
-nobody who wants to hurry is as fast.
+A signal to a process group arrives a second time from a parent that forwards it, such as `uv run`.
+No user presses Ctrl-C twice as fast.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,25 +20,26 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class ShutdownSignals:
-    """Tells another signal from the first one; of the main thread."""
+    """Tells a new signal from a repetition of the first one; belongs to the main thread."""
 
     def __init__(self) -> None:
         self._first_at: float | None = None
         self._before: dict[int, Handler] = {}
 
     def begin(self, at: float) -> None:
-        """The end begins, by a signal or without one, at this time of `time.monotonic`."""
+        """Records the start of the shutdown, by a signal or without one, from `time.monotonic`."""
         self._first_at = at
 
     def is_new_signal(self, at: float) -> bool:
-        """Whether a signal of this time is another one than what began the end."""
+        """Returns whether a signal at this time is not a repetition of the first one."""
         return self._first_at is None or at - self._first_at >= SAME_SIGNAL_S
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Behind the block, which handles signals itself, the rest of the first one does nothing.
+        """Ignores repetitions of the first signal after the block, which handles signals itself.
 
-        Whoever cleans up there would be killed by it. Any other signal does what it did before.
+        A repetition would otherwise kill the program while it cleans up. A new signal has its
+        previous effect.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -58,5 +59,5 @@ class ShutdownSignals:
     def _restore(self) -> None:
         for number, handler in self._before.items():
             if signal.getsignal(number) != self._on_signal:
-                continue  # the program has set another one meanwhile
+                continue  # the program has set its own handler meanwhile
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

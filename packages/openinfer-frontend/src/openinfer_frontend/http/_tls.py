@@ -1,4 +1,4 @@
-"""Certificate and key of a server, checked before anything is started."""
+"""Certificate and key of a server, checked before the server starts."""
 
 import ssl
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from openinfer_frontend.errors import TlsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Files in PEM format.
+    """Certificate files in PEM format.
 
     Raises:
-        TlsError: naming what cannot be used.
+      TlsError: a file cannot be used; the message names it.
     """
 
     certfile: str
-    """The certificate, and behind it those that lead to its root."""
+    """The certificate, followed by the intermediate certificates."""
     keyfile: str | None = None
-    """Its key; None: it stands in `certfile` too."""
+    """The key; None if it is in `certfile`."""
     ca_certs: str | None = None
-    """Whoever has no certificate signed by one of these cannot connect; None: everybody can."""
+    """Certificates that must have signed the client's certificate; None: clients need none."""
 
     def __post_init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certfile, self.keyfile)
         except (OSError, ssl.SSLError) as error:
-            reason = error.strerror or "it is no PEM certificate with its key"
+            reason = error.strerror or "it is not a PEM certificate with its key"
             raise TlsError(f"the certificate {self.certfile} cannot be used: {reason}") from error
         if self.ca_certs is None:
             return

@@ -1,1 +1,1 @@
-"""Counters shared by front processes, and the page at `/metrics`."""
+"""Counters that front processes share, and the page at `/metrics`."""

@@ -1,11 +1,12 @@
-"""Counters of several processes, in memory that all of them see.
+"""Counters of several front processes, in shared memory.
 
-Each front process writes one page, and any of them reads all. A page outlives its process: the one
-that takes its place counts on, so that no total goes back. Cells are 8 bytes, which a processor
-writes at once; who reads may see an event in one of its cells and not yet in another.
+Each front process writes one page, and any of them reads all pages. A page outlives its process:
+the process that replaces it continues the counts, so that no total decreases. Cells are 8 bytes,
+which a processor writes at once. A reader may see an event in one of its cells and not yet in
+another.
 
-The first cell of a page says how the others are laid out. Beneath a server that runs the package
-can be replaced; a process that starts then, and counts otherwise, must not count at all.
+The first cell of a page is a checksum of the layout. If the package is upgraded while the server
+runs, a process that starts afterwards may have another layout; it refuses to count.
 """
 
 import mmap
@@ -20,24 +21,24 @@ from typing import IO
 from openinfer_frontend.errors import CounterLayoutError
 
 PAGE_BYTES = 1 << 15
-"""Of one process, a multiple of what systems map; a table that does not fit is a defect."""
+"""Size of one process's page, a multiple of the system's page size. All families must fit."""
 _CELL_BYTES = 8
 Series = tuple[str, ...]
-"""Values of a family's labels, in their order."""
+"""Label values, in the order of the family's labels."""
 
 
 class CounterPages:
-    """The pages of all front processes of one server, zero at first."""
+    """The pages of all front processes of one server; initially zero."""
 
     def __init__(self, count: int = 1, *, fd: int | None = None) -> None:
-        """Makes memory, or maps what another process has made.
+        """Allocates the pages, or maps those of another process.
 
         Args:
-            count: of front processes.
-            fd: what `CounterPages.fd` is where it was made, inherited; it is closed here.
+          count: number of front processes.
+          fd: the inherited `CounterPages.fd` of the process that allocated the pages; closed here.
 
         Raises:
-            CounterLayoutError: it was made with pages of another size.
+          CounterLayoutError: the pages have another size.
         """
         size = count * PAGE_BYTES
         self._file: IO[bytes] | None = None
@@ -58,37 +59,37 @@ class CounterPages:
 
     @property
     def fd(self) -> int:
-        """For processes that inherit it, until `close`; only of pages made here, for several."""
+        """The descriptor of pages allocated here for several processes; valid until `close`."""
         assert self._file is not None
         return self._file.fileno()
 
     def close(self) -> None:
-        """Nobody inherits it from here on; what is mapped stays until its last user is gone."""
+        """Closes the descriptor; mapped pages stay until their last user exits."""
         if self._file is not None:
             self._file.close()
 
     def page(self, number: int) -> "memoryview[float]":
-        """The cells of one process; nobody else may write them while it lives."""
+        """Returns the cells of one process, which alone may write them."""
         return self._pages[number]
 
     def sign(self, number: int, layout: float) -> None:
-        """Says how a page is laid out, before anything is written on it.
+        """Writes the checksum of the layout into a page, before anything else is written.
 
         Raises:
-            CounterLayoutError: a page, this one or another, is laid out otherwise.
+          CounterLayoutError: this page or another one has another layout.
         """
         if any(page[0] not in (0.0, layout) for page in self._pages):
             raise CounterLayoutError
         self._pages[number][0] = layout
 
     def totals(self, num_cells: int) -> list[float]:
-        """The first cells, each summed over all processes."""
+        """Returns the first cells, each summed over all processes."""
         pages = (page[:num_cells].tolist() for page in self._pages)
         return [sum(cells) for cells in zip(*pages, strict=True)]
 
 
 def _nameless_file() -> IO[bytes]:
-    """A file that ends with its last user, in memory where the system has such files."""
+    """Opens a file without a name, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("openinfer-counters"), "r+b")
     return tempfile.TemporaryFile()
@@ -96,19 +97,20 @@ def _nameless_file() -> IO[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What is counted under one name: where its cells are."""
+    """The metrics under one name, and the place of their cells."""
 
     name: str
-    """Without a prefix, and without the `_total` of a counter."""
+    """The name without the prefix, and without the `_total` of a counter."""
     help: str
     begin: int
-    """The first cell. A histogram's series is a cell for each bound, one beyond, and the sum."""
+    """The first cell. A histogram's series has one cell for each bound, one beyond the last, and
+    the sum."""
     labels: tuple[str, ...] = ()
     series: tuple[Series, ...] = ((),)
     bounds: tuple[float, ...] = ()
-    """Of a histogram's buckets, inclusive; none: it is a counter."""
+    """Inclusive upper bounds of a histogram's buckets; empty for a counter."""
     is_sparse: bool = False
-    """Whether series that are zero are left out."""
+    """Whether series of zeros are left out of the page."""
 
     @property
     def width(self) -> int:
@@ -126,12 +128,12 @@ class Counter:
         self._at = at
 
     def add(self, amount: float = 1.0) -> None:
-        """Counts."""
+        """Adds to the number."""
         self._cells[self._at] += amount
 
 
 class Histogram:
-    """How many values fell into which bucket, and their sum."""
+    """Counts of values by bucket, and their sum."""
 
     __slots__ = ("_at", "_bounds", "_cells", "_sum")
 
@@ -142,21 +144,21 @@ class Histogram:
         self._sum = at + len(bounds) + 1
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Counts a value, so many times."""
+        """Counts a value `count` times."""
         cells = self._cells
         cells[self._at + bisect_left(self._bounds, value)] += count
         cells[self._sum] += value * count
 
 
 class CounterTable:
-    """Gives families their cells, in the order in which they are asked for, behind the first cell.
+    """Allocates the cells of families in one page.
 
-    Every process asks for the same ones in the same order: that is what makes pages alike, and
-    `layout` shows it.
+    Every process registers the same families in the same order, so that all pages have the same
+    layout. `layout` is its checksum.
 
     Attributes:
-        families: all of them so far.
-        num_cells: that they have together.
+      families: all of them so far.
+      num_cells: the number of allocated cells.
     """
 
     def __init__(self, page: "memoryview[float]") -> None:
@@ -166,7 +168,7 @@ class CounterTable:
 
     @property
     def layout(self) -> float:
-        """A number for the cells' places and meanings, never 0; a page has it in its first cell."""
+        """The checksum of places and meanings of all cells, never 0; the first cell of a page."""
         places = [(f.name, f.begin, f.labels, f.series, f.bounds) for f in self.families]
         return 1.0 + zlib.crc32(repr((PAGE_BYTES, places)).encode())
 
@@ -179,12 +181,12 @@ class CounterTable:
         *,
         is_sparse: bool = False,
     ) -> dict[Series, Counter]:
-        """A number for each series; arguments as in `Family`."""
+        """Allocates a counter for each series; arguments as in `Family`."""
         places = self._place(name, text, labels, series, (), is_sparse)
         return {key: Counter(self._cells, at) for key, at in places.items()}
 
     def counter(self, name: str, text: str) -> Counter:
-        """A number, without labels."""
+        """Allocates a counter without labels."""
         return self.counters(name, text)[()]
 
     def histograms(
@@ -197,12 +199,12 @@ class CounterTable:
         *,
         is_sparse: bool = False,
     ) -> dict[Series, Histogram]:
-        """Buckets for each series; arguments as in `Family`."""
+        """Allocates a histogram for each series; arguments as in `Family`."""
         places = self._place(name, text, labels, series, bounds, is_sparse)
         return {key: Histogram(self._cells, at, bounds) for key, at in places.items()}
 
     def histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        """Buckets, without labels."""
+        """Allocates a histogram without labels."""
         return self.histograms(name, text, bounds)[()]
 
     def _place(
@@ -214,7 +216,7 @@ class CounterTable:
         bounds: tuple[float, ...],
         is_sparse: bool,
     ) -> dict[Series, int]:
-        """The first cell of each series."""
+        """Allocates the cells of a family, and returns the first cell of each series."""
         family = Family(
             name=name,
             help=text,

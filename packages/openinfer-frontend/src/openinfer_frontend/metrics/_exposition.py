@@ -1,7 +1,6 @@
-"""What is counted, as Prometheus reads it: totals of the front processes, and an engine's state.
+"""The `/metrics` page in Prometheus's formats.
 
-`prometheus_client` writes the text and takes 30 ms to import: nobody imports this module before
-there is something to show, and then in a thread.
+Importing `prometheus_client` takes 30 ms: this module is imported in a thread, for the first page.
 """
 
 from bisect import bisect_right
@@ -23,11 +22,11 @@ _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 def render(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
-    """The page and its media type.
+    """Returns the page and its media type.
 
     Args:
-        snapshot: what it says.
-        accept: the scraper's header: OpenMetrics if it asks for that.
+      snapshot: the content.
+      accept: the scraper's header, which may ask for OpenMetrics.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))
@@ -36,7 +35,7 @@ def render(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
 
 
 class _Collector:
-    """Families of one snapshot, made as they are written."""
+    """The metric families of one snapshot, made when they are written."""
 
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
@@ -82,23 +81,29 @@ class _Collector:
         usage = held / load.num_total_blocks if load.num_total_blocks else 0.0
         yield self._gauge("num_requests_running", "Requests in the batch.", load.num_running)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", load.num_waiting)
-        yield self._gauge("kv_cache_usage_perc", "Held blocks of the KV cache, 0 to 1.", usage)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of the KV cache blocks that requests hold, 0 to 1.", usage
+        )
         device = next((group for group in load.cache_groups if group.tier == "device"), None)
         if device is not None:
             yield self._counter(
                 "prefix_cache_queries",
-                "Tokens that were looked for in the cache.",
+                "Tokens that were looked up in the prefix cache.",
                 device.num_queried_tokens,
             )
             yield self._counter(
-                "prefix_cache_hits", "Of these, those found.", device.num_hit_tokens
+                "prefix_cache_hits",
+                "Tokens that were found in the prefix cache.",
+                device.num_hit_tokens,
             )
         yield self._counter(
-            "num_preemptions", "Requests put back into the queue.", load.num_preemptions
+            "num_preemptions",
+            "Preemptions: requests put back into the queue.",
+            load.num_preemptions,
         )
         yield self._labelled(
             "engine_sleep_state",
-            "1 for the state that the engine is in.",
+            "1 for the present state of the engine.",
             [({"sleep_state": state}, float(state == "awake")) for state in _SLEEP_STATES],
         )
         groups = [
@@ -131,7 +136,7 @@ class _Collector:
 
 
 def _buckets(bounds: Sequence[float], cells: Sequence[float]) -> list[tuple[str, float]]:
-    """Bounds and how many values do not exceed them; cells behind the last bound are beyond it."""
+    """Returns cumulative buckets; cells after the last bound count as +Inf."""
     total, buckets = 0.0, []
     for bound, count in zip(bounds, cells, strict=False):
         total += count

@@ -1,7 +1,7 @@
-"""What a front process counts: requests, tokens, latencies, HTTP.
+"""The counts of a front process: requests, tokens, latencies, HTTP.
 
-The names are those that dashboards of vLLM look for. What an engine counts is added when somebody
-asks (`openinfer_frontend.metrics._exposition`).
+The names are those of vLLM's dashboards. `_exposition` adds the engine's own counts when a page is
+made.
 """
 
 import time
@@ -17,7 +17,7 @@ from openinfer_frontend.http._router import Route
 from openinfer_frontend.metrics._counters import CounterPages, CounterTable, Family
 
 Outcome = Literal["stop", "length", "abort", "error"]
-"""How a choice ended; error: the engine failed it, or its deadline passed."""
+"""How a choice ended. error: the engine failed it, or its deadline passed."""
 
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -33,49 +33,50 @@ REQUEST_S = (
 )
 HTTP_S = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 TOKEN_COUNTS = (*(float(d * 10**e) for e in range(7) for d in (1, 2, 5)), 1e7)
-"""Of whatever model; what is shown ends at the model's own length."""
+"""Bounds for models of any length; the page leaves out bounds above the model's length."""
 SAMPLE_COUNTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTION_COUNTS = (0.0, *SAMPLE_COUNTS)
 
 _TIERS = ("device", "host", "disk", "peer")
 _REQUEST_TYPES = {"/v1/chat/completions": "chat_completions", "/v1/responses": "responses"}
 _PROBES = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
-"""Asked by machines again and again: counted among requests, they would hide them."""
+"""Routes that machines poll. They are not counted: they would outnumber all other requests."""
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS", "other")
 _STATUSES = ("2xx", "4xx", "5xx")
 _LEFT = 499
-"""What proxies log for a client that did not wait for the status line."""
+"""The status that proxies log for a client that disconnected before the status line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSnapshot:
-    """What is to be shown, as of one moment."""
+    """The content of one `/metrics` page."""
 
     totals: Sequence[float]
-    """Cell by cell, over all front processes."""
+    """All cells, summed over all front processes."""
     families: Sequence[Family]
     prefix: str
-    """Of all names but those of HTTP."""
+    """Prefix of all names but those of HTTP."""
     model_name: str
     max_model_len: int | None
-    """Where buckets of token counts end; None: no engine was there yet, and these are left out."""
+    """Upper bound of the buckets for token counts. None: no engine was seen yet, and these families
+    are left out."""
     engine: tuple[EngineInfo, Load] | None
-    """None: there is none at the moment."""
+    """None if there is no engine at the moment."""
 
 
 class Metrics:
-    """Requests, their tokens and their times; for the event loop.
+    """Counts of requests, tokens and times; for the event loop.
 
-    A choice counts as a request of its own: an engine knows nothing else. Nothing here is called
-    for a token but `continued`, once an event.
+    Each choice counts as one request, as in the engine. On the path of an event only `continued` is
+    called.
 
     Attributes:
-        pages: of all front processes.
-        table: what this one writes.
+      pages: of all front processes.
+      table: of this process.
     """
 
     def __init__(self, pages: CounterPages, number: int) -> None:
-        """Counts on page `number`, from what is there."""
+        """Counts on page `number`, from its present values on."""
         self.pages = pages
         self.table = table = CounterTable(pages.page(number))
         self._count_tokens(table)
@@ -83,11 +84,11 @@ class Metrics:
         self._measure_times(table)
 
     def _count_tokens(self, table: CounterTable) -> None:
-        self._prompt = table.counter("prompt_tokens", "Prompt tokens of requests that got a token.")
-        self._output = table.counter("generation_tokens", "Tokens generated.")
-        self._cached = table.counter(
-            "prompt_tokens_cached", "Of the prompt tokens, those found in a cache."
+        self._prompt = table.counter(
+            "prompt_tokens", "Prompt tokens of requests that have produced a token."
         )
+        self._output = table.counter("generation_tokens", "Tokens generated.")
+        self._cached = table.counter("prompt_tokens_cached", "Prompt tokens found in a cache.")
         self._sources = table.counters(
             "prompt_tokens_by_source",
             "Prompt tokens by where their cache entries came from.",
@@ -96,7 +97,7 @@ class Metrics:
         )
         self._tiers = table.counters(
             "prompt_tokens_cached_by_source",
-            "Cached prompt tokens by the tier they were found in.",
+            "Cached prompt tokens by their tier.",
             ("source",),
             [(tier,) for tier in (*_TIERS, "other")],
         )
@@ -104,19 +105,19 @@ class Metrics:
     def _count_requests(self, table: CounterTable) -> None:
         self._ends = table.counters(
             "request_success",
-            "Requests that ended, by how.",
+            "Requests that have ended, by finish reason.",
             ("finished_reason",),
             [(outcome,) for outcome in get_args(Outcome)],
         )
         self._refusals = table.counters(
             "admission_rejections",
-            "HTTP requests that were not taken, by why.",
+            "HTTP requests that were not accepted, by reason.",
             ("reason",),
             [(refusal,) for refusal in get_args(Refusal)],
         )
         self._parsed = table.counters(
             "tool_call_parser_invocations",
-            "Answers that were searched for tool calls.",
+            "Responses that were searched for tool calls.",
             ("request_type", "mode", "outcome"),
             [
                 (kind, mode, outcome)
@@ -142,36 +143,40 @@ class Metrics:
             TOKEN_COUNTS,
         )
         self._max_tokens = table.histogram(
-            "request_params_max_tokens", "Output tokens that a request may have.", TOKEN_COUNTS
+            "request_params_max_tokens", "Maximum output tokens of a request.", TOKEN_COUNTS
         )
         self._samples = table.histogram(
-            "request_params_n", "Samples that a request asks for.", SAMPLE_COUNTS
+            "request_params_n", "Samples per prompt of a request.", SAMPLE_COUNTS
         )
         self._preemptions = table.histogram(
             "request_num_preemptions",
-            "How often a request was preempted that the engine ended.",
+            "Preemptions of a request that the engine ended.",
             PREEMPTION_COUNTS,
         )
 
     def _measure_times(self, table: CounterTable) -> None:
         self._first_token = table.histogram(
-            "time_to_first_token_seconds", "From a request's body to its token.", FIRST_TOKEN_S
+            "time_to_first_token_seconds",
+            "From a request's body to its first token.",
+            FIRST_TOKEN_S,
         )
         self._gaps = table.histogram(
             "inter_token_latency_seconds",
-            "From a token to the next one; those that come together share it.",
+            "From a token to the next one; tokens of one event share the time.",
             TOKEN_S,
         )
         self._per_token = table.histogram(
             "request_time_per_output_token_seconds",
-            "Mean time of a finished request's tokens behind its first one.",
+            "Mean time per token of a finished request after its first token.",
             TOKEN_S,
         )
         self._whole = table.histogram(
             "e2e_request_latency_seconds", "From a request's body to its last token.", REQUEST_S
         )
         self._queued = table.histogram(
-            "request_queue_time_seconds", "Until a request was scheduled.", REQUEST_S
+            "request_queue_time_seconds",
+            "From submission until a request was scheduled.",
+            REQUEST_S,
         )
         by_engine = "of a request that the engine ended."
         self._prefilled = table.histogram(
@@ -185,12 +190,12 @@ class Metrics:
         )
 
     def submitted(self, num_samples: int, max_tokens: int) -> None:
-        """An HTTP request has reached the engine."""
+        """Counts an HTTP request that was submitted to the engine."""
         self._samples.observe(num_samples)
         self._max_tokens.observe(max_tokens)
 
     def started(self, choice: Choice, num_tokens: int, now: float) -> None:
-        """A choice has its first event with something in it; so many tokens, 0 for a mere score."""
+        """Counts a choice's first tokens; 0 tokens if only prompt logprobs were asked for."""
         if num_tokens:
             self._first_token.observe(now - choice.arrival)
             self._output.add(num_tokens)
@@ -204,19 +209,19 @@ class Metrics:
             self._tiers[(tier if tier in _TIERS else "other",)].add(count)
 
     def continued(self, gap_s: float, num_tokens: int) -> None:
-        """A choice has more tokens, so long after the ones before: they share that time."""
+        """Counts further tokens of a choice, which share the time since the previous event."""
         if num_tokens:
             self._gaps.observe(gap_s / num_tokens, num_tokens)
             self._output.add(num_tokens)
 
     def ended(self, choice: Choice, outcome: Outcome, end: Finished | None, now: float) -> None:
-        """A choice is over.
+        """Counts the end of a choice.
 
         Args:
-            choice: as it stands.
-            outcome: how it ended.
-            end: the engine's last word; None if it was not the engine that ended it.
-            now: monotonic seconds.
+          choice: its final state.
+          outcome: how it ended.
+          end: the engine's last event; None if the engine did not end the choice.
+          now: monotonic seconds.
         """
         self._ends[(outcome,)].add()
         if end is not None:
@@ -237,39 +242,39 @@ class Metrics:
             self._per_token.observe(choice.output_s / (num_output - 1))
 
     def prompt_finished(self, num_tokens: int) -> None:
-        """All samples of a prompt are over, the longest of so many tokens."""
+        """Counts a prompt whose samples have all ended; the longest has `num_tokens` tokens."""
         self._longest.observe(num_tokens)
 
     def refused(self, refusal: Refusal) -> None:
-        """An HTTP request was not taken."""
+        """Counts an HTTP request that was not accepted."""
         self._refusals[(refusal,)].add()
 
     def parsed_tool_calls(self, path: str, *, is_stream: bool, has_call: bool) -> None:
-        """An answer of this route was searched for tool calls."""
+        """Counts a response that was searched for tool calls."""
         kind = _REQUEST_TYPES.get(path, "other")
         mode = "streaming" if is_stream else "non_streaming"
         self._parsed[(kind, mode, "tool_call" if has_call else "no_tool_call")].add()
 
 
 class HttpMetrics:
-    """HTTP requests and their durations, under the names of the usual FastAPI instrumentation."""
+    """HTTP requests and their durations, under the names of FastAPI's usual instrumentation."""
 
     def __init__(self, table: CounterTable, routes: Iterable[Route]) -> None:
-        """Counts by the paths of these routes."""
+        """Allocates counters for these routes."""
         pairs = [(method, "none") for method in _METHODS]
         for route in routes:
             if route.path not in _PROBES:
                 pairs += [(method, route.path) for method in _methods(route)]
         self._requests = table.counters(
             "http_requests",
-            "HTTP requests; probes and scrapes are left out.",
+            "HTTP requests, without probes and scrapes.",
             ("method", "handler", "status"),
             [(*pair, status) for pair in pairs for status in _STATUSES],
             is_sparse=True,
         )
         self._durations = table.histograms(
             "http_request_duration_seconds",
-            "From the head of a request to the end of its answer.",
+            "From the head of a request to the end of its response.",
             HTTP_S,
             ("method", "handler"),
             pairs,
@@ -277,7 +282,7 @@ class HttpMetrics:
         )
 
     def finished(self, exchange: HttpExchange) -> None:
-        """A request is over."""
+        """Counts a finished request."""
         path = exchange.route_path
         if path in _PROBES:
             return

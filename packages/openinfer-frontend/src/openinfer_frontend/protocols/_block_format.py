@@ -1,9 +1,9 @@
-"""An answer as a row of blocks: how Responses and Messages see what chat completions call a choice.
+"""A response as a sequence of blocks, for Responses and Messages.
 
-    pieces -> reasoning block | text block | call block, one open at a time
+  pieces -> reasoning block | text block | call block, one open at a time
 
-What a protocol makes of a block (names, events, objects) is its own business; when one begins and
-ends is decided here, once.
+This module decides when a block begins and ends. The protocols decide its names, events and
+objects.
 """
 
 from abc import abstractmethod
@@ -29,17 +29,17 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """One block, as far as it is known."""
+    """The state of one block."""
 
     index: int
-    """Its place in the answer."""
+    """Index of the block in the response."""
     kind: BlockKind
     call_id: str = ""
     name: str = ""
-    """Of the function, in a call."""
+    """Name of the function, in a call."""
     parts: list[str] = field(default_factory=list)
     is_whole: bool = False
-    """Whether the model ended it; one that it was cut off in is not whole."""
+    """Whether the model completed it; False for a block that was cut off."""
 
     @property
     def text(self) -> str:
@@ -48,16 +48,16 @@ class Block:
 
 
 class BlockFormat(WireFormat):
-    """A response of one choice that consists of blocks.
+    """A response with one choice, as a sequence of blocks.
 
     White space alone makes no text block: models put it between reasoning and calls, and clients
-    take every block for something to show.
+    display every block.
     """
 
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """A format for the one choice."""
+        """Makes a format for one choice."""
         super().__init__(options, requests, num_samples)
         parser = options.parsers[0] if options.parsers else None
         self._choice = ParsedChoice(parser, include_reasoning=options.include_reasoning)
@@ -65,27 +65,27 @@ class BlockFormat(WireFormat):
         self._blank = ""
         self.blocks: list[Block] = []
         self.finish_reason = ""
-        """Why the answer ended, once it has."""
+        """The finish reason, once the response has ended."""
         self.stop_string: str | None = None
-        """The stop string that ended it."""
+        """The stop string that ended the response, if one did."""
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the output's tokens were reasoning."""
+        """Number of output tokens that are reasoning."""
         return self._choice.num_reasoning_tokens
 
     def add(self, delta: Delta) -> None:
-        """Takes the next part of a response that is not streamed."""
+        """Adds a delta to a response that is not streamed."""
         self._take(delta)
 
     def chunk(self, delta: Delta, usage: object) -> bytes:
-        """The events of one delta, possibly none."""
+        """Returns the events of one delta; there may be none."""
         return self._take(delta)
 
     def _take(self, delta: Delta) -> bytes:
         parts = [self._piece(piece) for piece in self._choice.pieces(delta)]
         if delta.finish_reason is not None:
-            # The end of a call is a piece of its own: one that is open still lacks it.
+            # The end of a call is a piece of its own. A call that is still open was cut off.
             is_call = self._open is not None and self._open.kind == "call"
             parts.append(self._end_block(is_whole=delta.finish_reason == "stop" and not is_call))
             self._finish(delta.finish_reason, delta.stop_reason)
@@ -142,12 +142,12 @@ class BlockFormat(WireFormat):
 
     @abstractmethod
     def _start_events(self, block: Block) -> bytes:
-        """A block begins."""
+        """Returns the events that begin a block."""
 
     @abstractmethod
     def _delta_events(self, block: Block, text: str) -> bytes:
-        """The open block goes on."""
+        """Returns the events that add text to the open block."""
 
     @abstractmethod
     def _stop_events(self, block: Block) -> bytes:
-        """A block ends."""
+        """Returns the events that end a block."""

@@ -1,4 +1,4 @@
-"""How each protocol frames errors, and how its streams end."""
+"""How each protocol spells errors and ends a stream."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,53 +8,53 @@ from openinfer_frontend.protocols._json import to_json
 
 
 class Dialect(Protocol):
-    """What a route's responses have in common besides their content.
+    """The parts of a route's responses that are not content: errors and ends.
 
     Attributes:
-        end_mark: the last bytes of a stream of events.
+      end_mark: the last bytes of a stream of events.
     """
 
     @property
     def end_mark(self) -> bytes: ...
 
     def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
-        """The error object that is the body of a response."""
+        """Returns the error object for the body of a response."""
 
     def error_event(self, error: ApiError, request_id: str) -> bytes:
-        """The event of a stream that fails."""
+        """Returns the last event of a stream that fails."""
 
 
 class OpenAIDialect:
-    """Chat completions, completions, and every route of no protocol in particular."""
+    """Chat completions, completions, and the routes of no particular protocol."""
 
     end_mark = b"data: [DONE]\n\n"
 
     def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
-        """OpenAI's nested error object."""
+        """Returns OpenAI's nested error object."""
         return error.body()
 
     def error_event(self, error: ApiError, request_id: str) -> bytes:
-        """The error object as data."""
+        """Returns the error object as data."""
         return b"data: " + to_json(error.body()) + b"\n\n"
 
 
 class ResponsesDialect:
-    """OpenAI's Responses: named events, and no mark behind the last one."""
+    """OpenAI's Responses: named events, and no end mark."""
 
     end_mark = b""
 
     def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
-        """OpenAI's nested error object."""
+        """Returns OpenAI's nested error object."""
         return error.body()
 
     def error_event(self, error: ApiError, request_id: str) -> bytes:
-        """The event `error`."""
+        """Returns the event `error`."""
         data = {"type": "error", "code": error.type, "message": error.message}
         return named_event("error", data | {"param": error.param, "sequence_number": 0})
 
 
 class AnthropicDialect:
-    """Anthropic's Messages: named events, and error objects of their own."""
+    """Anthropic's Messages: named events, and its own error objects."""
 
     end_mark = b""
 
@@ -71,13 +71,13 @@ class AnthropicDialect:
     }
 
     def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
-        """Anthropic's error object."""
+        """Returns Anthropic's error object."""
         kind = self._TYPES.get(error.status, "api_error")
         inner = {"type": kind, "message": error.message}
         return {"type": "error", "error": inner, "request_id": request_id}
 
     def error_event(self, error: ApiError, request_id: str) -> bytes:
-        """The event `error`."""
+        """Returns the event `error`."""
         return named_event("error", self.error_body(error, request_id))
 
 
@@ -87,5 +87,5 @@ ANTHROPIC = AnthropicDialect()
 
 
 def named_event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One event with a name, as server-sent events spell it."""
+    """Returns one server-sent event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))

@@ -1,4 +1,4 @@
-"""How a protocol that is translated to a chat calls the chat's fields."""
+"""Other protocols' names of a chat's fields, for error messages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,25 +8,25 @@ _MESSAGE = re.compile(r"messages\b.*")
 _MENTION = re.compile(r"(?<![\w.])[a-z]+_\w+(?:\.\w+)*")
 _BORDER = re.compile(r"(?=[.[])")
 TOOL = "tools[]"
-"""Stands for any tool in the names of `FieldNames`."""
+"""Any tool, in the names of `FieldNames`."""
 
 
 class FieldNames:
-    """Names of a chat's fields, and what the client that sent another body calls them."""
+    """Translates a chat's field names into those of the client's protocol."""
 
     def __init__(self, names: Mapping[str, str], tool_places: Sequence[int] = ()) -> None:
-        """Keeps them.
+        """Keeps the names.
 
         Args:
-            names: fields of a chat, or what they begin with. `messages` stands for all within: what
-                a message was made of is not said.
-            tool_places: of each of the chat's tools, its index among the client's.
+          names: names of a chat's fields, or their beginnings. `messages` stands for everything
+              within: the client's part of a message is not traced.
+          tool_places: for each of the chat's tools, its index among the client's tools.
         """
         self._names = names
         self._tool_places = tool_places
 
     def of(self, field: str) -> str:
-        """The client's name of a chat's field; a name that is no chat's stays."""
+        """Returns the client's name of a chat's field; other names stay."""
         if _MESSAGE.fullmatch(field):
             return self._names["messages"]
         tool = _TOOL.match(field)
@@ -40,11 +40,11 @@ class FieldNames:
         return field
 
     def reworded(self, message: str, field: str | None) -> str:
-        """A message about a chat's field in the client's words.
+        """Returns a message with the client's field names.
 
         Args:
-            message: it may begin with the field. Other fields are told from words by their `_`.
-            field: a chat's, None if the message is about none.
+          message: may begin with `field`. Other field names are recognised by their underscore.
+          field: the chat's field that the message is about, or None.
         """
         if field and message.startswith(field):
             own, rest = self.of(field), message[len(field) :]

@@ -1,8 +1,7 @@
-"""Request bodies, validated at the edge.
+"""Request bodies: types of fields, and the fields that all generating bodies share.
 
-Unknown fields are ignored where output is asked for: SDKs and proxies add their own. Fields that
-are known, change the output, and are not supported are refused by name
-(`RequestModel.refuse_unsupported`).
+Unknown fields are ignored: SDKs and proxies add their own. Known fields that would change the
+output and are not supported are refused by name (`RequestModel.refuse_unsupported`).
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -24,7 +23,7 @@ from openinfer_text import MAX_TEMPLATE_CHARS
 
 
 def _null_is(default: object) -> BeforeValidator:
-    """Clients send null for what they leave out, and OpenAI's own types allow it."""
+    """Replaces null by the default: clients send null for fields that they leave out."""
     return BeforeValidator(lambda value: default if value is None else value)
 
 
@@ -33,7 +32,7 @@ _MAX_KEY_CHARS = 32
 
 
 def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Validates an object slice by slice, up to the first with an error."""
+    """Validates an object slice by slice, up to the first slice with an error."""
     if not isinstance(value, dict):
         raise ValueError(_BIAS_FORM)
     items = list(value.items())
@@ -43,17 +42,17 @@ def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
             checked |= check(dict(items[at : at + _SLICE]))
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])[:_MAX_KEY_CHARS]
-        raise ValueError(f"{_BIAS_FORM}; that of {key!r} is none") from None
+        raise ValueError(f"{_BIAS_FORM}; the entry {key!r} is wrong") from None
     return checked
 
 
 def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | None:
-    """The answer that names the entry at fault; None if it is the field as a whole.
+    """Returns an error that names the wrong entry of a list, or None if the whole field is wrong.
 
     Args:
-        field: its name.
-        error: of its lists' forms; that which got furthest counts.
-        message: what an entry must be.
+      field: its name.
+      error: the errors of all forms that the field may have; the one that got furthest counts.
+      message: what an entry must be.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
     place = max(tuple(part for part in e["loc"] if isinstance(part, int)) for e in found)
@@ -64,9 +63,9 @@ def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | 
 
 
 Off = Annotated[bool, _null_is(False)]
-"""A flag that is false where it is left out or null."""
+"""A flag that is false if it is left out or null."""
 On = Annotated[bool, _null_is(True)]
-"""One that is true there."""
+"""A flag that is true if it is left out or null."""
 _MODES_AT_VLLM = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 
 
@@ -77,9 +76,9 @@ def _logprobs_mode(value: Any) -> Any:
 LogprobsMode = Annotated[
     Literal["raw", "processed"], BeforeValidator(_logprobs_mode), _null_is("raw")
 ]
-"""Of what logprobs are; vLLM's names for the same are taken, too."""
+"""Which logprobs are returned; vLLM's names are accepted too."""
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-# Every list of a body stops at its first wrong item: two million errors are half a gigabyte.
+# Lists fail at their first wrong entry: two million errors would take half a gigabyte.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -106,26 +105,27 @@ _INSTEAD = {
     "guided_grammar": "structured_outputs.grammar",
     "structural_tag": "structured_outputs.structural_tag",
 }
-"""What says today what an older field said."""
+"""Today's name of an older field."""
 MAX_STOPS = 64
 _STOP_FORM = "must be a string of 1 to 1024 characters"
 _STOP_FORMS = f"must be a string or at most {MAX_STOPS} strings of at most 1024 characters each"
 
 
 class RequestModel(BaseModel):
-    """A body: known fields with their bounds, and of all others those in `UNSUPPORTED`."""
+    """A body: its known fields, and the refused fields of `UNSUPPORTED` if it has them."""
 
     model_config = ConfigDict(
         extra="allow", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Known fields that cannot be honoured, with the values that ask for nothing."""
+    """Known fields that cannot be honoured, with the values that are accepted because they ask for
+    nothing."""
 
     @model_validator(mode="after")
     def _drop_unknown_fields(self) -> Self:
-        # A body lives as long as its response, and unknown fields are not bounded by type.
-        # Four bodies of 30 MB of such fields took a front process from 1.0 to 3.7 GB.
+        # A body lives as long as its response, and unknown fields have no limits. Four bodies of 28
+        # MB took a front process 2.8 GB.
         unknown = self.__pydantic_extra__ or {}
         for name in [name for name in unknown if name not in self.UNSUPPORTED]:
             del unknown[name]
@@ -133,7 +133,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def bounds_of(cls, name: str) -> str:
-        """What a field's integers are bounded by, to stand behind a message; may be empty."""
+        """Returns the bounds of an integer field, as the end of a message; may be empty."""
         field = cls.model_json_schema()["properties"].get(name, {})
         for form in field.get("anyOf", [field]):
             if form.get("type") == "integer" and "exclusiveMaximum" in form:
@@ -143,10 +143,10 @@ class RequestModel(BaseModel):
         return ""
 
     def refuse_unsupported(self) -> None:
-        """Looks for known fields that would have to be dropped.
+        """Refuses known fields that are not supported.
 
         Raises:
-            ApiError: 400, naming the first.
+          ApiError: 400, naming the first of them.
         """
         for name, value in (self.model_extra or {}).items():
             harmless = self.UNSUPPORTED.get(name)
@@ -157,7 +157,7 @@ class RequestModel(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides the output."""
+    """Optional contents of a stream."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
@@ -171,7 +171,7 @@ class GenerationRequest(RequestModel):
     """The fields that completions and chat completions share."""
 
     TOP_LOGPROBS_PARAM: ClassVar[str] = "logprobs"
-    """Which field says how many alternatives are wanted."""
+    """The field that sets the number of alternatives."""
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
         "length_penalty": (1,),
@@ -192,37 +192,37 @@ class GenerationRequest(RequestModel):
     }
 
     model: str | None = None
-    """One of the names served; left out: the first."""
+    """A served model name; default: the first one."""
     stream: Off = False
-    """Whether the answer comes as server-sent events."""
+    """Whether to respond with server-sent events."""
     stream_options: StreamOptions | None = None
-    """What a stream carries besides the output; only with `stream`."""
+    """Optional contents of a stream; only with `stream`."""
     n: Annotated[int, Field(ge=1), _null_is(1)] = 1
-    """Samples of each prompt."""
+    """Number of samples of each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Output tokens at most; more than there is room for means all there is room for."""
+    """Maximum number of output tokens. If the context has less room, the output ends there."""
     min_tokens: Annotated[int, Field(ge=0), _null_is(0)] = 0
-    """Until so many there is no stop, neither by token nor by string."""
+    """Minimum number of output tokens. Stop tokens and stop strings are ignored until then."""
     temperature: float | None = None
-    """0 takes the likeliest token; left out: the checkpoint's, else 1."""
+    """0 always takes the likeliest token. Default: the checkpoint's, else 1."""
     top_p: float | None = None
-    """Keep the smallest set of tokens whose probability reaches this."""
+    """Keeps the smallest set of tokens whose probabilities add up to this."""
     top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
-    """Keep the likeliest k tokens; 0 and -1 switch it off."""
+    """Keeps the k likeliest tokens; 0 and -1 keep all."""
     min_p: float | None = None
-    """Drop tokens below this share of the largest probability."""
+    """Drops tokens below this share of the largest probability."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    """Makes sampling reproducible; sample i of n differs from the others."""
+    """Makes sampling reproducible; each of the `n` samples differs from the others."""
     repetition_penalty: float | None = None
-    """Above 1 makes tokens of the prompt and the output less likely."""
+    """Values above 1 make tokens of the prompt and the output less likely."""
     presence_penalty: float | None = None
-    """Taken off the logits of tokens that the output has."""
+    """Subtracted from the logits of tokens that occur in the output."""
     frequency_penalty: float | None = None
-    """Taken off them as often as the output has them."""
+    """Subtracted from the logits of tokens once for each occurrence in the output."""
     logit_bias: Biases | None = None
     """Added to logits, by token id."""
     allowed_token_ids: TokenIds | None = None
-    """No other token is drawn."""
+    """Only these tokens are sampled."""
     bad_words: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=128)]],
@@ -230,49 +230,50 @@ class GenerationRequest(RequestModel):
         ]
         | None
     ) = None
-    """Texts that the output must not contain, as sequences of tokens."""
+    """Texts that must not occur in the output, as sequences of tokens."""
     stop: StopString | StopStrings | None = None
-    """A string or up to 64 that end the output, and are not in it."""
+    """One string or up to 64 that end the output and are not part of it."""
     stop_token_ids: TokenIds | None = None
     """Tokens that end the output."""
     ignore_eos: Off = False
-    """Lets the model's own end of text pass."""
+    """Whether to continue after the model's own end of text."""
     include_stop_str_in_output: Off = False
-    """Shows what ended the output."""
+    """Whether the text includes the string or token that ended it."""
     skip_special_tokens: On = True
-    """Whether special tokens are left out of the text."""
+    """Whether to leave special tokens out of the text."""
     spaces_between_special_tokens: On = True
     """Whether special tokens that are shown have spaces between them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Cached prompts are shared with requests of the same salt alone."""
+    """Cached prompts are shared only with requests of the same salt."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, lt=MAX_PRIORITY), _null_is(0)] = 0
-    """Lower runs earlier, under policies that look at it; the header X-Vllm-Priority comes
-    first."""
+    """Lower values run earlier, under policies that use it. The header X-Vllm-Priority is
+    preferred."""
     deadline_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """After so many milliseconds the request is given up: a 408, in a stream its last event."""
+    """Milliseconds after which the request ends with a 408; in a stream, as the last event."""
     user: str | None = None
-    """Names the tenant, if it is a short text; the header X-Tenant-ID comes first."""
+    """Names the tenant, if it is a short text. The header X-Tenant-ID is preferred."""
     session_id: Annotated[str, Field(max_length=MAX_SESSION_ID_CHARS)] | None = None
-    """Which session it belongs to; the header X-Session-ID comes first."""
+    """Names the session. The header X-Session-ID is preferred."""
     return_token_ids: Off = False
-    """Adds the ids of prompt and output."""
+    """Whether to return the ids of prompt and output."""
     return_tokens_as_token_ids: Off = False
-    """Spells tokens in logprobs as `token_id:N`."""
+    """Whether logprobs spell tokens as `token_id:N`."""
     return_timings: Off = False
-    """Whether each choice says where its time went."""
+    """Whether to return the timings of each choice."""
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
-    """Names the response; the header X-Request-Id comes first."""
+    """Names the response. The header X-Request-Id is preferred."""
     response_format: dict[str, Any] | None = None
     """`text`, `json_object` or `json_schema`, as at OpenAI; or `structural_tag`, as in vLLM."""
     structured_outputs: dict[str, Any] | None = None
     """`json`, `regex`, `choice`, `grammar`, `json_object` or `structural_tag`, as in vLLM."""
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """Scores the prompt, with so many alternatives to each token; not in a stream."""
+    """Returns logprobs of the prompt, with this many alternatives to each token; not in a stream.
+    """
     logprob_token_ids: Annotated[TokenIds, Field(max_length=128)] | None = None
-    """Tokens whose logprobs are wanted at every position; only with logprobs."""
+    """Tokens whose logprobs are returned at every position; only with logprobs."""
     logprobs_mode: LogprobsMode = "raw"
-    """raw: the model's own. processed: of what was drawn from, after every control; only with
-    logprobs. `raw_logprobs` and `processed_logprobs` are the same."""
+    """raw: the model's own logprobs. processed: those that were sampled from, after all controls;
+    only with logprobs. `raw_logprobs` and `processed_logprobs` mean the same."""
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
@@ -301,7 +302,7 @@ class GenerationRequest(RequestModel):
             wrong = wrong_entry("stop", error, _STOP_FORM)
             raise wrong or ValueError(_STOP_FORMS) from None
         if isinstance(stop, list) and len(stop) > MAX_STOPS:
-            raise ValueError(f"{_STOP_FORMS}; these are {len(stop)}")
+            raise ValueError(f"{_STOP_FORMS}; the list has {len(stop)}")
         if isinstance(stop, list) and "" in stop:
             param = f"stop[{stop.index('')}]"
             raise ApiError.invalid(param, _STOP_FORM)
@@ -344,27 +345,27 @@ class GenerationRequest(RequestModel):
 
     @property
     def wanted_max_tokens(self) -> int | None:
-        """How many tokens the client asked for, if it did."""
+        """The maximum number of output tokens that the client asked for, or None."""
         return self.max_tokens
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Logprobs of how many alternatives, None for no logprobs at all."""
+        """Alternatives to each output token; None for no logprobs at all."""
         raise NotImplementedError
 
     @property
     def num_top_prompt_logprobs(self) -> int | None:
-        """Of how many alternatives beside the prompt's tokens, None to leave these unscored."""
+        """Alternatives to each prompt token; None for no prompt logprobs."""
         return self.prompt_logprobs
 
 
 def refuse_boolean(value: Any) -> Any:
-    """For validators: the value, unless it is a boolean.
+    """Returns the value unless it is a boolean; for validators.
 
     Raises:
-        ValueError: it is.
+      ValueError: the value is a boolean.
     """
-    # pydantic reads true as 1, and a temperature of false as greedy.
+    # pydantic would read true as 1, and a temperature of false as greedy sampling.
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value

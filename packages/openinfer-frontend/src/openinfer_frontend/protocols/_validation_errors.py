@@ -26,7 +26,7 @@ _TYPES: Mapping[str, str] = {
     "model_type": "an object",
     "string_type": "a string",
 }
-"""What a field must be, by the type of the error."""
+"""The required type of a field, by the type of the error."""
 _BOUNDS: Mapping[str, str] = {
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
@@ -39,7 +39,7 @@ _BOUNDS: Mapping[str, str] = {
     "too_long": "a list of at most {max_length} entries",
     "too_short": "a list of at least {min_length} entries",
 }
-"""What a value must be, with the bounds that pydantic gives beside the type of the error."""
+"""The form of a value, with the bounds that pydantic gives beside the type of the error."""
 _MAX_NAME_CHARS = 100
 _MAX_SEARCHED_BYTES = 1 << 20
 """Longer bodies are not searched for the field with a lone surrogate: that takes too long."""
@@ -67,7 +67,7 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
     """Returns a 400 that names the first field at fault; it does not quote the body."""
     errors = error.errors(include_url=False, include_input=False)
     field = errors[0]["loc"][:1]
-    # Of the branches of a union, the one that got furthest is the one that was meant.
+    # The client meant the branch of a union that got furthest.
     depth = max(len(e["loc"]) for e in errors if e["loc"][:1] == field)
     first, *others = (e for e in errors if e["loc"][:1] == field and len(e["loc"]) == depth)
     if first["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""What the wire formats of all protocols have in common."""
+"""The base of all wire formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,99 +12,99 @@ from openinfer_frontend.protocols.openai._logprobs import TokenNames
 from openinfer_text import Content, OutputParser, Piece, Reasoning
 
 REASONING_NAMES = ("reasoning", "reasoning_content")
-"""What clients know reasoning by, in chat completions."""
+"""Names of the reasoning field in chat completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
-    """What the client wants to see."""
+    """Options of a response, from the request and the configuration."""
 
     response_id: str
     request_id: str
-    """Of the HTTP request: what the header X-Request-Id says."""
+    """The id of the HTTP request, as in the header X-Request-Id."""
     model: str
     names: TokenNames
     return_token_ids: bool = False
     return_timings: bool = False
     include_usage: bool = False
-    """Whether a stream ends with the usage, where its protocol lets clients choose."""
+    """Whether a stream ends with the usage, in protocols that let clients choose."""
     continuous_usage: bool = False
-    """Whether every chunk has the usage so far, likewise."""
+    """Whether every chunk has the usage so far, in protocols that let clients choose."""
     reasoning_names: tuple[str, ...] = REASONING_NAMES
-    """Those of them that this answer has."""
+    """The names of the reasoning field in this response."""
     include_reasoning: bool = True
     echoes: Sequence[str] = ()
-    """Per prompt the text that goes before the output; none, or one each."""
+    """The echoed text of each prompt; empty if no prompt is echoed."""
     num_top_echoed: int | None = None
-    """Alternatives beside an echoed token; None for no logprobs of an echo."""
+    """Alternatives to each echoed token; None for no logprobs of an echo."""
     num_top_prompt: int | None = None
     """Alternatives in `prompt_logprobs`; None for no such field."""
     parsers: Sequence[OutputParser] = ()
-    """Per choice what finds reasoning and tool calls; none, or one each."""
+    """The parser of reasoning and tool calls of each choice; empty if there are none."""
 
 
 class WireFormat(ABC):
-    """The wire format of one response, whole or event by event; belongs to its task.
+    """The wire format of one response, whole or as events; belongs to its task.
 
-    A stream is per choice one `opening` and its `chunk`s, then one `ending`, or a `failure`. A
-    whole response is what `add` was told of, as `body`.
+    A stream is one `opening` for each choice and its `chunk`s, then one `ending` or one `failure`.
+    A whole response is the `body` of all deltas that were passed to `add`.
     """
 
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """A format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices, `num_samples` of each prompt."""
         self.options = options
         self._requests = requests
         self._num_samples = num_samples
 
     @abstractmethod
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """What precedes the first chunk of a choice.
+        """Returns the events before the first chunk of a choice.
 
         Args:
-            index: of the choice.
-            usage: so far.
-            prompt_logprobs: from its prompt's second token on, if these were scored.
+          index: of the choice.
+          usage: so far.
+          prompt_logprobs: from the prompt's second token on, if they were asked for.
         """
 
     @abstractmethod
     def chunk(self, delta: Delta, usage: Usage | None) -> bytes:
-        """The events of one delta, with the usage so far if `continuous_usage` is wanted."""
+        """Returns the events of one delta; usage is given if every chunk has it."""
 
     @abstractmethod
     def ending(self, usage: Usage) -> bytes:
-        """What follows the last chunk of all."""
+        """Returns the events after the last chunk of all choices."""
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails after its opening."""
+        """Returns the last event of a stream that fails after its opening."""
 
     @abstractmethod
     def add(self, delta: Delta) -> None:
-        """Takes the next part of a response that is not streamed."""
+        """Adds a delta to a response that is not streamed."""
 
     @abstractmethod
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The whole response, with the scores of each choice's prompt."""
+        """Returns the whole response, with the logprobs of each choice's prompt."""
 
 
 class ParsedChoice:
-    """One choice's text as pieces, and how many of its tokens were reasoning.
+    """One choice's text as pieces, and the count of its reasoning tokens.
 
-    Tokens are counted with the delta they came in, which is one step's; where a slow reader finds
-    several merged, and reasoning and other text among them, they are shared out by their length.
+    The tokens of a delta are those of one step. If a slow reader finds several steps merged, and
+    both reasoning and other text among them, the tokens are divided by the lengths of the texts.
     """
 
     def __init__(self, parser: OutputParser | None, *, include_reasoning: bool = True) -> None:
-        """Starts a choice; without a parser all of it is content."""
+        """Starts a choice; without a parser all its text is content."""
         self._parser = parser
         self._include_reasoning = include_reasoning
         self._is_reasoning = False
         self.num_reasoning_tokens = 0
 
     def pieces(self, delta: Delta) -> list[Piece]:
-        """What the delta completes; at the end also what was held back."""
+        """Returns the pieces that a delta completes; at the end also text that was held back."""
         if self._parser is None:
             return [Content(delta.text)] if delta.text else []
         pieces = self._parser.push(delta.text)
@@ -127,5 +127,5 @@ class ParsedChoice:
         self.num_reasoning_tokens += round(num_tokens * num_thought / max(1, num_chars))
 
     def finish_reason(self, reason: str) -> str:
-        """Why the choice ended, `tool_calls` among the reasons."""
+        """Returns the finish reason, `tool_calls` included."""
         return reason if self._parser is None else self._parser.finish_reason(reason)

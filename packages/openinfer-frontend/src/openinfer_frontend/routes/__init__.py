@@ -1,1 +1,1 @@
-"""The handlers of every path, and the table of routes."""
+"""The handlers of all paths, and the table of routes."""

@@ -1,4 +1,4 @@
-"""What an operator does to a running server."""
+"""The operator's routes."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ from openinfer_frontend.http._router import Handler
 from openinfer_frontend.protocols._generation_request import RequestModel, Strings
 
 PauseMode = Literal["abort", "wait", "keep"]
-_WHOSE = "say whose requests to end: either request_ids, a list of ids, or abort_all, true"
+_WHOSE = "name the requests to abort: either request_ids, a list of ids, or abort_all: true"
 
 
 class AbortRequest(RequestModel):
@@ -33,7 +33,7 @@ class AbortRequest(RequestModel):
     request_ids: Annotated[Strings, Field(max_length=65536)] | None = None
     """Ids of responses, or of their requests."""
     abort_all: Annotated[bool, Field(strict=True)] | None = None
-    """True, instead of ids: all that this front process answers."""
+    """true: all requests of this front process, instead of `request_ids`."""
 
     @model_validator(mode="after")
     def _says_whose(self) -> Self:
@@ -100,15 +100,15 @@ class AdminRoutes:
 
 
 def _names(response_id: str) -> tuple[str, str]:
-    """A response's id, and that of its request: `chatcmpl-abc` and `abc`."""
+    """Returns a response's id and its request's: `chatcmpl-abc` and `abc`."""
     return response_id, re.split("[-_]", response_id, maxsplit=1)[1]
 
 
 def not_enabled(what: str) -> Handler:
-    """The handler of a route that other servers have and that nothing here stands behind.
+    """Returns a handler that responds with a 501.
 
     Args:
-        what: a sentence.
+      what: a sentence for the client.
     """
 
     async def refuse(exchange: HttpExchange) -> None:

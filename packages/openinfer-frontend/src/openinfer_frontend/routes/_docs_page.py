@@ -1,4 +1,4 @@
-"""The description of the API as one page of HTML that loads nothing."""
+"""The API description as one HTML page without external resources."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -18,7 +18,7 @@ code { font-size: 90% }
 
 
 def render(description: Mapping[str, Any]) -> bytes:
-    """The page of an OpenAPI document."""
+    """Renders an OpenAPI document."""
     return "\n".join(_lines(description)).encode()
 
 
@@ -27,7 +27,7 @@ def _lines(description: Mapping[str, Any]) -> Iterator[str]:
     yield _HEAD
     yield f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>"
     yield '<p>For machines: <a href="openapi.json">openapi.json</a>.'
-    yield "Fields that are not listed are ignored; a star marks those that must be there.</p>"
+    yield "Unknown fields are ignored. A star marks required fields.</p>"
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             yield f"<details><summary><b>{method.upper()} {escape(path)}</b>"
@@ -47,14 +47,14 @@ def _body(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
     yield _table(fields(schemas[name]))
     if refused := schemas[name]["x-refused"]:
-        yield f"<p>Known and refused: {', '.join(f'<code>{f}</code>' for f in refused)}.</p>"
+        yield f"<p>Known and not supported: {', '.join(f'<code>{f}</code>' for f in refused)}.</p>"
     for nested in _nested(schemas[name], schemas):
         yield f"<p><b>{nested}</b></p>"
         yield _table(fields(schemas[nested]))
 
 
 def fields(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, type and meaning of each field of an object; a star marks those that must be there."""
+    """Returns name, type and meaning of each field; a star marks required fields."""
     required = schema.get("required", ())
     return [
         (f"{name}*" if name in required else name, _type(field), field.get("description", ""))
@@ -76,7 +76,7 @@ def _type(field: Mapping[str, Any]) -> str:
 
 
 def _nested(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[str]:
-    """Objects that are parts of this one."""
+    """Returns the names of objects that are parts of this one."""
     words = set(" ".join(kind for _, kind, _ in fields(schema)).split())
     return [name for name in schemas if name in words]
 

@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""The routes that describe the server."""
 
 import time
 from contextlib import suppress
@@ -29,13 +29,13 @@ class InfoRoutes:
         await exchange.respond_json({"object": "list", "data": data} | pages)
 
     async def model(self, exchange: HttpExchange) -> None:
-        """GET /v1/models/{id}, where ids may hold slashes."""
+        """GET /v1/models/{id}; ids may contain slashes."""
         name = exchange.path.removeprefix("/v1/models/")
         self._backend.check_model(name)
         await exchange.respond_json(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        """OpenAI's object, with the fields that Anthropic's clients read beside them."""
+        """Returns OpenAI's model object, with the fields of Anthropic's beside them."""
         return {
             "id": name,
             "object": "model",
@@ -51,14 +51,14 @@ class InfoRoutes:
         }
 
     async def health(self, exchange: HttpExchange) -> None:
-        """GET /health: 200 while the engine can answer."""
+        """GET /health: 200 if the engine can answer."""
         state = self._backend.provider.state
         if state != "ready":
             raise ApiError.unavailable(f"the engine is {state}", self._backend.config.retry_after_s)
         await exchange.respond(200, b"")
 
     async def ready(self, exchange: HttpExchange) -> None:
-        """GET /ready: 200 while new requests are served; a drain ends that first."""
+        """GET /ready: 200 if new requests are accepted; a drain ends that first."""
         self._backend.check_ready()
         await exchange.respond(200, b"")
 
@@ -67,7 +67,7 @@ class InfoRoutes:
         await exchange.respond_json({"version": self._backend.config.version})
 
     async def metrics(self, exchange: HttpExchange) -> None:
-        """GET /metrics: of all front processes, and of the engine if there is one."""
+        """GET /metrics: counts of all front processes, and of the engine if there is one."""
         accept = exchange.header("accept") or ""
         page, media_type = await self._backend.metrics_pages.get(accept, self._snapshot)
         await exchange.respond(200, page, media_type=media_type.encode())
@@ -89,7 +89,7 @@ class InfoRoutes:
         )
 
     async def server_info(self, exchange: HttpExchange) -> None:
-        """GET /server_info: what is served by what, and what a request may ask of it."""
+        """GET /server_info: the server's model, engine, limits and parsers."""
         info, text = self._backend.engine().info, self._backend.text.model
         fields = asdict(info) | {
             "limits": asdict(info.limits),
@@ -106,7 +106,7 @@ class InfoRoutes:
         await exchange.respond_json(served | {"engine_info": fields})
 
     async def load(self, exchange: HttpExchange) -> None:
-        """GET /load: exact where the engine can say so between two steps."""
+        """GET /load: exact if the engine can report its load between two steps."""
         engine = self._backend.engine()
         load = engine.load()
         if command_name(GetLoad()) in engine.info.commands:

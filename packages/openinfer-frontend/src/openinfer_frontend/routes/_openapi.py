@@ -1,4 +1,4 @@
-"""The OpenAPI description, from the table of routes."""
+"""The OpenAPI description of the table of routes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,15 +27,15 @@ _KEY = "key"
 _KEY_SCHEME = {
     "type": "http",
     "scheme": "bearer",
-    "description": "Only where the operator has set keys; x-api-key: KEY does as well.",
+    "description": "Needed only if the operator has set keys. `x-api-key: KEY` is accepted too.",
 }
 
 
 def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of the routes.
+    """Returns the OpenAPI 3.1 document of the routes.
 
-    Known fields that are refused stand in the extension `x-refused` of their body's schema, each
-    with the values, null aside, that ask for nothing and pass.
+    The extension `x-refused` of a body's schema lists the known fields that are refused, each with
+    the values that are accepted because they ask for nothing. null is always accepted.
     """
     models = dict.fromkeys(route.body for route in routes if route.body is not None)
     keyed, definitions = models_json_schema(

@@ -1,4 +1,4 @@
-"""What the headers of a request add to its body."""
+"""The headers of a request that concern the engine."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every route of the server, in one table."""
+"""The table of all routes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -25,7 +25,7 @@ from openinfer_frontend.routes._token_routes import TokenRoutes
 
 
 def make_routes(backend: Backend) -> list[Route]:
-    """The routes, and last those that describe them."""
+    """Returns all routes; those that describe the API are the last ones."""
     routes = [*_generating(GenerateRoutes(backend)), *_tokens(TokenRoutes(backend))]
     routes += [*_info(InfoRoutes(backend)), *_admin(AdminRoutes(backend)), *_others()]
     return [*routes, *_described(routes, backend.config.version)]
@@ -44,14 +44,14 @@ def _generating(routes: GenerateRoutes) -> list[Route]:
             method="POST",
             path="/v1/chat/completions",
             handler=routes.chat,
-            summary="Answer a conversation.",
+            summary="Continue a conversation.",
             body=ChatRequest,
         ),
         Route(
             method="POST",
             path="/v1/responses",
             handler=routes.responses,
-            summary="Answer a conversation, as OpenAI's Responses.",
+            summary="Continue a conversation, as OpenAI's Responses.",
             body=ResponsesRequest,
             dialect=RESPONSES,
         ),
@@ -59,7 +59,7 @@ def _generating(routes: GenerateRoutes) -> list[Route]:
             method="POST",
             path="/v1/messages",
             handler=routes.messages,
-            summary="Answer a conversation, as Anthropic's Messages.",
+            summary="Continue a conversation, as Anthropic's Messages.",
             body=MessagesRequest,
             dialect=ANTHROPIC,
         ),
@@ -72,7 +72,7 @@ def _tokens(routes: TokenRoutes) -> list[Route]:
             method="POST",
             path="/v1/messages/count_tokens",
             handler=routes.count_tokens,
-            summary="Tokens of a conversation, as Anthropic counts them.",
+            summary="Count the tokens of a conversation, as Anthropic does.",
             body=CountTokensRequest,
             dialect=ANTHROPIC,
         ),
@@ -80,14 +80,14 @@ def _tokens(routes: TokenRoutes) -> list[Route]:
             method="POST",
             path="/v1/chat/completions/render",
             handler=routes.render_chat,
-            summary="The prompt that a conversation makes, without an answer.",
+            summary="The prompt of a conversation, without an output.",
             body=ChatRequest,
         ),
         Route(
             method="POST",
             path="/tokenize",
             handler=routes.tokenize,
-            summary="Token ids of a prompt or of messages.",
+            summary="Token ids of a prompt or a conversation.",
             body=TokenizeRequest,
         ),
         Route(
@@ -102,7 +102,7 @@ def _tokens(routes: TokenRoutes) -> list[Route]:
 
 def _info(routes: InfoRoutes) -> list[Route]:
     return [
-        Route(method="GET", path="/v1/models", handler=routes.models, summary="The models served."),
+        Route(method="GET", path="/v1/models", handler=routes.models, summary="The served models."),
         Route(method="GET", path="/v1/models/{id}", handler=routes.model, summary="One model."),
         Route(
             method="GET",
@@ -129,40 +129,42 @@ def _info(routes: InfoRoutes) -> list[Route]:
             method="GET",
             path="/ready",
             handler=routes.ready,
-            summary="Whether new requests are served.",
+            summary="Whether new requests are accepted.",
             access="open",
         ),
         Route(
             method="GET",
             path="/metrics",
             handler=routes.metrics,
-            summary="What was counted, for Prometheus.",
+            summary="Metrics for Prometheus.",
             access="open",
         ),
         Route(
             method="GET",
             path="/version",
             handler=routes.version,
-            summary="Version of the server.",
+            summary="The version of the server.",
             access="open",
         ),
-        Route(method="GET", path="/load", handler=routes.load, summary="What the engine holds."),
+        Route(method="GET", path="/load", handler=routes.load, summary="The load of the engine."),
         Route(
             method="GET",
             path="/server_info",
             handler=routes.server_info,
-            summary="What is served by what, and what a request may ask of it.",
+            summary="The model, the engine, their limits and parsers.",
         ),
     ]
 
 
 def _admin(routes: AdminRoutes) -> list[Route]:
     no_adapters = not_enabled("LoRA adapters are not enabled on this server")
-    kernels = "true: with single kernels of the first steps, which makes those slow"
-    mode = "abort ends live requests, wait finishes them first (the default), keep freezes them"
+    kernels = "true: with the kernels of the first steps, which makes these steps slow"
+    mode = (
+        "abort: abort running requests. wait (the default): finish them first. keep: freeze them."
+    )
     table: list[tuple[Literal["GET", "POST"], str, Handler, str]] = [
-        ("POST", "/reset_prefix_cache", routes.reset_prefix_cache, "Forget cached prompts."),
-        ("POST", "/resume", routes.resume, "Go on after a pause."),
+        ("POST", "/reset_prefix_cache", routes.reset_prefix_cache, "Evict all cached prompts."),
+        ("POST", "/resume", routes.resume, "Resume after a pause."),
         ("GET", "/is_paused", routes.is_paused, "Whether the engine is paused."),
         ("POST", "/v1/load_lora_adapter", no_adapters, "Not enabled: 501."),
         ("POST", "/v1/unload_lora_adapter", no_adapters, "Not enabled: 501."),
@@ -177,7 +179,7 @@ def _admin(routes: AdminRoutes) -> list[Route]:
             method="POST",
             path="/abort_requests",
             handler=routes.abort,
-            summary="End requests that are being answered.",
+            summary="Abort running requests.",
             body=AbortRequest,
             access="admin",
         ),
@@ -202,17 +204,19 @@ def _admin(routes: AdminRoutes) -> list[Route]:
 
 
 def _others() -> list[Route]:
-    """What other servers have for models that are not served here."""
-    refuse = not_enabled("this server generates text: it makes no embeddings, scores or classes")
+    """Returns routes of other servers, for kinds of models that are not served here."""
+    refuse = not_enabled(
+        "this server generates text; it has no model for embeddings, scores or classes"
+    )
     paths = ("/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank")
     return [
-        Route(method="POST", path=path, handler=refuse, summary="Not there: 501.")
+        Route(method="POST", path=path, handler=refuse, summary="Not available: 501.")
         for path in (*paths, "/classify")
     ]
 
 
 def _described(routes: Sequence[Route], version: str) -> list[Route]:
-    """The routes that describe the others, for machines and for people."""
+    """Returns the routes that describe the API, for machines and for people."""
 
     def serve(body: bytes, media_type: bytes) -> Handler:
         async def handler(exchange: HttpExchange) -> None:

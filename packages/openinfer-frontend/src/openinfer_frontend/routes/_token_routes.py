@@ -1,4 +1,4 @@
-"""What needs the tokenizer alone: ids of texts and chats, and back."""
+"""The routes that need the tokenizer alone."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class TokenRoutes:
                 prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             name = self._text.model.tokenizer.token_text
 
-            def answer() -> dict[str, object]:
+            def content() -> dict[str, object]:
                 ids = unpack_ids(prompt.token_ids)
                 return {
                     "count": len(ids),
@@ -47,7 +47,7 @@ class TokenRoutes:
                     "token_strs": [name(i) for i in ids] if request.return_token_strs else None,
                 }
 
-            await self._respond(exchange, answer, len(prompt.token_ids))
+            await self._respond(exchange, content, len(prompt.token_ids))
 
     async def count_tokens(self, exchange: HttpExchange) -> None:
         """POST /v1/messages/count_tokens."""
@@ -68,14 +68,14 @@ class TokenRoutes:
             request.refuse_unsupported()
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
 
-            def answer() -> dict[str, object]:
+            def content() -> dict[str, object]:
                 return {
                     "prompt": prompt.text,
                     "token_ids": unpack_ids(prompt.token_ids),
                     "boundaries": unpack_ids(prompt.boundaries),
                 }
 
-            await self._respond(exchange, answer, len(prompt.token_ids) + len(prompt.text))
+            await self._respond(exchange, content, len(prompt.token_ids) + len(prompt.text))
 
     async def detokenize(self, exchange: HttpExchange) -> None:
         """POST /detokenize."""
@@ -90,16 +90,16 @@ class TokenRoutes:
 
     @contextmanager
     def _admitted(self, exchange: HttpExchange) -> Iterator[None]:
-        """The bounds of a request that generates: many at once cost text threads and memory."""
+        """Applies the limits of generating requests: this work takes threads and memory too."""
         with self._backend.admitted(), exchange.watched():
             yield
 
     async def _respond(
-        self, exchange: HttpExchange, answer: Callable[[], dict[str, object]], size: int
+        self, exchange: HttpExchange, content: Callable[[], dict[str, object]], size: int
     ) -> None:
-        """Sends what `answer` makes, from a text thread if it has more bytes than stay inline."""
+        """Sends a JSON response; long ones are encoded in a text thread."""
         if size <= self._backend.config.max_inline_bytes:
-            body = to_json(answer())
+            body = to_json(content())
         else:
-            body = await self._text.run_long(lambda: to_json_in_slices(answer()))
+            body = await self._text.run_long(lambda: to_json_in_slices(content()))
         await exchange.respond(200, body)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages on the wire, whole and event by event."""
+"""The wire format of Anthropic's Messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _DELTAS: Mapping[str, tuple[bytes, bytes]] = {
 
 
 class MessagesFormat(BlockFormat):
-    """`message`: thinking, text and tool_use blocks."""
+    """A `message` with thinking, text and tool_use blocks."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class MessagesFormat(BlockFormat):
         *,
         names: FieldNames,
     ) -> None:
-        """A format for the one choice; `names` are what its errors call fields."""
+        """Makes a format for one choice; `names` are the field names in its errors."""
         super().__init__(options, requests, num_samples)
         self._names = names
         self._delta_head = b""
 
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """`message_start`."""
+        """Returns `message_start`."""
         message = self._message([], None, usage)
         return named_event("message_start", {"type": "message_start", "message": message})
 
     def ending(self, usage: Usage) -> bytes:
-        """`message_delta` and `message_stop`."""
+        """Returns `message_delta` and `message_stop`."""
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self.stop_string}
         data = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}
         return named_event("message_delta", data) + named_event(
@@ -56,11 +56,11 @@ class MessagesFormat(BlockFormat):
         )
 
     def failure(self, error: ApiError) -> bytes:
-        """The event `error`."""
+        """Returns the event `error`."""
         return ANTHROPIC.error_event(error.renamed(self._names), self.options.request_id)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The whole message."""
+        """Returns the whole message."""
         content = [_content_block(block) for block in self.blocks]
         return self._message(content, self._stop_reason(), usage)
 
@@ -83,7 +83,8 @@ class MessagesFormat(BlockFormat):
             return "stop_sequence"
         calls = [block for block in self.blocks if block.kind == "call"]
         if self.finish_reason == "stop" and calls and all(call.is_whole for call in calls):
-            # A call that was forced ends a chat completion by `stop`; here it is to be run, too.
+            # A forced call ends a chat completion by `stop`. Anthropic's clients run it only if
+            # told `tool_use`.
             return "tool_use"
         return _STOP_REASONS[self.finish_reason]
 
@@ -115,7 +116,7 @@ class MessagesFormat(BlockFormat):
     def _stop_events(self, block: Block) -> bytes:
         signature = b""
         if block.kind == "reasoning":
-            # Nothing is signed; clients want the field before they send a block back.
+            # There is no signature, but clients need the field to send a block back.
             delta = {"type": "signature_delta", "signature": ""}
             data = {"type": "content_block_delta", "index": block.index, "delta": delta}
             signature = named_event("content_block_delta", data)
@@ -137,7 +138,7 @@ def _content_block(block: Block) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The object that a call's arguments spell; an empty one for a call that was cut off."""
+    """Parses the arguments of a call; empty for a call that was cut off."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, as conversations."""
+"""The bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from openinfer_frontend.protocols._generation_request import (
 from openinfer_frontend.protocols.openai._chat_request import Effort, thinking_kwargs
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a system block that a client puts first and changes with every request."""
+"""The beginning of a system block that one client puts first and changes with every request."""
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -31,10 +31,10 @@ _NAMES = {
     "messages": "messages",
     "continue_final_message": "messages",
 }
-"""Fields of a chat that have another name here."""
+"""Names of a chat's fields in this protocol, if they differ."""
 _Block = Mapping[str, Any]
 _SKIPPED_BLOCKS = ("redacted_thinking",)
-"""Blocks of another service's models: nobody else can read them."""
+"""Blocks that only the service that made them can read."""
 
 
 class InputMessage(BaseModel):
@@ -49,18 +49,18 @@ class InputMessage(BaseModel):
 
 
 class ThinkingConfig(BaseModel):
-    """Whether the model is to think."""
+    """Whether the model should think."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    """`disabled` asks the template not to think, the others ask it to."""
+    """`disabled` asks the template not to think, the other values ask it to."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Accepted and not enforced: `max_tokens` alone bounds an answer."""
+    """Accepted and not enforced: only `max_tokens` limits a response."""
 
 
 class OutputConfig(BaseModel):
-    """How much effort, and in what form."""
+    """Effort and form of the response."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
@@ -71,16 +71,16 @@ class OutputConfig(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Whether the model may, must or must not call."""
+    """Whether the model may, must or must not call a tool."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     type: Literal["auto", "any", "tool", "none"]
     """`auto`, `any`, `tool` or `none`."""
     name: str | None = None
-    """Of the tool, with `tool`."""
+    """Name of the tool, with `tool`."""
     disable_parallel_tool_use: Off = False
-    """Keeps the first call alone."""
+    """Whether only the first call is returned."""
 
 
 class CountTokensRequest(ConversationRequest):
@@ -92,24 +92,25 @@ class CountTokensRequest(ConversationRequest):
         "chat_template": (),
     }
     model: str
-    """One of the names served."""
+    """A served model name."""
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
-    """The conversation; one that ends with the assistant's message is continued there."""
+    """The conversation. If it ends with an assistant message, the output continues that message."""
     system: str | Objects | None = None
-    """The system prompt: a text or text blocks; blocks of billing headers are dropped."""
+    """The system prompt: a text or text blocks. Blocks with billing headers are dropped."""
     tools: Objects | None = None
-    """Tools of other types than `custom` are passed over: they run on other services."""
+    """Functions that the model may call. Tools of other types than `custom` are ignored: they run
+    on other services."""
     tool_choice: ToolChoice | None = None
-    """Whether the model may, must or must not call."""
+    """Whether the model may, must or must not call a tool."""
     thinking: ThinkingConfig | None = None
-    """Left out means disabled, as at Anthropic."""
+    """Whether the model should think; default: disabled, as at Anthropic."""
     output_config: OutputConfig | None = None
-    """Effort and form of the answer."""
+    """Effort and form of the response."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in a chat."""
 
     def field_names(self) -> FieldNames:
-        """What the fields of `conversation` are called here."""
+        """Returns this protocol's names of a chat's fields."""
         return FieldNames(_NAMES, [place for place, _ in _functions(self.tools)])
 
     def chat_fields(self) -> dict[str, Any]:
@@ -161,11 +162,11 @@ class MessagesRequest(CountTokensRequest):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    """Output tokens at most."""
+    """Maximum number of output tokens."""
     stream: Off = False
-    """Whether the answer comes as server-sent events."""
+    """Whether to respond with server-sent events."""
     stop_sequences: Annotated[StopStrings, Field(max_length=MAX_STOPS)] | None = None
-    """Strings that end the output, and are not in it."""
+    """Strings that end the output and are not part of it."""
     temperature: float | None = None
     """As in a chat."""
     top_p: float | None = None
@@ -219,7 +220,7 @@ def _messages(
     for index, message in enumerate(messages):
         translated += _turn(message, f"messages[{index}]")
     if not translated:
-        raise ApiError(400, "messages: there is nothing in them", param="messages")
+        raise ApiError(400, "messages: must not be empty", param="messages")
     return translated
 
 
@@ -288,7 +289,7 @@ def _text_part(block: Any, field: str) -> dict[str, Any]:
 
 
 def _functions(tools: Sequence[_Block] | None) -> list[tuple[int, _Block]]:
-    """The tools that a chat takes, each with its index."""
+    """Returns the tools that the chat has, each with its index in the body."""
     return [(i, tool) for i, tool in enumerate(tools or ()) if tool.get("type") in (None, "custom")]
 
 

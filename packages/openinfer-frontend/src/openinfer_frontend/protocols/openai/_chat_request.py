@@ -1,7 +1,7 @@
-"""The body of `/v1/chat/completions`, and the one form that every conversation takes in here.
+"""The body of `/v1/chat/completions`, which is also the form of every conversation.
 
-Other protocols are translated into it on their way in, so that there is one place where a
-conversation is checked, rendered and lowered.
+Other protocols are translated into it, so that a conversation is checked, rendered and lowered in
+one place.
 """
 
 from collections.abc import Mapping
@@ -40,34 +40,34 @@ class ChatRequest(GenerationRequest):
     }
 
     messages: Annotated[Objects, Field(min_length=1)]
-    """The conversation: roles system, developer, user, assistant and tool, content as a text or
-    as parts."""
+    """The conversation: roles system, developer, user, assistant and tool; content is a text or
+    parts."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Comes before `max_tokens`."""
+    """Preferred over `max_tokens`."""
     logprobs: Off = False
-    """Whether each token has its logprob."""
+    """Whether to return the logprob of each token."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """How many alternatives to each token; only with `logprobs`."""
+    """Alternatives to each token; only with `logprobs`."""
     add_generation_prompt: On = True
     """Whether the prompt opens the assistant's turn."""
     continue_final_message: Off = False
-    """Leaves the last message open, and the output goes on with it."""
+    """Whether the output continues the last message."""
     add_special_tokens: Off = False
-    """Puts BOS before what the template made."""
+    """Whether to put BOS before the rendered prompt."""
     chat_template: TemplateSource | None = None
-    """Jinja to be used instead of the model's own, where the operator allows it."""
+    """A Jinja template instead of the model's own, if the operator allows it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: Effort | None = None
-    """A hint: none asks a template not to think, the others are passed to it."""
+    """A hint: `none` asks the template not to think, other values are passed to it."""
     include_reasoning: On = True
-    """Whether reasoning is shown."""
+    """Whether to return reasoning."""
     tools: Objects | None = None
     """Functions that the model may call."""
     tool_choice: Any = None
     """`auto`, `none`, `required`, or a named function."""
     parallel_tool_calls: bool | None = None
-    """False keeps the first call alone."""
+    """If false, only the first call is returned."""
 
     @field_validator("top_logprobs", "max_completion_tokens", mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _a_call_needs_tools(self) -> Self:
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
-            message = "tool_choice demands a call, but there are no tools"
+            message = "tool_choice demands a call, but tools is empty"
             raise ApiError(400, message, param="tool_choice")
         return self
 
@@ -102,30 +102,30 @@ class ChatRequest(GenerationRequest):
 
     @property
     def wanted_max_tokens(self) -> int | None:
-        """How many tokens the client asked for, if it did."""
+        """The maximum number of output tokens that the client asked for, or None."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Logprobs of how many alternatives, None for no logprobs at all."""
+        """Alternatives to each token; None for no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model sees and whose calls are looked for; None for none."""
+        """The tools that the model sees and whose calls are parsed, or None."""
         return None if self.tool_choice == "none" else self.tools or None
 
     @property
     def template_kwargs(self) -> Mapping[str, Any]:
-        """Variables of the chat template; the client's own come before those of the effort."""
+        """Variables of the chat template; the client's own override those of the effort."""
         return thinking_kwargs(self.reasoning_effort) | (self.chat_template_kwargs or {})
 
 
 def thinking_kwargs(effort: Effort | None) -> dict[str, Any]:
-    """An effort in the variables that published templates read; any other template ignores them.
+    """Returns an effort as variables of published templates; other templates ignore them.
 
     Args:
-        effort: none switches reasoning off where it can be, None leaves it to the template.
+      effort: `none` switches reasoning off where possible; None leaves it to the template.
     """
     if effort is None:
         return {}

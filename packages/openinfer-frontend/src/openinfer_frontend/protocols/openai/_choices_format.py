@@ -1,6 +1,6 @@
-"""What completions and chat completions look like on the wire, whole and in chunks.
+"""The wire formats of completions and chat completions.
 
-The stream path joins bytes: everything of a chunk that does not change is made once per choice.
+The path of an event joins bytes: the constant parts of a chunk are made once per choice.
 """
 
 import time
@@ -31,13 +31,13 @@ _PLAIN_END = b',"logprobs":null,"finish_reason":null'
 
 @cache
 def _shared(part: bytes) -> bytes:
-    """One object for all answers, which many streams at once find in the processor's caches."""
+    """Returns one object for equal parts: many streams share it in the processor's caches."""
     return part
 
 
 @dataclass(slots=True)
 class ChoiceResult:
-    """One choice of a response that is not streamed, as far as it is known."""
+    """One choice of a response that is not streamed."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class ChoiceResult:
     """From the prompt's second token on."""
 
     def add(self, delta: Delta) -> None:
-        """Appends what happened."""
+        """Adds a delta."""
         self.texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.starts += delta.starts
@@ -61,14 +61,14 @@ class ChoiceResult:
 
     @property
     def logprobs(self) -> TokenLogprobs | None:
-        """Of `token_ids`, where they are wanted."""
+        """Logprobs of `token_ids`, if they were asked for."""
         return self.scores.merge_all()
 
 
 class ChoicesFormat(WireFormat):
-    """OpenAI's choices, side by side.
+    """OpenAI's list of choices.
 
-    A chunk is `head index open text close rest`, where only text and rest change within a choice.
+    A chunk is `head index open text close rest`; within a choice only text and rest change.
     """
 
     object_name: str
@@ -79,7 +79,7 @@ class ChoicesFormat(WireFormat):
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """A format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices, `num_samples` of each prompt."""
         super().__init__(options, requests, num_samples)
         self._results = [ChoiceResult() for _ in requests]
         self._created = int(time.time())
@@ -89,10 +89,11 @@ class ChoicesFormat(WireFormat):
         )
         self._plain_end = self._close + _PLAIN_END + self._stop_reason(None)
         self._plain_rest = None if options.return_token_ids else _shared(self._plain_end + _END)
-        """All that follows the text where nothing but text is new; None: there is always more."""
+        """Everything after the text, in chunks with nothing but text. None: every chunk has more.
+        """
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> bytes:
-        """The event of one delta, with the usage so far if it is wanted on every chunk."""
+        """Returns the event of one delta; usage is given if every chunk has it."""
         is_plain = delta.logprobs is None and delta.finish_reason is None and usage is None
         if is_plain and self._plain_rest is not None:
             return self._prefixes[delta.index] + self._payload(delta) + self._plain_rest
@@ -117,21 +118,21 @@ class ChoicesFormat(WireFormat):
         return b"".join(parts)
 
     def ending(self, usage: Usage) -> bytes:
-        """The event after the last choice has finished, if the usage is wanted."""
+        """Returns the event with the usage, if it was asked for."""
         if not self.options.include_usage:
             return b""
         return self._head + b'],"usage":' + to_json(self._usage(usage)) + b"}\n\n"
 
     def failure(self, error: ApiError) -> bytes:
-        """The error object as data."""
+        """Returns the error object as data."""
         return OPENAI.error_event(error, self.options.request_id)
 
     def add(self, delta: Delta) -> None:
-        """Appends to a choice."""
+        """Adds a delta to a choice."""
         self._results[delta.index].add(delta)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The whole response."""
+        """Returns the whole response."""
         for result, scores in zip(self._results, prompt_logprobs, strict=True):
             result.prompt_logprobs = scores
         body: dict[str, Any] = self._identity(self.object_name)
@@ -144,26 +145,26 @@ class ChoicesFormat(WireFormat):
         return usage.as_json()
 
     def _no_output_yet(self, usage: Usage) -> bytes:
-        """The end of an opening: it carries the usage, too, where every event does."""
+        """Returns the end of an opening, with the usage if every event has it."""
         if not self.options.continuous_usage:
             return b"}\n\n"
         bare = replace(usage, num_output_tokens=0)
         return b',"usage":%b}\n\n' % to_json(self._usage(bare))
 
     def prompt_token_ids(self, index: int) -> list[int]:
-        """The ids that choice `index` was generated from."""
+        """Returns the prompt's ids of choice `index`."""
         return unpack_ids(self._requests[index].prompt_token_ids)
 
     def _payload(self, delta: Delta) -> bytes:
-        """What goes between open and close."""
+        """Returns the bytes between open and close."""
         return to_json(delta.text)
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
-        """What the client is told of why choice `index` ended, None while it goes on."""
+        """Returns the finish reason of choice `index`, or None while it runs."""
         return finish_reason
 
     def prompt_entries(self, index: int, result: ChoiceResult) -> dict[str, Any]:
-        """The field `prompt_logprobs`, if it is wanted."""
+        """Returns the field `prompt_logprobs`, if it was asked for."""
         num_top = self.options.num_top_prompt
         if num_top is None:
             return {}
@@ -200,7 +201,7 @@ class ChoicesFormat(WireFormat):
 
 
 class CompletionFormat(ChoicesFormat):
-    """`text_completion`."""
+    """A `text_completion`."""
 
     object_name = chunk_name = "text_completion"
     _open = b'"text":'
@@ -211,7 +212,7 @@ class CompletionFormat(ChoicesFormat):
         return echoes[index // self._num_samples] if echoes else ""
 
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """The echoed prompt, its logprobs and its ids, where they are wanted."""
+        """Returns the echoed prompt, its logprobs and its ids, as far as they were asked for."""
         echo, wants_ids = self._echo(index), self.options.return_token_ids
         if not (echo or wants_ids):
             return b""
@@ -256,7 +257,7 @@ class CompletionFormat(ChoicesFormat):
 
 
 class ChatFormat(ChoicesFormat):
-    """`chat.completion` and `chat.completion.chunk`."""
+    """A `chat.completion`, or its `chat.completion.chunk`s."""
 
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
@@ -264,7 +265,7 @@ class ChatFormat(ChoicesFormat):
     _close = b"}"
 
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """The chunk that names the role; the first one carries the prompt's ids if wanted."""
+        """Returns the chunk with the role; the first one may have the prompt's ids."""
         ids = b""
         if self.options.return_token_ids and index == 0:
             ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(0))
@@ -272,7 +273,7 @@ class ChatFormat(ChoicesFormat):
         return self._head + delta + _PLAIN_END + b"}]" + ids + self._no_output_yet(usage)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The whole response."""
+        """Returns the whole response."""
         body = super().body(usage, prompt_logprobs)
         if self.options.return_token_ids:
             body["prompt_token_ids"] = self.prompt_token_ids(0)
@@ -284,7 +285,7 @@ class ChatFormat(ChoicesFormat):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the output's tokens were reasoning."""
+        """Number of output tokens that are reasoning."""
         return 0
 
     def _logprobs(self, index: int, scored: Delta | ChoiceResult) -> object:

@@ -36,13 +36,13 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[str | TokenIds | Texts | TokenIdLists, Field(union_mode="left_to_right")]
     """A text, texts, token ids, or lists of token ids."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0 asks for the prompt alone: echoed, scored, or both."""
+    """Maximum number of output tokens; 0 only echoes or scores the prompt."""
     echo: Off = False
-    """Puts the prompt before the output; with logprobs its scores too."""
+    """Whether the response begins with the prompt, and with its logprobs if they are asked for."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
-    """Logprobs, with so many alternatives to each token."""
+    """Returns logprobs, with this many alternatives to each token."""
     best_of: int | None = None
-    """Only what `n` is."""
+    """Must equal `n`."""
     add_special_tokens: On = True
     """Whether the tokenizer may put its BOS before a text."""
 
@@ -59,7 +59,7 @@ class CompletionRequest(GenerationRequest):
         try:
             return check(prompt)
         except ValidationError as error:
-            wrong = wrong_entry("prompt", error, f"does not fit; the prompt {_PROMPT_FORMS}")
+            wrong = wrong_entry("prompt", error, f"is of the wrong type; prompt {_PROMPT_FORMS}")
             raise wrong or ValueError(_PROMPT_FORMS) from None
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, whatever form they came in."""
+        """The prompts as a list."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -94,12 +94,12 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Logprobs of how many alternatives, None for no logprobs at all."""
+        """Alternatives to each output token; None for no logprobs at all."""
         return self.logprobs
 
     @property
     def num_top_prompt_logprobs(self) -> int | None:
-        """Of how many alternatives beside the prompt's tokens, None to leave these unscored."""
+        """Alternatives to each prompt token; None for no prompt logprobs."""
         echoed = self.logprobs if self.echo else None
         wishes = [wish for wish in (echoed, self.prompt_logprobs) if wish is not None]
         return max(wishes, default=None)

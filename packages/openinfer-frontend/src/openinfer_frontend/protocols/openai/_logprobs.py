@@ -1,4 +1,4 @@
-"""OpenAI's two spellings of logprobs, from the contract's columns."""
+"""OpenAI's two formats of logprobs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ from openinfer_contract import TokenLogprobs, unpack_floats, unpack_ids
 from openinfer_text import OutputText, Tokenizer
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Replaces minus infinity, which JSON does not have."""
 
 Alternatives = Sequence[tuple[int, float]]
 Columns = dict[str, list[Any]]
 """`choices[].logprobs` of completions."""
 PromptEntry = dict[int, dict[str, object]]
-"""The scores of one prompt token and of what could have stood there, by id."""
+"""Logprobs of one prompt token and of its alternatives, by id."""
 
 
 class TokenNames:
-    """How tokens are spelled in logprobs, and which ones are always among them."""
+    """The spelling of tokens in logprobs, and the ids that are always among them."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, as_ids: bool, scored_ids: Sequence[int] = ()
@@ -25,9 +25,9 @@ class TokenNames:
         """Spells tokens by their text, or as `token_id:N`.
 
         Args:
-            tokenizer: shared, not owned.
-            as_ids: whether to spell them as ids.
-            scored_ids: ids whose logprobs output tokens carry, `LogprobOptions.token_ids`.
+          tokenizer: shared, not owned.
+          as_ids: whether to spell them as ids.
+          scored_ids: ids whose logprobs each output token has, `LogprobOptions.token_ids`.
         """
         self._tokenizer = tokenizer
         self._scored_ids = scored_ids
@@ -36,7 +36,7 @@ class TokenNames:
     def positions(
         self, token_ids: Sequence[int], logprobs: TokenLogprobs
     ) -> list[tuple[int, float, Alternatives]]:
-        """Per output token: its id, its logprob, the most likely ones and those asked for by id."""
+        """Returns the id, logprob and alternatives of each output token."""
         rows = _positions(token_ids, logprobs)
         if not self._scored_ids:
             return rows
@@ -48,10 +48,10 @@ class TokenNames:
         return found
 
     def prompt_offsets(self, prompt_ids: Sequence[int], text: str) -> list[int]:
-        """Where each token of a prompt starts in its text, in characters.
+        """Returns the offset of each prompt token in the prompt's text, in characters.
 
-        What the tokenizer put around the text has no place in it. A tokenizer that changes the
-        text (Unicode normalisation) is followed in the text that it made of it.
+        Tokens that the tokenizer put around the text have no place in it. If the tokenizer changes
+        the text (Unicode normalisation), offsets refer to the changed text.
         """
         num_before = 0
         for token_id in prompt_ids:
@@ -64,7 +64,7 @@ class TokenNames:
         return [0] * num_before + [min(start, len(text)) for start in located.take_starts()]
 
     def chat_entry(self, token_id: int, logprob: float) -> dict[str, object]:
-        """One token as chat completions spell it."""
+        """Returns one token in the format of chat completions."""
         return {
             "token": self.name(token_id),
             "logprob": max(logprob, LOWEST_LOGPROB),
@@ -72,7 +72,7 @@ class TokenNames:
         }
 
     def prompt_entry(self, token_id: int, logprob: float, rank: int) -> dict[str, object]:
-        """One token as `prompt_logprobs` spells it."""
+        """Returns one token in the format of `prompt_logprobs`."""
         value = max(logprob, LOWEST_LOGPROB)
         return {"logprob": value, "rank": rank, "decoded_token": self.name(token_id)}
 
@@ -84,7 +84,7 @@ def _id_name(token_id: int) -> str:
 def _positions(
     token_ids: Sequence[int], logprobs: TokenLogprobs, max_top: int | None = None
 ) -> list[tuple[int, float, Alternatives]]:
-    """Per token: its id, its logprob, and the most likely ones, `max_top` at most."""
+    """Returns each token's id, its logprob, and at most `max_top` likeliest alternatives."""
     sampled = unpack_floats(logprobs.sampled)
     ids, values = unpack_ids(logprobs.top_ids), unpack_floats(logprobs.top)
     k = logprobs.num_top
@@ -102,13 +102,13 @@ def _positions(
 def prompt_entries(
     names: TokenNames, prompt_ids: Sequence[int], logprobs: TokenLogprobs | None, num_top: int
 ) -> list[PromptEntry | None]:
-    """`prompt_logprobs` as vLLM spells it: null for the first token, then scores by token id.
+    """Returns `prompt_logprobs` in vLLM's format: null for the first token, then logprobs by id.
 
     Args:
-        names: how tokens are spelled.
-        prompt_ids: the prompt.
-        logprobs: from the second token on; None for a prompt of one token.
-        num_top: alternatives shown at most.
+      names: the spelling of tokens.
+      prompt_ids: the prompt.
+      logprobs: from the second token on; None for a prompt of one token.
+      num_top: maximum number of alternatives.
     """
     entries: list[PromptEntry | None] = [None]
     if logprobs is None:
@@ -125,7 +125,7 @@ def prompt_entries(
 def chat_logprobs(
     names: TokenNames, token_ids: Sequence[int], logprobs: TokenLogprobs
 ) -> list[dict[str, object]]:
-    """`choices[].logprobs.content` of chat completions."""
+    """Returns `choices[].logprobs.content` of chat completions."""
     content = []
     for token_id, logprob, top in names.positions(token_ids, logprobs):
         entry = names.chat_entry(token_id, logprob)
@@ -140,13 +140,13 @@ def completion_logprobs(
     offsets: Sequence[int],
     logprobs: TokenLogprobs,
 ) -> Columns:
-    """`choices[].logprobs` of completions, for some tokens of an output.
+    """Returns `choices[].logprobs` of completions, for some tokens of an output.
 
     Args:
-        names: how tokens are spelled.
-        token_ids: the tokens.
-        offsets: where each starts in the choice's text.
-        logprobs: of at least these tokens.
+      names: the spelling of tokens.
+      token_ids: the tokens.
+      offsets: the start of each token in the choice's text.
+      logprobs: of these tokens, possibly of further ones.
     """
     columns = _columns()
     rows = names.positions(token_ids, logprobs)
@@ -162,14 +162,14 @@ def echoed_logprobs(
     logprobs: TokenLogprobs | None,
     num_top: int,
 ) -> Columns:
-    """Likewise for an echoed prompt, whose first token has no logprob.
+    """Returns `choices[].logprobs` of an echoed prompt; its first token has no logprob.
 
     Args:
-        names: how tokens are spelled.
-        prompt_ids: the prompt.
-        echo: its text.
-        logprobs: from its second token on; None for a prompt of one token.
-        num_top: alternatives shown at most.
+      names: the spelling of tokens.
+      prompt_ids: the prompt.
+      echo: its text.
+      logprobs: from its second token on; None for a prompt of one token.
+      num_top: maximum number of alternatives.
     """
     columns = _columns()
     offsets = names.prompt_offsets(prompt_ids, echo)
@@ -195,7 +195,7 @@ def _add(
         value = max(logprob, LOWEST_LOGPROB)
         named = {}
         for other, other_value in [*(top or ()), (token_id, logprob)]:
-            # Two tokens may share a spelling; the likelier one stands.
+            # Two tokens may have the same spelling. The likelier one stays.
             named.setdefault(names.name(other), max(other_value, LOWEST_LOGPROB))
     columns["text_offset"].append(offset)
     columns["token_logprobs"].append(value)

@@ -1,4 +1,4 @@
-"""Chat completions whose text is parsed: reasoning and tool calls in fields of their own."""
+"""The wire format of chat completions with reasoning and tool calls."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,10 +23,10 @@ from openinfer_text import (
 
 
 class ParsedChatFormat(ChatFormat):
-    """`chat.completion` by the options' parsers, one each choice.
+    """A `chat.completion` with one parser for each choice.
 
-    One event stays one chunk: whatever it completes stands side by side in one delta, possibly
-    nothing. Logprobs and token ids are those of all tokens, whichever field their text went to.
+    One engine event is one chunk: everything that it completes is in one delta, which may be empty.
+    Logprobs and token ids are those of all tokens, whichever field their text is in.
     """
 
     _open = b'"delta":'
@@ -35,7 +35,7 @@ class ParsedChatFormat(ChatFormat):
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """A format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices, `num_samples` of each prompt."""
         super().__init__(options, requests, num_samples)
         self._parsed = [
             ParsedChoice(parser, include_reasoning=options.include_reasoning)
@@ -44,7 +44,7 @@ class ParsedChatFormat(ChatFormat):
         self._turns = [AssistantTurn() for _ in requests]
 
     def add(self, delta: Delta) -> None:
-        """Appends to a choice."""
+        """Adds a delta to a choice."""
         super().add(delta)
         self._turns[delta.index].add(self._parsed[delta.index].pieces(delta))
 
@@ -66,12 +66,12 @@ class ParsedChatFormat(ChatFormat):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of the output's tokens were reasoning."""
+        """Number of output tokens that are reasoning."""
         return sum(parsed.num_reasoning_tokens for parsed in self._parsed)
 
 
 def _delta(pieces: Iterable[Piece], reasoning_names: Sequence[str]) -> dict[str, Any]:
-    """OpenAI's delta object; id and name of a call stand in its first one only."""
+    """Returns OpenAI's delta object; only the first delta of a call has its id and name."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:

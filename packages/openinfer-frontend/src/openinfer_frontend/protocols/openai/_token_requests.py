@@ -16,7 +16,7 @@ from openinfer_frontend.protocols.openai._tools import check_tools
 
 
 class TokenizeRequest(RequestModel):
-    """POST /tokenize: a prompt, or messages as a chat would see them."""
+    """POST /tokenize: a prompt, or messages as in a chat."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "mm_processor_kwargs": ({},),
@@ -24,13 +24,13 @@ class TokenizeRequest(RequestModel):
     }
 
     model: str | None = None
-    """One of the names served."""
+    """A served model name."""
     prompt: str | None = None
-    """A text; or else `messages`."""
+    """A text, instead of `messages`."""
     messages: Annotated[Objects, Field(min_length=1)] | None = None
     """A conversation, as in a chat."""
     add_special_tokens: bool | None = None
-    """Whether BOS may come first."""
+    """Whether the tokenizer may put BOS first."""
     add_generation_prompt: bool = True
     """As in a chat."""
     continue_final_message: bool = False
@@ -42,7 +42,7 @@ class TokenizeRequest(RequestModel):
     tools: Objects | None = None
     """As in a chat."""
     return_token_strs: bool = False
-    """Adds the text of each token."""
+    """Whether to return the text of each token."""
 
     @field_validator("tools")
     @classmethod
@@ -58,7 +58,7 @@ class TokenizeRequest(RequestModel):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model would see; None for none."""
+        """The tools that the model would see, or None."""
         return self.tools or None
 
     @property
@@ -71,6 +71,6 @@ class DetokenizeRequest(RequestModel):
     """POST /detokenize."""
 
     model: str | None = None
-    """One of the names served."""
+    """A served model name."""
     tokens: TokenIds
     """Token ids."""

@@ -1,4 +1,4 @@
-"""What a chat request says about tools, checked by name."""
+"""Checks of a chat's tools and tool choice."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ _CHOICES = (None, "auto", "none", "required")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Looks for tools that cannot be offered to a model.
+    """Checks that tools can be offered to a model.
 
     Raises:
-        ApiError: 400, naming the field, such as `tools[1].function.name`.
+      ApiError: 400, naming the field, such as `tools[1].function.name`.
     """
     try:
         openinfer_text.check_tools(tools)
@@ -23,10 +23,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_tool_choice(choice: object) -> None:
-    """Looks for a choice that is none of `auto`, `none`, `required` and a named function.
+    """Checks that a choice is `auto`, `none`, `required` or a named function.
 
     Raises:
-        ApiError: 400.
+      ApiError: 400.
     """
     if isinstance(choice, str | None) and choice in _CHOICES:
         return

@@ -1,4 +1,4 @@
-"""OpenAI's Responses on the wire, whole and event by event."""
+"""The wire format of OpenAI's Responses."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _ID_PREFIXES: Mapping[str, str] = {"text": "msg_", "reasoning": "rs_", "call": "
 
 
 class ResponsesFormat(BlockFormat):
-    """`response`: reasoning, message and function_call items."""
+    """A `response` with reasoning, message and function_call items."""
 
     def __init__(
         self,
@@ -34,38 +34,39 @@ class ResponsesFormat(BlockFormat):
         *,
         request: ResponsesRequest,
     ) -> None:
-        """A format for the one choice; `request` is what the response gives back."""
+        """Makes a format for one choice; the response repeats fields of `request`."""
         super().__init__(options, requests, num_samples)
         self._request = request
         self._created = int(time.time())
         self._num_events = 0
         self._delta_head = b""
         self._is_streamed = True
-        """Else there are no events."""
+        """Whether events are made."""
         self._logprobs: dict[int, list[Any]] = {}
-        """Of the text blocks of a response that is not streamed, by their index."""
+        """Logprobs of the text blocks of a response that is not streamed, by block index."""
         self._sent_logprobs: dict[int, list[bytes]] = {}
-        """Of those of a stream, as its deltas spelled them: every later event repeats them."""
+        """Encoded logprobs of the text blocks of a stream, by block index. Later events repeat
+        them."""
         self._delta_logprobs: list[Any] = []
-        """Of the tokens that came since the last text did."""
+        """Logprobs of the tokens since the last text."""
 
     def opening(self, index: int, usage: Usage, prompt_logprobs: TokenLogprobs | None) -> bytes:
-        """`response.created` and `response.in_progress`."""
+        """Returns `response.created` and `response.in_progress`."""
         response = self._response("in_progress", None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def ending(self, usage: Usage) -> bytes:
-        """`response.completed`, or `response.incomplete`."""
+        """Returns `response.completed` or `response.incomplete`."""
         status = self._status()
         return self._event(f"response.{status}", response=self._response(status, usage))
 
     def failure(self, error: ApiError) -> bytes:
-        """`response.failed`."""
+        """Returns `response.failed`."""
         error = error.renamed(self._request.field_names())
         response = self._response("failed", None)
-        # OpenAI's list of codes has none that says more, such as of a deadline.
+        # OpenAI's list of codes has no closer one, for example for a deadline.
         response["error"] = {"code": "server_error", "message": error.message}
         for item in response["output"]:
             if item["status"] == "in_progress":
@@ -73,18 +74,19 @@ class ResponsesFormat(BlockFormat):
         return self._event("response.failed", response=response)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The whole response."""
+        """Returns the whole response."""
         return self._response(self._status(), usage)
 
     def add(self, delta: Delta) -> None:
-        """Takes the next part of a response that is not streamed."""
+        """Adds a delta to a response that is not streamed."""
         self._is_streamed = False
         super().add(delta)
 
     def _take(self, delta: Delta) -> bytes:
         is_text = self._open.kind == "text" if self._open is not None else not self.blocks
         if not (is_text or self._blank):
-            # What came so far was no text; at the start and as white space it may become some.
+            # The tokens so far were no text. Only at the start, and in white space, may text still
+            # follow.
             self._delta_logprobs.clear()
         if delta.logprobs is not None:
             names = self.options.names

@@ -1,4 +1,4 @@
-"""The body of OpenAI's `/v1/responses`, as a conversation."""
+"""The body of OpenAI's `/v1/responses`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from openinfer_frontend.protocols._generation_request import (
 from openinfer_frontend.protocols.openai._chat_request import Effort
 
 LOGPROBS = "message.output_text.logprobs"
-"""What of `include` is honoured; the rest asks for things that no answer here has."""
+"""The value of `include` that is honoured; the others ask for things that do not exist here."""
 
 _NAMES = {
     "messages": "input",
@@ -31,23 +31,23 @@ _NAMES = {
     "tool_choice.function": "tool_choice",
     f"{TOOL}.function": TOOL,
 }
-"""Fields of a chat that have another name here."""
+"""Names of a chat's fields in this protocol, if they differ."""
 _ROLES = ("user", "assistant", "system", "developer")
 _Item = Mapping[str, Any]
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class ReasoningConfig(BaseModel):
-    """How much the model is to think."""
+    """How much the model should think."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     effort: Effort | None = None
-    """A hint, as `reasoning_effort` of chat completions. Summaries are not made."""
+    """A hint, as `reasoning_effort` in a chat. Summaries are not made."""
 
 
 class TextConfig(BaseModel):
-    """The form of the answer's text."""
+    """The form of the response's text."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
@@ -56,7 +56,7 @@ class TextConfig(BaseModel):
 
 
 class ResponsesRequest(ConversationRequest):
-    """POST /v1/responses. Nothing is stored: a conversation is sent whole every time."""
+    """POST /v1/responses. Nothing is stored: every request contains the whole conversation."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "previous_response_id": (),
@@ -70,15 +70,15 @@ class ResponsesRequest(ConversationRequest):
         "chat_template": (),
     }
     model: str | None = None
-    """One of the names served; left out: the first."""
+    """A served model name; default: the first one."""
     input: str | Objects
     """A text, or items: messages, function calls and their outputs, reasoning."""
     instructions: str | None = None
     """The system prompt."""
     stream: Off = False
-    """Whether the answer comes as server-sent events."""
+    """Whether to respond with server-sent events."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Output tokens at most."""
+    """Maximum number of output tokens."""
     temperature: float | None = None
     """As in a chat."""
     top_p: float | None = None
@@ -92,29 +92,30 @@ class ResponsesRequest(ConversationRequest):
     ignore_eos: Off = False
     """As in a chat."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    """Logprobs, with so many alternatives to each token."""
+    """Returns logprobs, with this many alternatives to each token."""
     logprobs_mode: LogprobsMode = "raw"
     """As in a chat."""
     include: Strings | None = None
-    """`message.output_text.logprobs` asks for logprobs; everything else for nothing."""
+    """`message.output_text.logprobs` asks for logprobs; other values are ignored."""
     tools: Objects | None = None
-    """Tools of other types than `function` are passed over: they run on other services."""
+    """Functions that the model may call. Tools of other types than `function` are ignored: they run
+    on other services."""
     tool_choice: Any = None
     """`auto`, `none`, `required`, a function, or `allowed_tools`."""
     parallel_tool_calls: bool | None = None
-    """False keeps the first call alone."""
+    """If false, only the first call is returned."""
     reasoning: ReasoningConfig | None = None
-    """How much the model is to think."""
+    """How much the model should think."""
     text: TextConfig | None = None
-    """The form of the answer."""
+    """The form of the response."""
     metadata: dict[str, Any] | None = None
-    """Given back as it is."""
+    """Repeated in the response."""
     store: bool | None = None
-    """Whatever it says, nothing is stored; the response says false."""
+    """Ignored: nothing is stored, and the response says false."""
     user: str | None = None
     """As in a chat."""
     prompt_cache_key: str | None = None
-    """Names the session, if `session_id` does not."""
+    """Names the session, unless `session_id` does."""
     session_id: str | None = None
     """As in a chat."""
     cache_salt: str | None = None
@@ -141,7 +142,7 @@ class ResponsesRequest(ConversationRequest):
         try:
             json.dumps(value, allow_nan=False)
         except (ValueError, RecursionError):
-            raise ValueError("must not hold numbers that are infinite or none") from None
+            raise ValueError("must not contain NaN or infinite numbers") from None
         return value
 
     @field_validator("user", "prompt_cache_key", mode="before")
@@ -183,11 +184,11 @@ class ResponsesRequest(ConversationRequest):
         }
 
     def field_names(self) -> FieldNames:
-        """What the fields of `conversation` are called here."""
+        """Returns this protocol's names of a chat's fields."""
         return FieldNames(_NAMES, [place for place, _ in self._functions()])
 
     def _functions(self) -> list[tuple[int, _Item]]:
-        """The tools that the chat has, each with its index."""
+        """Returns the tools that the chat has, each with its index in the body."""
         names = _allowed_names(self.tool_choice)
         return [
             (place, tool)
@@ -205,24 +206,25 @@ class ResponsesRequest(ConversationRequest):
 
 
 class _ConversationBuilder:
-    """Messages as they are put together: what the model said in one go is one message.
+    """Builds messages from items; consecutive items of the model become one message.
 
-    Texts that belong together are joined once, in `whole`: time is linear in the items.
+    Texts that belong together are joined once, in `whole`, so the time is linear in the number of
+    items.
     """
 
     def __init__(self) -> None:
         self._system: list[str] = []
-        """Templates want one system message, and want it first."""
+        """System texts at the start. Templates want one system message, at the beginning."""
         self._messages: list[dict[str, Any]] = []
-        """The rest. Reasoning is a list of texts here."""
+        """All other messages. Reasoning is a list of texts until `whole`."""
 
     @property
     def is_begun(self) -> bool:
-        """Whether more than system messages have come."""
+        """Whether there are other than system messages."""
         return bool(self._messages)
 
     def whole(self) -> list[dict[str, Any]]:
-        """The messages, once all have come."""
+        """Returns the messages, after all items were added."""
         for message in self._messages:
             if "reasoning_content" in message:
                 message["reasoning_content"] = "\n".join(message["reasoning_content"])
@@ -230,7 +232,7 @@ class _ConversationBuilder:
         return [*system, *self._messages]
 
     def add(self, role: str, content: str | list[dict[str, Any]], **fields: str) -> None:
-        """A message of a role; `fields` stand in it, too."""
+        """Adds a message; `fields` are further fields of it."""
         last = self._messages[-1] if self._messages else {}
         if role == "system" and not self.is_begun:
             self._system.append(_plain(content))
@@ -240,7 +242,7 @@ class _ConversationBuilder:
             self._messages.append({"role": role, **fields, "content": content})
 
     def think(self, thoughts: str) -> None:
-        """Reasoning: the assistant's next message begins."""
+        """Adds reasoning, which begins the assistant's next message."""
         last = self._messages[-1] if self._messages else {}
         if set(last) == {"role", "content", "reasoning_content"} and last["content"] is None:
             last["reasoning_content"].append(thoughts)
@@ -249,7 +251,7 @@ class _ConversationBuilder:
         self._messages.append(message)
 
     def call(self, call: dict[str, Any]) -> None:
-        """A call, beside what the assistant said or thought before it."""
+        """Adds a call to the assistant's message, or begins one."""
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._messages.append({"role": "assistant", "content": None})
         self._messages[-1].setdefault("tool_calls", []).append(call)
@@ -266,7 +268,7 @@ def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[di
         _add_item(turns, item, f"input[{index}]")
     messages = turns.whole()
     if not messages:
-        raise ApiError.invalid("input", "there is nothing in it")
+        raise ApiError.invalid("input", "must not be empty")
     return messages
 
 
@@ -278,7 +280,8 @@ def _add_item(turns: _ConversationBuilder, item: _Item, field: str) -> None:
             raise ApiError.invalid(
                 f"{field}.role", f"is {role[:100]!r}; known are {', '.join(_ROLES)}"
             )
-        # A message in the middle keeps its role; those at the start are the system's.
+        # A developer message in the middle keeps its role; at the start it is part of the system
+        # prompt.
         role = "system" if role == "developer" and not turns.is_begun else role
         turns.add(role, _content(item.get("content"), f"{field}.content"))
     elif kind == "function_call":
@@ -296,11 +299,13 @@ def _add_item(turns: _ConversationBuilder, item: _Item, field: str) -> None:
             turns.think(thoughts)
     else:
         known = "message, function_call, function_call_output, reasoning"
-        raise ApiError.invalid(f"{field}.type", f"is {str(kind)[:100]!r}; known are {known}")
+        raise ApiError.invalid(
+            f"{field}.type", f"is {str(kind)[:100]!r}; it must be one of {known}"
+        )
 
 
 def _reasoning(item: _Item, field: str) -> str:
-    """The text of a reasoning item; what another service has encrypted has none."""
+    """Returns the text of a reasoning item; reasoning that another service encrypted has none."""
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
         raise ApiError.invalid(f"{field}.content", "must be a list of parts")
@@ -337,7 +342,7 @@ def _tool(tool: _Item, field: str) -> dict[str, Any]:
 
 
 def _allowed_names(choice: object) -> frozenset[str] | None:
-    """Names of the tools that a choice leaves, None for all."""
+    """Returns the names of the tools that a choice allows, or None for all."""
     allowed = choice.get("tools") if isinstance(choice, dict) else None
     if not isinstance(allowed, list):
         return None
@@ -345,7 +350,7 @@ def _allowed_names(choice: object) -> frozenset[str] | None:
 
 
 def _choice(choice: _Item) -> object:
-    """A chat's choice for one by object."""
+    """Returns the chat's tool choice for a choice that is an object."""
     kind = choice.get("type")
     if kind == "function":
         function = {"name": string_field(choice, "name", "tool_choice")}
