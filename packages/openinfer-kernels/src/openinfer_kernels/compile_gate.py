@@ -2,7 +2,7 @@
 
 `python -m openinfer_kernels.compile_gate [OP ...]` prints a line for each kernel and architecture
 and exits 1 if one does not compile or needs more shared memory than that GPU gives a program.
-The interpreter of the unit tests hides just these errors.
+The interpreter of the unit tests hides these errors.
 """
 
 import sys
@@ -27,20 +27,20 @@ from openinfer_kernels.errors import BackendUnavailable
 # "Technical Specifications per Compute Capability").
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 EVERY_SHAPE = 90
-"""Where every shape and type is compiled. On the others the shape of a kernel and its types that
-takes the most shared memory there stands for all: if one does not fit, it is that one. Of the two
-types of 16 bits either stands for the other."""
+"""Architecture for which every case is compiled. For the others, only the case with the most shared
+memory is compiled of each kernel and width of types: if one does not fit, that one does not. The
+two 16-bit types count as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """What became of one kernel on one architecture.
+    """The result of compiling one case for one architecture.
 
     Attributes:
-        name: Of the case.
+        name: Name of the case.
         arch: Compute capability, 90 for sm_90.
-        shared_bytes: Shared memory a program takes; 0 if it did not compile.
-        error: None if it compiled and fits, else why not.
+        shared_bytes: Shared memory of a program; 0 if the kernel did not compile.
+        error: None if the kernel compiled and fits the GPU, else the reason.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _cases_of(name: str) -> list[CompileCase]:
 
 
 def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
-    """Compiles the cases to cubins on `EVERY_SHAPE`, then elsewhere; a process for each core."""
+    """Compiles the cases for `EVERY_SHAPE`, then for the other architectures, on all cores."""
     shared_bytes: list[int] = []
     for result in _compile_each([(case, EVERY_SHAPE) for case in cases]):
         shared_bytes.append(result.shared_bytes)
@@ -81,7 +81,7 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
     widest: dict[object, tuple[int, CompileCase]] = {}
     for case, shared in zip(cases, shared_bytes, strict=True):
         kind = (case.kernel, *sorted(_by_width(case.signature).items()))
-        # Of equals the last: cases grow.
+        # The last of equal cases: cases are listed by size.
         if kind not in widest or shared >= widest[kind][0]:
             widest[kind] = (shared, case)
     others = [arch for arch in SHARED_MEMORY_KIB if arch != EVERY_SHAPE]
@@ -113,7 +113,7 @@ def _compile_each(work: list[tuple[CompileCase, int]]) -> Iterator[CompileResult
 def _compile(case: CompileCase, arch: int) -> CompileResult:
     try:
         compiled = compiled_for(case, arch)
-    except Exception as error:  # whatever the compiler raises is the finding, and is reported
+    except Exception as error:  # any error of the compiler is the result of this case
         text = str(error).strip() or type(error).__name__
         return CompileResult(name=case.name, arch=arch, shared_bytes=0, error=text)
     shared = int(compiled.metadata.shared)
@@ -125,13 +125,15 @@ def _compile(case: CompileCase, arch: int) -> CompileResult:
 
 
 def compiled_for(case: CompileCase, arch: int) -> Any:
-    """Compiles a case for a compute capability; Triton's kernel, with its `asm` and `metadata`.
+    """Compiles a case for a compute capability and returns Triton's kernel.
+
+    Its machine code is in `asm`, its sizes in `metadata`.
 
     Raises:
         ValueError: The case names other arguments than the kernel has.
         Exception: Whatever the compiler raises.
     """
-    # A kernel's own argument order decides how a launch passes arguments; the names must agree.
+    # A launch passes arguments in the kernel's own order; the names must agree.
     order = case.kernel.arg_names
     given = {name: type_ for name, type_ in case.signature.items() if type_ is not None}
     left_out = [name for name in case.signature if name not in given]
@@ -151,8 +153,8 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
         fn=case.kernel,
         signature={name: types[name] for name in order},
         constexprs={(order.index(name),): value for name, value in constexprs.items()},
-        # Memory is allocated so, and a launch finds it of strides. What is not aligned is not
-        # copied asynchronously, nor in a ring.
+        # Allocated memory is aligned, and launches find that of strides. Without it, copies are
+        # neither asynchronous nor in a ring.
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {
@@ -166,7 +168,7 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Runs the gate and returns its exit status."""
     if triton.knobs.runtime.interpret:
-        print("unset TRITON_INTERPRET: interpreted kernels cannot be compiled", file=sys.stderr)
+        print("TRITON_INTERPRET is set, so kernels are not compiled; unset it", file=sys.stderr)
         return 2
     failed = 0
     for result in compile_all(compile_cases(arguments)):

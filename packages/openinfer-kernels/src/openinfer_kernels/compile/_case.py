@@ -1,4 +1,4 @@
-"""Kernels as the compile gate compiles them."""
+"""Cases of the compile gate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ class CompileCase:
     """One kernel with one set of compile-time choices, as a launch would use it.
 
     Attributes:
-        name: Unique among the kernels, for example "rms_norm-bf16-4096".
+        name: Name of the case, unique among all, for example "rms_norm-bf16-4096".
         kernel: The `triton.jit` or `gluon.jit` function.
-        signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32"); None where
-            launches give None, which Triton compiles for.
+        signature: Run-time argument name to Triton type ("*bf16", "i64", "fp32"), or None if
+            launches pass None, which Triton compiles as a constant.
         constexprs: Compile-time argument name to value.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline.
-        max_registers: Most registers of a thread; None for what the compiler finds best.
-        has_pdl: Whether the kernel has a compile-time choice PDL, which is true from sm_90 on.
-        archs: Compute capabilities that it is for, `compile_gate.EVERY_SHAPE` among them; None
-            for all.
+        max_registers: Upper bound on a thread's registers; None leaves it to the compiler.
+        has_pdl: Whether the kernel has a compile-time argument PDL, true from sm_90 on.
+        archs: Compute capabilities that the kernel is for, `compile_gate.EVERY_SHAPE` among
+            them; None for all.
     """
 
     name: str

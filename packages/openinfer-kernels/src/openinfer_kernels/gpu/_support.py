@@ -1,4 +1,4 @@
-"""What every Triton backend asks about the machine, and how a kernel enters the compile gate."""
+"""Conditions of Triton and Gluon kernels: dtype, device, compiler and Triton's version."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from triton.runtime.driver import driver
 from openinfer_kernels.compile._case import CompileCase as CompileCase
 from openinfer_kernels.gpu._gpu import gpu_of
 
-# Gluon's names are those of one version of Triton.
+# Gluon is experimental: each version of Triton has other names.
 _GLUON_VERSION = "3.6."
 TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -19,7 +19,7 @@ TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "
 def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
     """Returns None if Triton kernels over `dtype` run on `device`, else the reason.
 
-    The interpreter (`TRITON_INTERPRET=1` before the first import of a kernel) runs them on the CPU.
+    Triton's interpreter (`TRITON_INTERPRET=1` before the import of a kernel) runs on the CPU.
     The meta device runs nothing, but a dry run notes its launches (`note_launches`).
     """
     if dtype not in TRITON_DTYPES:
@@ -35,37 +35,40 @@ def why_not_triton(dtype: torch.dtype, device: torch.device) -> str | None:
 
 @functools.cache
 def _why_no_launchers() -> str | None:
-    """Triton has a C compiler make what launches a kernel, unless its cache has it."""
+    """Returns None if Triton has its launchers cached or a C compiler for them, else why not."""
     if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
         return None
     try:
         driver.active.get_current_target()
-    except Exception as error:  # of the compiler that is missing, or of what else there is not
+    except Exception as error:  # no compiler, or another part of Triton's driver is missing
         reason = str(error).partition("\n")[0]
         return f"Triton needs a C compiler here; install gcc, or bring its cache ({reason})"
     return None
 
 
 def gpu_arch(device: torch.device) -> int | None:
-    """Compute capability of a GPU, 90 for sm_90; None for no GPU."""
-    gpu = gpu_of(device)
-    return None if gpu is None else gpu.arch
+    """Returns the compute capability of a GPU, 90 for sm_90; None for another device."""
+    if device.type != "cuda":
+        gpu = gpu_of(device)
+        return None if gpu is None else gpu.arch
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def launches_dependents(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it ends (sm_90 and later)."""
+    """Whether a kernel may start before the one before it has ended (sm_90 and later)."""
     return (gpu_arch(device) or 0) >= 90
 
 
 def why_not_hopper(device: torch.device) -> str | None:
-    """Returns None if kernels in Gluon for Hopper run on this device, else the reason."""
+    """Returns None if Gluon kernels for Hopper run on this device, else the reason."""
     if (gpu_arch(device) or 0) // 10 != 9:
-        return "it is for GPUs of compute capability 9"
+        return "it is for GPUs of compute capability 9.x"
     if not triton.__version__.startswith(_GLUON_VERSION):
         return f"it is written for Triton {_GLUON_VERSION}x, this is {triton.__version__}"
     return None
 
 
 def warps_for(block: int) -> int:
-    """Warps of a row-wise kernel over `block` elements: about 16 a thread, 1 to 16 warps."""
+    """Returns the warps of a kernel over rows of `block` elements: about 16 per thread."""
     return max(1, min(16, block // 512))

@@ -1,10 +1,11 @@
-"""Host memory in huge pages (2 MiB), for what every step reads from end to end: weights and cache.
+"""Host memory in huge pages (2 MiB), for weights and cache, which every step reads as a whole.
 
-With pages of 4 KiB a stream pays for a page table walk every 64 cache lines, a nested one in a
-virtual machine, and the hardware stops fetching ahead there: on two busy Zen 4 cores one thread
-read a weight at 11 to 17 GB/s so, and at 25 to 28 in huge pages. Linux gives them to those who ask
-before the memory is written for the first time (`transparent_hugepage/enabled` is "madvise" on most
-distributions); where it does not, or the system is another one, the same memory is in small pages.
+With pages of 4 KiB, a stream walks the page table every 64 cache lines (two nested tables in a
+virtual machine), and hardware prefetching stops there. On two busy Zen 4 cores, one thread read a
+weight at 11 to 17 GB/s from small pages, and at 25 to 28 GB/s from huge pages. Linux gives huge
+pages if `madvise` asks for them before the memory is first written and
+`transparent_hugepage/enabled` is "madvise" (the default of most distributions) or "always".
+Elsewhere the functions return the same memory in small pages.
 """
 
 import ctypes
@@ -20,43 +21,46 @@ import torch
 _PAGE = 1 << 21
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 _ALIGNMENT = 64
-# Weights share mappings of this size: most are smaller than two pages.
-_CHUNK = 1 << 25
+# Size of the mappings that small weights share; most weights are smaller than two pages.
+_SHARED_BYTES = 1 << 25
 
 
 def empty_weight(
     shape: tuple[int, ...], *, device: torch.device | str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor as `torch.empty` gives it; on a host it begins with a huge page, if it fills one."""
+    """Returns an uninitialised tensor; on a host, in huge pages if it fills one or more."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if _ADVICE is None or torch.device(device).type != "cpu" or num_bytes < _PAGE:
         return torch.empty(shape, device=device, dtype=dtype)
-    # What is skipped is never written, so it takes no memory; nor is a last page that is not filled
-    # a huge one.
-    room = torch.empty(num_bytes + _PAGE, dtype=torch.uint8)
-    skipped = -room.data_ptr() % _PAGE
-    # Refused is as good as not asked for.
-    _madvise()(room.data_ptr() + skipped, num_bytes // _PAGE * _PAGE, _ADVICE)
-    return room[skipped : skipped + num_bytes].view(dtype).view(shape)
+    # The skipped bytes are never written, so they take no memory. The last page is small unless the
+    # tensor fills it.
+    buffer = torch.empty(num_bytes + _PAGE, dtype=torch.uint8)
+    skipped = -buffer.data_ptr() % _PAGE
+    # If the system refuses, the memory stays in small pages.
+    _madvise()(buffer.data_ptr() + skipped, num_bytes // _PAGE * _PAGE, _ADVICE)
+    return buffer[skipped : skipped + num_bytes].view(dtype).view(shape)
 
 
 def zeros_in_huge_pages(num_bytes: int) -> torch.Tensor:
-    """[num_bytes], uint8, all zero; it takes memory only where it has been written."""
+    """Returns zeros, [num_bytes], uint8. Pages take memory once they are written."""
     return torch.frombuffer(_mapping(num_bytes), dtype=torch.uint8)
 
 
 def empty_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A host tensor, its contents undefined; several share a mapping, which lives while they do."""
+    """Returns a host tensor with undefined contents.
+
+    Small tensors share a mapping, which is freed with the last of them.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(shape, dtype=dtype)
-    mapping, offset = _chunks.take(num_bytes)
+    mapping, offset = _shared_mappings.take(num_bytes)
     count = math.prod(shape)
     return torch.frombuffer(mapping, dtype=dtype, count=count, offset=offset).view(shape)
 
 
-class _Chunks:
-    """Hands out one mapping from its beginning to its end, then begins another. For any thread."""
+class _SharedMappings:
+    """Mappings that small tensors share, filled one after the other. For any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -64,26 +68,26 @@ class _Chunks:
         self._used = 0
 
     def take(self, num_bytes: int) -> tuple[mmap.mmap, int]:
-        """A mapping and where in it the bytes begin."""
-        if num_bytes > _CHUNK // 2:
+        """Returns a mapping and the offset of the bytes in it."""
+        if num_bytes > _SHARED_BYTES // 2:
             return _mapping(num_bytes), 0
         with self._lock:
-            if self._mapping is None or self._used + num_bytes > _CHUNK:
-                self._mapping, self._used = _mapping(_CHUNK), 0
+            if self._mapping is None or self._used + num_bytes > _SHARED_BYTES:
+                self._mapping, self._used = _mapping(_SHARED_BYTES), 0
             offset = self._used
             self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
             return self._mapping, offset
 
 
-_chunks = _Chunks()
+_shared_mappings = _SharedMappings()
 
 
 def _mapping(num_bytes: int) -> mmap.mmap:
     if _ADVICE is None:
         return mmap.mmap(-1, num_bytes)
-    # Private: shared memory has a setting of its own, which is mostly off.
+    # A private mapping: huge pages of shared memory have a setting of their own, usually off.
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # a Linux kernel without huge pages
         mapping.madvise(_ADVICE)
     return mapping
 

@@ -1,4 +1,4 @@
-"""Host to device without making the host wait."""
+"""Copies to a device for which the host does not wait."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ import torch
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """`array` on `device`; the copy is ordered with the current stream, the host goes on."""
+    """Returns `array` on `device`.
+
+    The copy is ordered with the current stream; the host does not wait for it.
+    """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

@@ -1,7 +1,7 @@
 """A matrix product with a weight stored as [out_features, in_features], without bias.
 
-A backend may want the weight in another order, or in fewer bits: it packs the stored weight once,
-when it is loaded, and multiplies with what it has packed.
+A back end may need the weight in another order or in fewer bits. It packs the stored weight once,
+when the weight is loaded, and multiplies with the packed weight.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal, Protocol, cast
 
 import torch
 
-from openinfer_kernels.dispatch._choice import backend_module
+from openinfer_kernels.dispatch import backend_module
 from openinfer_kernels.ops.linear._quantize import (
     GROUP_SIZE,
     dequantize_weight,
@@ -29,19 +29,19 @@ __all__ = [
 Quantization = Literal["int8", "int4"]
 
 PackedWeight = tuple[torch.Tensor, ...]
-"""A weight in the order of the backend that packed it, and of no other."""
+"""A weight in the order of the back end that packed it; only that back end reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """What is fixed about the product when the model is built.
+    """A product, as far as it is known when the model is built.
 
     Attributes:
         in_features: Columns of the weight.
         out_features: Rows of the weight.
-        dtype: Of input, stored weight and output.
-        quantization: What the weight is kept in, see `quantize_weight`; None keeps the dtype.
-        is_looked_up: Whether `rows` is called: some backends keep more for it.
+        dtype: Dtype of input, stored weight and output.
+        quantization: Format of the packed weight, see `quantize_weight`; None keeps the dtype.
+        is_looked_up: Whether `rows` is called; some back ends keep a second copy for it.
     """
 
     in_features: int
@@ -52,7 +52,7 @@ class LinearSpec:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the packed weight and its scales; what a backend adds of its own is left out."""
+        """Bytes of the packed weight and its scales, without additions of a back end."""
         numel = self.in_features * self.out_features
         if self.quantization is None:
             return numel * self.dtype.itemsize
@@ -61,23 +61,23 @@ class LinearSpec:
 
 
 class Linear(Protocol):
-    """A bound `linear`."""
+    """A planned `linear`."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
-        """Brings a stored weight into the backend's order.
+        """Packs a stored weight in the back end's order.
 
         Args:
-            weight: [out_features, in_features], contiguous. It is consumed: a backend may return
-                it as it is, or overwrite it.
+            weight: [out_features, in_features], contiguous. It is consumed: a back end may
+                return it unchanged, or overwrite it.
         """
         ...
 
     def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
-        """Multiplies rows with a weight, accumulating in float32.
+        """Multiplies rows with a weight. Sums are float32.
 
         Args:
             x: [num_tokens, in_features], contiguous.
-            weight: What `pack` returned.
+            weight: The packed weight.
 
         Returns:
             [num_tokens, out_features], a new tensor.
@@ -85,12 +85,12 @@ class Linear(Protocol):
         ...
 
     def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
-        """Looks up rows of the weight: a tied head is the table of the embedding too.
+        """Returns rows of the weight: a head that is tied to the embedding is its table.
 
         Only for a spec with `is_looked_up`.
 
         Args:
-            weight: What `pack` returned.
+            weight: The packed weight.
             index: [n], int64, each below out_features.
 
         Returns:
@@ -100,7 +100,7 @@ class Linear(Protocol):
 
 
 ORDER: dict[str, tuple[str, ...]] = {
-    # No reference: it computes a product with a quantized weight in seconds.
+    # Not the reference: a product with a quantized weight would take seconds.
     "cpu": ("native", "cpu", "torch"),
     "cuda": ("torch", "reference"),
 }

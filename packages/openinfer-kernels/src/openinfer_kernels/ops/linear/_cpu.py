@@ -1,9 +1,10 @@
 """linear on the CPU by torch's operators, for machines without the native kernels.
 
-oneDNN reads a bf16 weight at half the speed of the memory bus when there is one row, ATen's own
-kernel at nearly all of it; from three rows on oneDNN wins (measured on AVX-512 with bf16, a whole
-model's step: 288 against 149 ms at one row, 294 against 280 at three, 367 against 741 at eight).
-Weights of 4 bits have an operator of their own, which is fast for few rows and works for many.
+With one row of x, oneDNN reads a bf16 weight at half the speed of the memory bus, and ATen's own
+kernel at nearly full speed. From three rows on, oneDNN is as fast or faster. Measured on AVX-512
+with bf16, oneDNN against ATen, a step of a whole model: 288 against 149 ms at one row, 294 against
+280 ms at three rows, 367 against 741 ms at eight rows. Weights of 4 bits have an operator of their
+own, which is fast for few rows and works for many.
 """
 
 from collections.abc import Callable
@@ -17,11 +18,11 @@ from openinfer_kernels.ops.linear._stored import StoredWeights
 
 _MAX_ROWS_WITHOUT_ONEDNN = 2
 _INT4_ROWS = 16  # the operator's blocks of output rows
-_PACK_FLAG = 1  # of ATen's packing; it is not read on CPUs
+_PACK_FLAG = 1  # argument of ATen's packing, which CPUs ignore
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """Weights in the dtype, or in 4 bits, on a CPU."""
+    """Returns None for weights in the dtype or in 4 bits on a CPU, else the reason."""
     if device.type != "cpu":
         return f"needs a CPU, this is {device.type}"
     if spec.quantization == "int8":
@@ -32,7 +33,7 @@ def supports(spec: LinearSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
-    """Binds linear. The bf16 one is for one thread of the process: the oneDNN switch is global."""
+    """Binds linear. Call a bf16 one from one thread: the oneDNN switch is global to the process."""
     if spec.quantization == "int4":
         return _Int4(spec)
     return _Bfloat16(spec) if spec.dtype is torch.bfloat16 else _Dense(spec)
@@ -46,8 +47,8 @@ class _Dense(StoredWeights):
 class _Bfloat16(StoredWeights):
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec)
-        # The context manager of torch.backends.mkldnn also rewrites flags that are none of our
-        # business, warns about one of them, and costs five times as much.
+        # The context manager of torch.backends.mkldnn also sets unrelated flags, warns about one of
+        # them, and takes five times as long.
         self._set_flags: Callable[..., tuple[bool, ...]] = torch.backends.mkldnn.set_flags
 
     def __call__(self, x: torch.Tensor, weight: PackedWeight, /) -> torch.Tensor:
@@ -61,12 +62,12 @@ class _Bfloat16(StoredWeights):
 
 
 class _Int4(StoredWeights):
-    """Packed: (ATen's blocks, scales and zeros [k / 32, n, 2]), and (q, scales) if looked up."""
+    """Packed weights: ATen's blocks, scales and zeros [k / 32, n, 2]; q, scales if looked up."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         q, scales = super().pack(weight)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.int() + 8, _PACK_FLAG)
-        # It computes (q + 8 - 8) * scale + zero.
+        # The operator computes (q + 8 - 8) * scale + zero.
         pairs = torch.stack((scales, torch.zeros_like(scales)), dim=2).transpose(0, 1)
         kept = (packed, pairs.to(self._spec.dtype).contiguous())
         return (*kept, q, scales) if self._spec.is_looked_up else kept

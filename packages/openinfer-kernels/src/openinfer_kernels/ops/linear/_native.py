@@ -1,7 +1,7 @@
-"""linear on the CPU by the native kernels: weights in panels of 16 rows, in bf16, int8 or int4.
+"""linear on the CPU by native kernels: weights in panels of 16 rows, in bf16, int8 or int4.
 
-A weight is read once a call, at the speed of the memory bus for few rows of x, and prefills run at
-the speed of oneDNN, so nothing keeps a second copy.
+A call reads the weight once. With few rows of x it reads at the speed of the memory bus; prefills
+run at the speed of oneDNN. So one packed copy of the weight serves both.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
-from openinfer_kernels.memory._huge_pages import empty_in_huge_pages
+from openinfer_kernels.memory import empty_in_huge_pages
 from openinfer_kernels.native import library, why_not, wrong_tensors
 from openinfer_kernels.ops.linear import Linear, LinearSpec, PackedWeight
 from openinfer_kernels.ops.linear._quantize import (
@@ -20,12 +20,12 @@ from openinfer_kernels.ops.linear._quantize import (
 
 _numel = torch.Tensor.numel
 _PANEL = 16  # output rows
-# Panels packed at a time: what is needed in float32 meanwhile stays small.
+# Panels packed at a time, which bounds the memory of the copy.
 _PANELS_AT_A_TIME = 256
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """bf16 on a CPU with the native kernels; rows of pairs, or of whole groups if quantized."""
+    """Returns None if the native kernels run here and fit the row's length, else the reason."""
     if spec.quantization is not None:
         reason = why_not_quantized(spec.in_features, spec.quantization)
     else:
@@ -46,7 +46,7 @@ def plan_fused(
     is_gated: bool = False,
     adds_residual: bool = False,
 ) -> "Panels":
-    """Binds the product together with what stands around it; see `FusedLinearSpec`."""
+    """Binds the product with the norm, gate and residual around it; see `FusedLinearSpec`."""
     kind: type[Panels] = _Bfloat16
     if spec.quantization is not None:
         kind = _Int8 if spec.quantization == "int8" else _Int4
@@ -54,7 +54,7 @@ def plan_fused(
 
 
 class Panels(ABC):
-    """A product, with or without a norm, a gate and a residual, of a weight in panels."""
+    """A product with a weight in panels, optionally with a norm, a gate and a residual."""
 
     def __init__(
         self, spec: LinearSpec, *, norm_eps: float | None, is_gated: bool, adds_residual: bool
@@ -66,9 +66,9 @@ class Panels(ABC):
         self._is_gated = is_gated
         self._adds_residual = adds_residual
         self._num_outputs = spec.out_features // (2 if is_gated else 1)
-        # Of the parts that `pack` returns, and of the norm: the last ones that were checked.
+        # The packed weight and the norm weight that were checked last.
         self._checked: tuple[PackedWeight | None, torch.Tensor | None] = (None, None)
-        # Of the parts that `pack` returns: weights of another backend, or of another shape, differ.
+        # Elements of each part of a packed weight; other back ends and shapes have other numbers.
         items = -(-spec.out_features // _PANEL) * _PANEL * spec.in_features
         scales = items // GROUP_SIZE
         self._num_items: tuple[int, ...] = {
@@ -86,7 +86,7 @@ class Panels(ABC):
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Multiplies; the residual, if there is one, is overwritten and returned."""
+        """Computes the product. A residual is overwritten and returned."""
         if weight is not self._checked[0] or norm_weight is not self._checked[1]:
             self._check_weights(x, weight, norm_weight)
         num_rows = x.size(0)
@@ -97,7 +97,7 @@ class Panels(ABC):
             or not x.is_contiguous()
             or not x.is_cpu
         ):
-            raise self._refused(x, weight)
+            raise self._wrong_operands(x, weight)
         if (residual is not None) != self._adds_residual:
             raise ValueError("linear takes a residual where its spec adds one, and only there")
         y = out if residual is None else residual
@@ -132,18 +132,18 @@ class Panels(ABC):
 
     @abstractmethod
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
-        """As `Linear.pack`."""
+        """Packs a stored weight, see `Linear.pack`."""
 
     @abstractmethod
     def rows(self, weight: PackedWeight, index: torch.Tensor, /) -> torch.Tensor:
-        """As `Linear.rows`."""
+        """Returns rows of the weight, see `Linear.rows`."""
 
     def _check_weights(
         self, x: torch.Tensor, weight: PackedWeight, norm_weight: torch.Tensor | None
     ) -> None:
-        """They are the same tensors call after call, so they are checked when they change."""
+        """Checks the weights of a call; done when they are other tensors than in the last call."""
         if tuple(map(_numel, weight)) != self._num_items or not all(w.is_cpu for w in weight):
-            raise self._refused(x, weight)
+            raise self._wrong_operands(x, weight)
         if (norm_weight is None) != (self._norm_eps is None):
             raise ValueError("linear takes a norm_weight where its spec has norm_eps, only there")
         if norm_weight is not None and (
@@ -156,7 +156,7 @@ class Panels(ABC):
             raise wrong_tensors("linear", wanted, norm_weight=norm_weight)
         self._checked = (weight, norm_weight)
 
-    def _refused(self, x: torch.Tensor, weight: PackedWeight) -> ValueError:
+    def _wrong_operands(self, x: torch.Tensor, weight: PackedWeight) -> ValueError:
         shape = f"[num_tokens, {self._spec.in_features}]"
         wanted = f"x {shape} in bf16, contiguous, and a weight that it has packed"
         parts = {f"packed_{index}": part for index, part in enumerate(weight)}
@@ -176,10 +176,10 @@ class Panels(ABC):
 
 
 class _Bfloat16(Panels):
-    """Packed: ([panels * 16, in_features], in the order [panels, in_features / 2, 16, 2],)."""
+    """Packed weights: ([panels * 16, in_features],), ordered [panels, in_features / 2, 16, 2]."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
-        """In place where the rows fill their panels: a panel's bytes stay where they are."""
+        """Packs in place if the rows fill their panels: a panel keeps its bytes' place."""
         self._check_stored(weight)
         weight = _padded(weight)
         ordered = self._ordered(weight)
@@ -189,7 +189,7 @@ class _Bfloat16(Panels):
             torch.split(ordered, _PANELS_AT_A_TIME),
             strict=True,
         ):
-            # A copy also where the order is the same, as of rows of one pair.
+            # Rows of one pair have the same order in both; they need the copy as well.
             target.copy_(source.transpose(1, 2).clone(memory_format=torch.contiguous_format))
         return (weight,)
 
@@ -201,7 +201,7 @@ class _Bfloat16(Panels):
 
 
 class _Quantized(Panels):
-    """Packed: (q in the order of panels, scales [panels, groups, 16])."""
+    """Packed weights: q in the order of panels, and scales [panels, groups, 16]."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         self._check_stored(weight)
@@ -229,15 +229,15 @@ class _Quantized(Panels):
 
     @abstractmethod
     def _panel_shape(self) -> tuple[int, ...]:
-        """Of the q of 16 rows."""
+        """Returns the shape of one panel of q (16 output rows)."""
 
     @abstractmethod
     def _restore(self, items: torch.Tensor) -> torch.Tensor:
-        """One row's items of each of n panels to [n, in_features], int8."""
+        """Unpacks one row of each of n panels to [n, in_features], int8."""
 
 
 class _Int8(_Quantized):
-    """q: [panels, in_features / 2, 16, 2], int8."""
+    """Weights in 8 bits; q is [panels, in_features / 2, 16, 2], int8."""
 
     _q_dtype = torch.int8
 
@@ -249,7 +249,10 @@ class _Int8(_Quantized):
 
 
 class _Int4(_Quantized):
-    """q: [panels, in_features / 8, 16, 2], int16; nibble j of word p is column 2 j + p, plus 8."""
+    """Weights in 4 bits; q is [panels, in_features / 8, 16, 2], int16.
+
+    Nibble j of word p is column 2 j + p, plus 8.
+    """
 
     _q_dtype = torch.int16
 

@@ -1,10 +1,10 @@
-"""Weights in 8 and 4 bits: what is stored, independent of any backend's order.
+"""Quantization of weights to 8 and 4 bits: the values, whatever order a back end packs them in.
 
-32 columns of a row share a scale, symmetric about zero: w = q * scale, q in -127 ... 127 or -8 ...
-7.
-The scale is rounded to bf16 first and q is chosen for the rounded one, so nothing but q is lost. In
-4 bits the scale is chosen among a few so that the squared error of the 32 is least: one value of
-large magnitude is worth clipping when the others gain (as llama.cpp's and others' searches do).
+32 columns of a row share a scale, symmetric about zero: w = q * scale with q from -127 to 127, or
+from -8 to 7. The scale is rounded to bf16 first, and q is chosen for the rounded scale, so only the
+rounding of q loses precision. In 4 bits, the scale is the one of five candidates with the least
+squared error over the 32 columns: clipping one value of large magnitude can improve the others, as
+in llama.cpp's search.
 """
 
 import torch
@@ -13,12 +13,12 @@ GROUP_SIZE = 32
 """Columns that share a scale."""
 
 _LIMITS = {"int8": (-127, 127), "int4": (-8, 7)}
-# Shares of the scale that would keep the largest magnitude at -8, tried for each group.
-_INT4_SHARES = (1.0, 0.94, 0.88, 0.82, 0.76)
+# Candidate scales, as factors of the scale that maps the largest magnitude to -8.
+_INT4_SCALE_FACTORS = (1.0, 0.94, 0.88, 0.82, 0.76)
 
 
 def why_not_quantized(in_features: int, quantization: str) -> str | None:
-    """Returns None if rows of that length can be quantized, else the reason why not."""
+    """Returns None if rows of this length can be quantized, else the reason."""
     if in_features % GROUP_SIZE:
         return f"{quantization} takes rows of a multiple of {GROUP_SIZE}, got {in_features}"
     return None
@@ -40,10 +40,10 @@ def quantize_weight(weight: torch.Tensor, quantization: str) -> tuple[torch.Tens
         scales = (groups.abs().amax(dim=2) / high).bfloat16()
         return _round_to(groups, scales, low, high).flatten(1), scales
     most, least = groups.amax(dim=2), groups.amin(dim=2)
-    extreme = torch.where(-least > most, least, most)
+    largest = torch.where(-least > most, least, most)
     best_scales, best_error = None, None
-    for share in _INT4_SHARES:
-        scales = (extreme * (share / low)).bfloat16()
+    for factor in _INT4_SCALE_FACTORS:
+        scales = (largest * (factor / low)).bfloat16()
         q = _round_to(groups, scales, low, high)
         error = _sum_in_halves((q * scales.float().unsqueeze(2) - groups).square())
         if best_scales is None or best_error is None:
@@ -56,19 +56,19 @@ def quantize_weight(weight: torch.Tensor, quantization: str) -> tuple[torch.Tens
 
 
 def dequantize_weight(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Returns the weight that `quantize_weight` has stored, [n, k], float32, exactly."""
+    """Returns q * scale, [n, k], exact in float32."""
     return (_grouped(q) * scales.float().unsqueeze(2)).flatten(1)
 
 
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] to [n, groups, 32], float32."""
+    """Reshapes [n, k] to [n, groups, 32] in float32."""
     return weight.float().view(weight.shape[0], weight.shape[1] // GROUP_SIZE, GROUP_SIZE)
 
 
 def _sum_in_halves(groups: torch.Tensor) -> torch.Tensor:
-    """[n, groups, 32] to [n, groups]: column i and i + 16, then i and i + 8, down to the last two.
+    """Sums [n, groups, 32] to [n, groups]: columns i and i + 16, then i and i + 8, and so on.
 
-    The order is part of the definition: where two scales are as good, it decides between them.
+    The order is part of the definition: it decides between two scales that are equally good.
     """
     while groups.shape[2] > 1:
         half = groups.shape[2] // 2

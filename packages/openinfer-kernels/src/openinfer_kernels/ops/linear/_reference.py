@@ -1,4 +1,4 @@
-"""linear, as defined."""
+"""The definition of linear."""
 
 import torch
 
@@ -8,7 +8,7 @@ from openinfer_kernels.ops.linear._stored import StoredWeights
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """Every dtype on every device; on the CPU also quantized rows of whole groups."""
+    """Returns None for weights in the dtype, and on a CPU for quantized ones; else the reason."""
     if spec.quantization is None:
         return None
     if device.type != "cpu":

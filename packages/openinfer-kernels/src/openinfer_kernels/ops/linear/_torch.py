@@ -1,4 +1,4 @@
-"""linear through the library torch calls on this device (cuBLAS on CUDA)."""
+"""linear by the library that torch calls on the device, which is cuBLAS on CUDA."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from openinfer_kernels.ops.linear._stored import StoredWeights
 
 
 def supports(spec: LinearSpec, device: torch.device) -> str | None:
-    """Every dtype on every device; no quantized weights."""
+    """Returns None for weights in the dtype, else the reason."""
     if spec.quantization is None:
         return None
     return f"has no product with {spec.quantization} weights"

@@ -9,17 +9,17 @@ from typing import Protocol, cast
 
 import torch
 
-from openinfer_kernels.dispatch._choice import backend_module
+from openinfer_kernels.dispatch import backend_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNormSpec:
-    """What is fixed about a normalisation when the model is built.
+    """A normalisation, as far as it is known when the model is built.
 
     Attributes:
         hidden_size: Length of the last dimension.
         eps: Added to the mean square.
-        dtype: Of input, weight and output.
+        dtype: Dtype of input, weight and output.
     """
 
     hidden_size: int
@@ -28,7 +28,7 @@ class RMSNormSpec:
 
 
 class RMSNorm(Protocol):
-    """A bound `rms_norm`."""
+    """A planned `rms_norm`."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, /) -> torch.Tensor:
         """Normalises rows.

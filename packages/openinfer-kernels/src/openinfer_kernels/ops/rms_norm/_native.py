@@ -1,4 +1,4 @@
-"""rms_norm in one native call, rounded where the definition rounds."""
+"""rms_norm as one native call, which rounds where the definition rounds."""
 
 import torch
 
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """bf16 on a CPU with the native kernels."""
+    """Returns None if the native kernels run on this device in this dtype, else the reason."""
     return why_not(spec.dtype, device)
 
 

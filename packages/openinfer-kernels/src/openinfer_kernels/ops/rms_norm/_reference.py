@@ -1,4 +1,4 @@
-"""rms_norm, as defined."""
+"""The definition of rms_norm."""
 
 import torch
 
@@ -6,7 +6,7 @@ from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""rms_norm through torch's own operator, which runs wherever torch does."""
+"""rms_norm by torch's operator, on any device."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

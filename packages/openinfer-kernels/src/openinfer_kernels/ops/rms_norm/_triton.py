@@ -1,4 +1,4 @@
-"""rms_norm as one Triton program a row."""
+"""rms_norm in Triton: one program for each row."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -22,7 +22,7 @@ from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
 def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """Float dtypes, rows up to 65,536 elements."""
+    """Returns None for float dtypes and rows of at most 65,536 elements, else the reason."""
     if spec.hidden_size > 65_536:
         return f"one program holds a row of at most 65536 elements, got {spec.hidden_size}"
     return why_not_triton(spec.dtype, device)
@@ -101,7 +101,7 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The head dimension and the widest row of the Qwen3 family, in each dtype."""
+    """Returns the head dimension and the widest row of the Qwen3 family, in each dtype."""
     cases = []
     for dtype in TRITON_DTYPES.values():
         for hidden in (128, 5120):

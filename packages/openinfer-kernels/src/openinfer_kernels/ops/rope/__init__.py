@@ -1,7 +1,7 @@
 """Rotary position embedding applied to queries and keys (Su et al., 2021), half-split layout.
 
 Dimension i of a head is rotated together with dimension i + head_dim / 2 by the angle of the
-token's position. The angles come as a table, so scalings (linear, YaRN, ...) are no concern here.
+token's position. The caller passes a table of angles, which includes any scaling (linear, YaRN).
 """
 
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from typing import Protocol, cast
 
 import torch
 
-from openinfer_kernels.dispatch._choice import backend_module
+from openinfer_kernels.dispatch import backend_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """What is fixed about the rotation when the model is built.
+    """A rotation, as far as it is known when the model is built.
 
     Attributes:
         num_heads: Query heads.
         num_kv_heads: Key heads.
-        head_dim: Dimensions of a head, all of them rotated; even.
-        dtype: Of queries and keys.
+        head_dim: Dimensions of a head, an even number; all of them are rotated.
+        dtype: Dtype of queries and keys.
     """
 
     num_heads: int
@@ -30,7 +30,7 @@ class RopeSpec:
 
 
 class Rope(Protocol):
-    """A bound `rope`."""
+    """A planned `rope`."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, /

@@ -1,4 +1,4 @@
-"""rope in one native call, queries and keys together."""
+"""rope as one native call for queries and keys."""
 
 import torch
 
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
 def supports(spec: RopeSpec, device: torch.device) -> str | None:
-    """bf16 on a CPU with the native kernels."""
+    """Returns None if the native kernels run on this device in this dtype, else the reason."""
     return why_not(spec.dtype, device)
 
 

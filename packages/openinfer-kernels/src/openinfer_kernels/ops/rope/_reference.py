@@ -1,4 +1,4 @@
-"""rope, as defined: the pair (a, b) becomes (a cos - b sin, b cos + a sin)."""
+"""The definition of rope: the pair (a, b) becomes (a cos - b sin, b cos + a sin)."""
 
 import torch
 
@@ -6,7 +6,7 @@ from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
 def supports(spec: RopeSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""rope in Triton: one program a token, all its query and key heads at once."""
+"""rope in Triton: one program for each token, with all its query and key heads."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -15,7 +15,7 @@ from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
 def supports(spec: RopeSpec, device: torch.device) -> str | None:
-    """Heads of a power of two dimensions, up to 16,384 elements of queries a token."""
+    """Returns None if head_dim is a power of two and a token's queries fit, else the reason."""
     if spec.head_dim & (spec.head_dim - 1):
         return f"head_dim must be a power of two, got {spec.head_dim}"
     if spec.num_heads * spec.head_dim > 16_384:
@@ -103,7 +103,7 @@ def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The most heads of the Qwen3 family and an odd number of them, in each dtype."""
+    """Returns the most heads of the Qwen3 family and an odd number of heads, in each dtype."""
     cases = []
     for torch_dtype, dtype in TRITON_DTYPES.items():
         for num_heads, num_kv_heads, head_dim in ((64, 8, 128), (7, 1, 64)):

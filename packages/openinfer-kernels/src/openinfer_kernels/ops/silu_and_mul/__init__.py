@@ -5,16 +5,16 @@ from typing import Protocol, cast
 
 import torch
 
-from openinfer_kernels.dispatch._choice import backend_module
+from openinfer_kernels.dispatch import backend_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiluAndMulSpec:
-    """What is fixed about the activation when the model is built.
+    """An activation, as far as it is known when the model is built.
 
     Attributes:
-        intermediate_size: Length of the gate, of the up half and of the output.
-        dtype: Of input and output.
+        intermediate_size: Columns of the gate half, of the up half and of the output.
+        dtype: Dtype of input and output.
     """
 
     intermediate_size: int
@@ -22,13 +22,13 @@ class SiluAndMulSpec:
 
 
 class SiluAndMul(Protocol):
-    """A bound `silu_and_mul`."""
+    """A planned `silu_and_mul`."""
 
     def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
         """Applies the activation.
 
         Args:
-            gate_up: [num_tokens, 2 * intermediate_size], contiguous: the gate, then the up half.
+            gate_up: [num_tokens, 2 * intermediate_size], contiguous: gate half, then up half.
 
         Returns:
             [num_tokens, intermediate_size], a new tensor.

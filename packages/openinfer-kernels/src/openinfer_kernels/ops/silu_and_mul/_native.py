@@ -1,4 +1,4 @@
-"""silu_and_mul in one native call, rounded once."""
+"""silu_and_mul as one native call, which rounds once."""
 
 import torch
 
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
 def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
-    """bf16 on a CPU with the native kernels."""
+    """Returns None if the native kernels run on this device in this dtype, else the reason."""
     return why_not(spec.dtype, device)
 
 

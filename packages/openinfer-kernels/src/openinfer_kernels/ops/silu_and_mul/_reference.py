@@ -1,4 +1,4 @@
-"""silu_and_mul, as defined."""
+"""The definition of silu_and_mul."""
 
 import torch
 
@@ -6,7 +6,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
 def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""silu_and_mul through torch's operators: the gate's activation is rounded once in between."""
+"""silu_and_mul by two torch operators; the activation of the gate is rounded between them."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
 def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""silu_and_mul in Triton: a grid of tokens by column blocks, float32 inside."""
+"""silu_and_mul in Triton: one program for each token and block of columns; float32 inside."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,11 +13,12 @@ import triton.language as tl
 from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_triton
 from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
+# Columns of a program.
 _BLOCK = 1024
 
 
 def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
-    """Float dtypes."""
+    """Returns None for float dtypes on a GPU, else the reason."""
     return why_not_triton(spec.dtype, device)
 
 
@@ -50,7 +51,7 @@ def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
 
 
 def compile_cases() -> list[CompileCase]:
-    """The widest MLP of the Qwen3 family, in each dtype."""
+    """Returns the widest MLP of the Qwen3 family, in each dtype."""
     return [
         CompileCase(
             name=f"silu_and_mul-{dtype}-25600",

@@ -1,22 +1,22 @@
-"""Writing the keys and values of a step into the paged cache."""
+"""The write of a step's keys and values into the paged cache."""
 
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 
-from openinfer_kernels.dispatch._choice import backend_module
+from openinfer_kernels.dispatch import backend_module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreKVSpec:
-    """What is fixed about the write when the model is built.
+    """A write, as far as it is known when the model is built.
 
     Attributes:
         num_kv_heads: Key and value heads.
         head_dim: Dimensions of a head.
-        block_size: Tokens a cache block holds.
-        dtype: Of keys, values and cache.
+        block_size: Tokens of a cache block.
+        dtype: Dtype of keys, values and cache.
     """
 
     num_kv_heads: int
@@ -26,7 +26,7 @@ class StoreKVSpec:
 
 
 class StoreKV(Protocol):
-    """A bound `store_kv`."""
+    """A planned `store_kv`."""
 
     def __call__(
         self,
@@ -46,7 +46,7 @@ class StoreKV(Protocol):
                 last three dimensions are contiguous.
             v_cache: Same shape and strides.
             slot_mapping: [num_tokens], int64: block * block_size + offset. Every slot is written,
-                so padding tokens point to a block nobody reads.
+                so the slots of padding tokens belong to a block that is never read.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""store_kv in one native call."""
+"""store_kv as one native call."""
 
 import torch
 
@@ -7,7 +7,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
-    """bf16 on a CPU with the native kernels."""
+    """Returns None if the native kernels run on this device in this dtype, else the reason."""
     return why_not(spec.dtype, device)
 
 

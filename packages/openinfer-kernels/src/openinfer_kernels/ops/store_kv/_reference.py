@@ -1,4 +1,4 @@
-"""store_kv, as defined: token by token."""
+"""The definition of store_kv: one token after the other."""
 
 import torch
 
@@ -6,7 +6,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

@@ -1,4 +1,7 @@
-"""store_kv as one indexed write for keys and one for values; no host read, any device."""
+"""store_kv as one indexed write for keys and one for values, on any device.
+
+Nothing is read back to the host.
+"""
 
 import torch
 
@@ -6,7 +9,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 

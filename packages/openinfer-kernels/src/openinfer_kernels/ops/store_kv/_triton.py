@@ -1,4 +1,4 @@
-"""store_kv in Triton: one program a token copies its key and its value."""
+"""store_kv in Triton: one program for each token copies its key and its value."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -20,7 +20,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
-    """Float dtypes, up to 65,536 elements a token."""
+    """Returns None for float dtypes and at most 65,536 elements per token, else the reason."""
     if spec.num_kv_heads * spec.head_dim > 65_536:
         return f"a token has {spec.num_kv_heads} x {spec.head_dim} elements, at most 65536 fit"
     return why_not_triton(spec.dtype, device)
@@ -91,7 +91,7 @@ def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Eight heads of 128 and an odd count of 64, in each dtype."""
+    """Returns eight heads of 128 and an odd number of heads of 64, in each dtype."""
     cases = []
     for torch_dtype, dtype in TRITON_DTYPES.items():
         for num_kv_heads, head_dim in ((8, 128), (7, 64)):
