@@ -30,7 +30,7 @@ from openinfer_kernels import (
     StepTensors,
     plan_advance_rows,
 )
-from openinfer_sampler import RECORDED_NEEDS, Sampler
+from openinfer_sampler import CAPTURED_NEEDS, Sampler
 from openinfer_scheduler import LOOKAHEAD
 
 NUM_REPLAYS = 12
@@ -170,7 +170,7 @@ def _draws() -> Iterator[Row]:
             for _ in range(num_logits)
         ]
         slots = torch.arange(batch, device="cuda")
-        for (name, sampling), needs in zip(controls, RECORDED_NEEDS, strict=True):
+        for (name, sampling), needs in zip(controls, CAPTURED_NEEDS, strict=True):
             request = GenerateRequest(
                 request_id="",
                 prompt_token_ids=pack_ids([1, 2]),
@@ -179,9 +179,9 @@ def _draws() -> Iterator[Row]:
             )
             for slot in range(batch):
                 sampler.set(slot, request, seed=slot)
-            sampler.recordable_needs(slots.cpu().numpy())
+            sampler.capturable_needs(slots.cpu().numpy())
             steps = [
-                partial(sampler.draw_recorded, each, slots, slots + 2, needs) for each in logits
+                partial(sampler.draw_captured, each, slots, slots + 2, needs) for each in logits
             ]
             yield f"draw, {batch} rows, {name}", steps, logits[0].nbytes, 0
 

@@ -125,10 +125,10 @@ def _step(
     slots = np.arange(len(logits))
     device_slots = torch.arange(len(logits), device=logits.device)
     positions = torch.full_like(device_slots, position)
-    needs = sampler.recordable_needs(slots)
+    needs = sampler.capturable_needs(slots)
     if needs is None:
         return lambda: sampler.sample(logits, slots, positions, device_slots=device_slots)
-    return lambda: sampler.draw_recorded(logits, device_slots, positions, needs)
+    return lambda: sampler.draw_captured(logits, device_slots, positions, needs)
 
 
 def _token_ids(sampled: SampledTokens) -> npt.NDArray[np.uint32]:

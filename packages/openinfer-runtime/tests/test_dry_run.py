@@ -51,7 +51,7 @@ from openinfer_contract import (
 from openinfer_engine import EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor
-from openinfer_runtime.graphs._recorder import repeat_as_is
+from openinfer_runtime.graphs._capture import run_each_time
 
 for order in (find_op(name).order for name in op_names()):
     order["cpu"] = order["cuda"]
@@ -110,7 +110,7 @@ requests = [
     )
     for index, (length, wish) in enumerate([*((3, wish) for wish in wishes), (50, {})])
 ]
-executor = TorchExecutor(old._model, old._cache, old.info, repeat_as_is)
+executor = TorchExecutor(old._model, old._cache, old.info, run_each_time)
 loop = assemble(executor, options, model_line="qwen3")
 ends = []
 for request in requests:
@@ -148,7 +148,7 @@ def test_a_dry_run_notes_every_kernel_that_steps_launch(checkpoint):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["sample", "draw_recorded"])
+@pytest.mark.parametrize("method", ["sample", "draw_captured"])
 def test_a_dry_run_that_fails_says_so(checkpoint, method):
     """Half a list of kernels would be kept as a whole one."""
     broken = f"""

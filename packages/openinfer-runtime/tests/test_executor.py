@@ -127,7 +127,7 @@ def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog,
         raise RuntimeError("no graphs today")
 
     runner = engine(max_num_batched_tokens=40).pad_steps()
-    runner.executor._graphs._record = refuse
+    runner.executor._graphs._capture = refuse
     if is_prepared:
         assert not runner.executor.prepare()
     assert [output.token_ids for output in runner.run(requests())] == expected

@@ -9,7 +9,7 @@ from openinfer_contract import StartTrace, StopTrace
 from openinfer_engine import Tracer
 from openinfer_engine.trace._trace_file import TraceFile
 from openinfer_runtime.trace import _device_trace, _kernel_trace
-from openinfer_runtime.trace._step_timer import DeviceTimer
+from openinfer_runtime.trace._device_trace import DeviceTimer
 from openinfer_testing import read_trace
 
 
@@ -150,12 +150,12 @@ def test_the_clock_of_a_device_is_laid_over_the_hosts(tmp_path, drift):
         device.now += 20e-6
         truth[step] = device.run(0.01)
         timer.end(step, "forward")
-        # One step ahead: what is settled now is the step before.
+        # One step ahead: what is reported now is the step before.
         device.now = max(device.now, truth.get(step - 1, (0, 0))[1]) + 5e-6
-        timer.settle()
+        timer.report()
         if step % 500 == 499:  # idle for a while
             device.now = device.free_at + 0.5
-    timer.settle(is_last=True)
+    timer.report(is_last=True)
     tracer.close()
     parts = parts_of(read_trace(tracer.path), "device")
     assert len(parts) == 4000

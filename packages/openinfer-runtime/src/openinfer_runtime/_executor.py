@@ -1,7 +1,8 @@
-"""Plans run by torch, on the CPU or on one CUDA device: the same operations, another clock.
+"""The executor that runs plans with torch, on the CPU or on one CUDA device.
 
-On a device every call but `wait` enqueues and returns: what a row sampled last stays there, the
-next step reads it there, and one small copy a step brings ids and logprobs to the host.
+On a CUDA device every call except `wait` enqueues work and returns. The token that a row sampled
+last stays on the device, where the next step reads it. One small copy per step brings token ids
+and logprobs to the host.
 """
 
 import logging
@@ -23,8 +24,8 @@ from openinfer_engine import ExecutorDead, ExecutorInfo, GrammarMasks, StepFaile
 from openinfer_kernels import PrefixGroup, num_compiled_kernels
 from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime.errors import RecordingFailed
-from openinfer_runtime.graphs._recorder import Recorder
+from openinfer_runtime.errors import CaptureFailed
+from openinfer_runtime.graphs._capture import Capture
 from openinfer_runtime.graphs._step_graphs import Logits, StepGraphs
 from openinfer_runtime.steps._launched_step import LaunchedStep
 from openinfer_runtime.steps._prefix_groups import PrefixGroups, PrefixInput, SharingThresholds
@@ -43,14 +44,14 @@ _logger = logging.getLogger(__name__)
 class TorchExecutor:
     """`openinfer_engine.Executor` over a model and an arena. Use from one thread.
 
-    On a device at most two steps are in flight: while one runs, the next is enqueued behind it.
+    On a CUDA device at most two steps are in flight: while one runs, the next is enqueued.
 
     Args:
-        model: built and loaded.
-        cache: the model's view of the arena.
-        info: limits and identity; `info.depth` is 1 on a CPU.
-        record: makes whole steps repeatable, see `StepGraphs`; None launches every operation of
-            every step.
+        model: Model with its weights.
+        cache: The model's view of the arena.
+        info: Limits and identity; `info.depth` is 1 on a CPU.
+        capture: Captures whole steps, see `StepGraphs`; None launches every operation of every
+            step.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TorchExecutor:
         model: TorchModel,
         cache: CacheView,
         info: ExecutorInfo,
-        record: Recorder | None = None,
+        capture: Capture | None = None,
     ) -> None:
         (group,) = info.cache_groups
         assert group.kind == "full", "the row table holds one full group"
@@ -68,7 +69,7 @@ class TorchExecutor:
         self._device = torch.device(info.device)
         with torch.inference_mode():
             self._sampler = Sampler(
-                num_slots=info.max_num_seqs + 1,  # padding has one too
+                num_slots=info.max_num_seqs + 1,  # one more for padding
                 vocab_size=info.vocab_size,
                 device=self._device,
                 eos_token_ids=info.eos_token_ids,
@@ -82,10 +83,10 @@ class TorchExecutor:
                 last_token=self._sampler.last_token,
                 device=self._device,
             )
-            self._graphs = None if record is None else self._recorded(record)
+            self._graphs = None if capture is None else self._step_graphs(capture)
         self._prefix_groups = None
-        if record is not None or self._device.type == "cuda":
-            # Ops for the CPU have no use for them.
+        if capture is not None or self._device.type == "cuda":
+            # Ops for the CPU do not share prefixes.
             self._prefix_groups = PrefixGroups(
                 *self._rows.host_blocks, cache.block_size, SharingThresholds()
             )
@@ -96,7 +97,7 @@ class TorchExecutor:
         self._trace: DeviceTrace | None = None
         self.begin_service()
 
-    def _recorded(self, record: Recorder) -> StepGraphs:
+    def _step_graphs(self, capture: Capture) -> StepGraphs:
         info = self._info
         return StepGraphs(
             self._model,
@@ -104,7 +105,7 @@ class TorchExecutor:
             self._rows,
             self._sampler,
             StepShapes(max_num_seqs=info.max_num_seqs, max_num_tokens=info.max_num_batched_tokens),
-            record,
+            capture,
             vocab_size=info.vocab_size,
             dtype=getattr(torch, info.dtype),
             device=self._device,
@@ -121,35 +122,35 @@ class TorchExecutor:
         return num_compiled_kernels() - self._num_compiled
 
     def begin_service(self) -> None:
-        """From here on requests may wait for steps, and nothing is to be compiled any more."""
+        """Starts to count compilations: from now on requests wait for them."""
         self._num_compiled = num_compiled_kernels()
 
     def prepare(self, *, is_urgent: bool = False) -> bool:
-        """Records one more kind of step ahead of its first use, with no step in flight.
+        """Captures one more shape before its first use, with no step in flight.
 
-        A device that cannot record launches every operation of every step from then on.
+        If the capture fails, the executor launches every operation of every step from then on.
 
         Args:
-            is_urgent: only what every load needs.
+            is_urgent: Captures urgent shapes alone, which the first requests may need.
 
         Returns:
-            Whether there may be more.
+            Whether there may be more shapes.
         """
         if self._graphs is None:
             return False
         try:
             with torch.inference_mode():
-                return self._graphs.record_next(is_urgent=is_urgent)
-        except RecordingFailed as error:
-            self._stop_recording(error)
+                return self._graphs.capture_next(is_urgent=is_urgent)
+        except CaptureFailed as error:
+            self._stop_capturing(error)
             return False
 
-    def _stop_recording(self, error: RecordingFailed) -> None:
-        _logger.warning("steps are not recorded, which costs speed: %s", error, exc_info=error)
+    def _stop_capturing(self, error: CaptureFailed) -> None:
+        _logger.warning("steps are not captured, so decoding is slower: %s", error, exc_info=error)
         self._graphs = None
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Starts a step's forward pass; what goes wrong is said by `wait`."""
+        """Starts a step's forward pass; `wait` raises its errors."""
         step = self._steps[plan.step_id] = LaunchedStep(plan, error=self._death)
         if step.error is not None:
             return plan.step_id
@@ -162,11 +163,11 @@ class TorchExecutor:
             if trace is not None:
                 trace.end(plan.step_id, "forward")
         except Exception as error:
-            step.error = self._judge(error, plan)
+            step.error = self._failure(error, plan)
         return plan.step_id
 
     def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
-        """Starts sampling; what goes wrong is said by `wait`."""
+        """Starts sampling; `wait` raises its errors."""
         step = self._steps[ticket]
         if step.error is not None or step.rows is None:
             return
@@ -179,28 +180,28 @@ class TorchExecutor:
             if trace is not None:
                 trace.end(ticket, "sample")
         except Exception as error:
-            step.error = self._judge(error, step.plan)
+            step.error = self._failure(error, step.plan)
 
     def wait(self, ticket: int, /) -> StepResult:
         """Blocks until the step is done.
 
         Raises:
-            StepFailed: nothing of the step may be used; later steps go on.
-            ExecutorDead: the device is lost.
+            StepFailed: No result of the step may be used. Later steps run.
+            ExecutorDead: The device is lost.
         """
         step = self._steps.pop(ticket)
         if step.error is None:
             try:
                 result = step.read(self._refused)
                 if self._trace is not None:
-                    self._trace.settle()
+                    self._trace.report()
                 return result
             except Exception as error:
-                step.error = self._judge(error, step.plan)
+                step.error = self._failure(error, step.plan)
         raise step.error
 
     def trace(self, tracer: Tracer | None, /) -> None:
-        """Tells a tracer when forward passes and draws ran, until None comes. Never raises."""
+        """Reports times of forward passes and draws to a tracer; None stops that. Never raises."""
         earlier, self._trace = self._trace, None
         if earlier is not None:
             earlier.close()
@@ -208,12 +209,12 @@ class TorchExecutor:
             self._trace = DeviceTrace(tracer, self._device)
 
     def control(self, command: Command, /) -> CommandResult:
-        """No command is this executor's own."""
-        message = f"{command_name(command)} is not supported here"
+        """Rejects the command: this executor has none of its own."""
+        message = f"{command_name(command)} is not supported by this executor"
         return CommandFailed(kind="unsupported", message=message)
 
     def close(self) -> None:
-        """Drops weights and arena; the executor is dead from here on. Idempotent."""
+        """Frees weights and arena. Every later call fails. Idempotent."""
         if self._death is None:
             self._death = ExecutorDead("the executor is closed")
         self._steps.clear()
@@ -233,12 +234,12 @@ class TorchExecutor:
             if start.request.prompt_logprobs is not None:
                 self._prompt_requests[start.slot] = start.request
         try:
-            # Of every plan, so that they follow rows that come and go.
+            # The groups must see every plan, also one without rows, to follow starts and ends.
             groups = () if self._prefix_groups is None else self._prefix_groups.of(plan)
             if plan.rows:
                 self._forward_rows(step, plan, groups)
         finally:
-            # Of the draws to come: the device has the forward pass to do meanwhile.
+            # The draw needs the parameters, so they are set while the forward pass runs.
             for start in plan.starts:
                 self._set_sampling(start)
 
@@ -251,8 +252,8 @@ class TorchExecutor:
             try:
                 step.rows, step.logits = graphs.forward(plan, shape, groups)
                 return
-            except RecordingFailed as error:
-                self._stop_recording(error)
+            except CaptureFailed as error:
+                self._stop_capturing(error)
         step.rows, buffers = self._rows.enter_exact(plan)
         self._rows.advance(buffers)
         hidden = self._model.forward(self._with_shared(buffers.inputs, groups), self._cache)
@@ -281,12 +282,12 @@ class TorchExecutor:
         return replace(inputs, shared=prefixes.shared)
 
     def _scored_prompts(self, plan: StepPlan) -> dict[int, GenerateRequest]:
-        """By row of the plan, requests that ask for logprobs of the prompt that it forwards."""
+        """Returns the requests that want logprobs of prompt tokens of this step, by row."""
         scored: dict[int, GenerateRequest] = {}
         if not self._prompt_requests:
             return scored
         for index, row in enumerate(plan.rows):
-            if row.token_ids is None:  # the prompt is through: other steps need not bear with it
+            if row.token_ids is None:  # the whole prompt is scored: steps may be captured again
                 self._prompt_requests.pop(row.slot, None)
             elif row.slot in self._prompt_requests:
                 scored[index] = self._prompt_requests[row.slot]
@@ -303,7 +304,7 @@ class TorchExecutor:
                 num_output_tokens=start.num_output_tokens,
             )
         except (SamplerError, ValueError) as error:
-            # One request's parameters are no reason to fail the others of its step.
+            # Other requests of the step must not fail because of this one.
             self._refused[start.slot] = str(error)
 
     def _draw(self, step: LaunchedStep, rows: HostRows, masks: GrammarMasks) -> None:
@@ -319,13 +320,13 @@ class TorchExecutor:
         self, step: LaunchedStep, rows: HostRows, logits: Logits, masks: GrammarMasks
     ) -> SampledTokens:
         if logits.sampled_rows is not None and not masks and self._graphs is not None:
-            needs = self._sampler.recordable_needs(rows.sampled_slots)
+            needs = self._sampler.capturable_needs(rows.sampled_slots)
             try:
                 if needs is not None:
                     step.drawn_at = rows.sampled_rows
                     return self._graphs.draw(logits, rows, needs)
-            except RecordingFailed as error:
-                self._stop_recording(error)
+            except CaptureFailed as error:
+                self._stop_capturing(error)
         logits = logits.sampled(len(rows.sampled_rows))
         sampled = self._sampler.sample(
             logits.scores,
@@ -347,8 +348,8 @@ class TorchExecutor:
         bits = np.stack(list(masks.values())).view(np.int32)
         return index, upload(bits, self._device)
 
-    def _judge(self, error: Exception, plan: StepPlan) -> StepFailed | ExecutorDead:
-        """What an exception means for the engine: a step lost, or the device."""
+    def _failure(self, error: Exception, plan: StepPlan) -> StepFailed | ExecutorDead:
+        """Returns the error that an exception is to the engine: one lost step, or a dead device."""
         _logger.error("step %d has failed", plan.step_id, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             return StepFailed(
@@ -356,7 +357,7 @@ class TorchExecutor:
                 "--max-num-batched-tokens, --max-num-seqs or --gpu-memory-utilization"
             )
         if isinstance(error, torch.AcceleratorError):
-            # A device that has reported an error answers every later call with it.
-            self._death = ExecutorDead("the device has reported an error; see the engine's log")
+            # CUDA errors are sticky: every later call on the device fails too.
+            self._death = ExecutorDead("the device has reported an error, see the engine's log")
             return self._death
         return StepFailed(f"the forward pass has failed with {type(error).__name__}")

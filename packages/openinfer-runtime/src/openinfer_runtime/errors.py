@@ -4,7 +4,7 @@ DeviceError
 ├── DeviceUnavailable    the device asked for is not there, or torch cannot use it
 ├── InsufficientMemory   weights, buffers and the least useful cache do not fit; says which flag
 ├── ModelRejected        the checkpoint's weights or the kernels say no; carries their words
-└── RecordingFailed      the device does not record a step; the step can be launched instead
+└── CaptureFailed      the device does not record a step; the step can be launched instead
 """
 
 from openinfer_contract import OpenInferError
@@ -44,5 +44,5 @@ class ModelRejected(DeviceError):
     """The model cannot be built from this checkpoint on this device."""
 
 
-class RecordingFailed(DeviceError):
+class CaptureFailed(DeviceError):
     """The device does not record a step; nothing of it has been enqueued."""

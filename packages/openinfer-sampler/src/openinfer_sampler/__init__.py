@@ -8,8 +8,8 @@ from openinfer_kernels import upload
 from openinfer_sampler._logprobs import unpack_scores
 from openinfer_sampler._rows import HONOURED
 from openinfer_sampler._sampler import (
+    CAPTURED_NEEDS,
     MIN_SCORED_ROWS,
-    RECORDED_NEEDS,
     HostTokens,
     SampledTokens,
     Sampler,
@@ -22,7 +22,7 @@ __all__ = [
     "SampledTokens",
     "HostTokens",
     "HONOURED",
-    "RECORDED_NEEDS",
+    "CAPTURED_NEEDS",
     # Scoring tokens that are given
     "MIN_SCORED_ROWS",
     "unpack_scores",

@@ -33,8 +33,8 @@ from openinfer_kernels import (
 from openinfer_sampler._logprobs import LogprobLayout
 from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
 
-RECORDED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
-"""What `Sampler.recordable_needs` answers, besides None."""
+CAPTURED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
+"""What `Sampler.capturable_needs` answers, besides None."""
 
 MIN_SCORED_ROWS = 64
 """Rows that every sampler's `score_tokens` takes at once."""
@@ -209,26 +209,26 @@ class Sampler:
         return self._rows.state.last_token
 
     @property
-    def is_recordable(self) -> bool:
-        """Whether `draw_recorded` may be recorded here."""
+    def is_capturable(self) -> bool:
+        """Whether `draw_captured` may be recorded here."""
         return self._draw.is_recordable
 
-    def recordable_needs(self, slots: Indices) -> int | None:
-        """What `draw_recorded` must have been told to serve these rows; sends their parameters.
+    def capturable_needs(self, slots: Indices) -> int | None:
+        """What `draw_captured` must have been told to serve these rows; sends their parameters.
 
         Args:
             slots: [n], on the host: whose rows they are.
 
         Returns:
-            One of `RECORDED_NEEDS`; None if there is nothing that could be recorded.
+            One of `CAPTURED_NEEDS`; None if there is nothing that could be recorded.
         """
-        if not self.is_recordable:
+        if not self.is_capturable:
             return None
         needs = self._rows.all_needs(slots)
         self._rows.send()
-        return RECORDED_NEEDS[bool(needs & (Needs.FILTER | Needs.CONTROLS))]
+        return CAPTURED_NEEDS[bool(needs & (Needs.FILTER | Needs.CONTROLS))]
 
-    def draw_recorded(
+    def draw_captured(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, needs: int
     ) -> SampledTokens:
         """Draws one token a row; may be recorded and replayed over other contents of the tensors.
@@ -240,7 +240,7 @@ class Sampler:
             slots: [n], int64, on the device: whose rows they are. A slot that was never set may
                 stand there more than once.
             positions: [n], int64, on the device.
-            needs: of `recordable_needs`, for all rows of all replays.
+            needs: of `capturable_needs`, for all rows of all replays.
         """
         rows = SampleRows(slots, positions, np.full(len(slots), needs, np.int64))
         drawn = self._draw(logits, rows)
@@ -257,7 +257,7 @@ class Sampler:
         slots: Indices,
         at: Indices,
     ) -> SampledTokens:
-        """Scores what `draw_recorded` has drawn, in the rows that ask for it. Enqueues and returns.
+        """Scores what `draw_captured` has drawn, in the rows that ask for it. Enqueues and returns.
 
         Rows that do not ask are not read, so that they pay for the launches at most.
 
@@ -301,7 +301,7 @@ class Sampler:
         rows = np.arange(len(logits))
         return self._score(logits, token_ids, rows, num_top, np.zeros((len(rows), 0), np.int64))
 
-    def rehearse(self, logits: torch.Tensor) -> None:
+    def sample_costliest(self, logits: torch.Tensor) -> None:
         """Runs the costliest step there is, for those who measure its memory.
 
         Args:

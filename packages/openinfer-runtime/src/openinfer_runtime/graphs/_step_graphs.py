@@ -1,8 +1,8 @@
-"""Whole steps at the price of one launch: recorded once for each shape, then replayed.
+"""Whole steps for the price of two launches: captured once for each shape, then replayed.
 
-A step is two recordings, so that their kinds add up instead of multiplying: the forward pass of a
-shape, from the rows' tables to logits; and the draw of so many rows with the controls that they
-ask for, from logits to the tables. Between them lie buffers that all recordings share.
+A step is two captures, so that their kinds add up instead of multiplying. The first is the forward
+pass of a shape, from the row tables to logits. The second is the draw of a number of rows with the
+controls that they need, from logits to the tables. Both use buffers that all captures share.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ import torch
 from openinfer_kernels import PrefixGroup
 from openinfer_nn import CacheView
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime.errors import RecordingFailed
-from openinfer_runtime.graphs._recorder import Recorder
+from openinfer_runtime.errors import CaptureFailed
+from openinfer_runtime.graphs._capture import Capture
 from openinfer_runtime.steps._prefix_groups import PrefixInput
 from openinfer_runtime.steps._row_table import RowTable
 from openinfer_runtime.steps._step_buffers import HostRows, StepBuffers
 from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
-from openinfer_sampler import RECORDED_NEEDS, SampledTokens, Sampler
+from openinfer_sampler import CAPTURED_NEEDS, SampledTokens, Sampler
 from openinfer_scheduler import StepPlan
 
 T = TypeVar("T")
@@ -65,18 +65,18 @@ class _Forward:
 
 
 class StepGraphs:
-    """The recorded steps of one executor. Use from the step thread.
+    """The captured steps of one executor. Use from the step thread.
 
     Args:
-        model: whose forward pass is recorded.
-        cache: that it writes to.
-        rows: that it reads and advances.
-        sampler: that draws.
-        shapes: of the steps.
-        record: makes a step repeatable.
-        vocab_size: columns of the logits.
-        dtype: of the logits.
-        device: of all of them.
+        model: Model whose forward pass is captured.
+        cache: Cache that the forward pass writes to.
+        rows: Rows that a step reads and advances.
+        sampler: Draws tokens.
+        shapes: Shapes of the steps.
+        capture: Makes a step repeatable.
+        vocab_size: Columns of the logits.
+        dtype: Type of the logits.
+        device: Device of the steps.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StepGraphs:
         rows: RowTable,
         sampler: Sampler,
         shapes: StepShapes,
-        record: Recorder,
+        capture: Capture,
         *,
         vocab_size: int,
         dtype: torch.dtype,
@@ -97,35 +97,37 @@ class StepGraphs:
         self._rows = rows
         self._sampler = sampler
         self._shapes = shapes
-        self._record = record
+        self._capture = capture
         self._device = device
         num_rows = shapes.max_num_seqs
         self._scores = torch.zeros((num_rows, vocab_size), dtype=dtype, device=device)
         rows.reserve(max(shapes.max_num_tokens, num_rows), num_rows)
-        self._ahead = deque(shapes.all())
+        self._uncaptured = deque(shapes.all())
         self._forwards: dict[StepShape, _Forward] = {}
         self._draws: dict[tuple[int, int], Callable[[], SampledTokens]] = {}
 
     def shape_of(self, plan: StepPlan, groups: Sequence[PrefixGroup] = ()) -> StepShape | None:
-        """The shape that a plan with rows is padded to; None if it is too large for any."""
+        """Returns the shape that a plan with rows is padded to; None if no shape holds it."""
         return self._shapes.of(plan, shares_prefixes=bool(groups))
 
     def forward(
         self, plan: StepPlan, shape: StepShape, groups: Sequence[PrefixGroup] = ()
     ) -> tuple[HostRows, Logits]:
-        """Enqueues the forward pass of a plan; logits by row of the plan, then padding.
-
-        The logits hold until the next forward pass.
+        """Enqueues the forward pass of a plan.
 
         Args:
-            plan: with rows.
-            shape: that it is padded to.
-            groups: of rows that share blocks, as the shape was chosen for.
+            plan: Plan with rows.
+            shape: Shape that the plan is padded to.
+            groups: Rows that share blocks, as given to `shape_of`.
+
+        Returns:
+            The plan's rows, and logits of every row of the plan and of padding. The logits hold
+            until the next forward pass.
 
         Raises:
-            RecordingFailed: of a shape that comes for the first time.
+            CaptureFailed: The shape is new, and its capture fails.
         """
-        forward = self._forwards.get(shape) or self.record_forward(shape)
+        forward = self._forwards.get(shape) or self.capture_forward(shape)
         rows = self._rows.enter(plan, forward.buffers)
         if forward.prefixes is not None:
             forward.prefixes.fill(groups)
@@ -133,18 +135,18 @@ class StepGraphs:
         return rows, forward.logits
 
     def draw(self, logits: Logits, rows: HostRows, needs: int) -> SampledTokens:
-        """Enqueues the draw of a step, and beside it the logprobs that its rows ask for.
+        """Enqueues the draw of a step, and after it the logprobs that its rows ask for.
 
         Args:
-            logits: of `forward`, just now.
-            rows: of `forward`.
-            needs: of `Sampler.recordable_needs`.
+            logits: Result of the latest `forward`.
+            rows: Result of the latest `forward`.
+            needs: Result of `Sampler.capturable_needs`.
 
         Raises:
-            RecordingFailed: of a draw that comes for the first time.
+            CaptureFailed: The draw is new, and its capture fails.
         """
         num_rows = len(logits.slots)
-        draw = self._draws.get((num_rows, needs)) or self.record_draw(num_rows, needs)
+        draw = self._draws.get((num_rows, needs)) or self.capture_draw(num_rows, needs)
         return self._sampler.add_logprobs(
             draw(),
             logits.scores,
@@ -155,42 +157,41 @@ class StepGraphs:
             at=rows.sampled_rows,
         )
 
-    def record_next(self, *, is_urgent: bool = False) -> bool:
-        """Records the next shape, and its draws, that no step has had yet.
+    def capture_next(self, *, is_urgent: bool = False) -> bool:
+        """Captures the next shape that no step has used yet, and its draws.
 
         Args:
-            is_urgent: only if it is one of those that every load needs.
+            is_urgent: Stops at the first shape that is not urgent.
 
         Returns:
-            Whether there was one.
+            Whether a shape was captured.
         """
-        while self._ahead:
-            shape = self._ahead[0]
+        while self._uncaptured:
+            shape = self._uncaptured[0]
             if is_urgent and not self._shapes.is_urgent(shape):
                 return False
-            self._ahead.popleft()
+            self._uncaptured.popleft()
             if shape not in self._forwards:
-                self.record_forward(shape)
-                for needs in RECORDED_NEEDS:
-                    if (shape.num_seqs, needs) not in self._draws and self._sampler.is_recordable:
-                        self.record_draw(shape.num_seqs, needs)
+                self.capture_forward(shape)
+                for needs in CAPTURED_NEEDS:
+                    if (shape.num_seqs, needs) not in self._draws and self._sampler.is_capturable:
+                        self.capture_draw(shape.num_seqs, needs)
                 return True
         return False
 
-    def record_forward(self, shape: StepShape) -> _Forward:
-        """Records the forward pass of a shape.
+    def capture_forward(self, shape: StepShape) -> _Forward:
+        """Captures the forward pass of a shape.
 
         Raises:
-            RecordingFailed: the device does not.
+            CaptureFailed: The device refuses.
         """
         buffers = self._rows.captured_step(shape)
         logits = replace(self._logits(shape.num_seqs), sampled_rows=buffers.sampled_rows)
         prefixes = None
+        inputs = buffers.inputs
         if shape.shares_prefixes:
             num_kv_heads = self._cache.spec.planes[0].num_heads
             prefixes = PrefixInput(shape.num_seqs, num_kv_heads, self._device)
-        inputs = buffers.inputs
-        if prefixes is not None:
             inputs = replace(inputs, shared=prefixes.shared)
 
         def work() -> None:
@@ -200,30 +201,30 @@ class StepGraphs:
                 hidden = hidden.index_select(0, inputs.logits_indices)
             self._model.logits(hidden, logits.scores)
 
-        forward = self._forwards[shape] = _Forward(buffers, prefixes, logits, self._recorded(work))
+        forward = self._forwards[shape] = _Forward(buffers, prefixes, logits, self._captured(work))
         return forward
 
-    def record_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:
-        """Records the draw of so many rows.
+    def capture_draw(self, num_rows: int, needs: int) -> Callable[[], SampledTokens]:
+        """Captures the draw of a number of rows.
 
         Raises:
-            RecordingFailed: the device does not.
+            CaptureFailed: The device refuses.
         """
         logits = self._logits(num_rows)
 
         def work() -> SampledTokens:
-            return self._sampler.draw_recorded(logits.scores, logits.slots, logits.positions, needs)
+            return self._sampler.draw_captured(logits.scores, logits.slots, logits.positions, needs)
 
-        draw = self._draws[num_rows, needs] = self._recorded(work)
+        draw = self._draws[num_rows, needs] = self._captured(work)
         return draw
 
     def _logits(self, num_rows: int) -> Logits:
-        """The first rows, where every recorded step leaves them."""
+        """Returns the first rows of the buffers in which every captured step leaves its logits."""
         slots, positions = self._rows.draws(num_rows)
         return Logits(scores=self._scores[:num_rows], slots=slots, positions=positions)
 
-    def _recorded(self, work: Callable[[], T]) -> Callable[[], T]:
+    def _captured(self, work: Callable[[], T]) -> Callable[[], T]:
         try:
-            return self._record(work)
+            return self._capture(work)
         except RuntimeError as error:
-            raise RecordingFailed(str(error)) from error
+            raise CaptureFailed(str(error)) from error

@@ -23,7 +23,7 @@ from openinfer_engine import ExecutorInfo, GrammarMasks
 from openinfer_nn import CacheView, StepInputs
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._model import TorchModel
-from openinfer_runtime.errors import RecordingFailed
+from openinfer_runtime.errors import CaptureFailed
 from openinfer_runtime.startup._memory_plan import allocate_arena
 from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
@@ -39,7 +39,7 @@ class _DryExecutor(TorchExecutor):
     def _judge(self, error: Exception, plan: StepPlan) -> Never:
         raise error
 
-    def _stop_recording(self, error: RecordingFailed) -> Never:
+    def _stop_capturing(self, error: CaptureFailed) -> Never:
         raise error
 
 
@@ -64,18 +64,18 @@ def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
         _prefill(executor, step_id, request, has_mask)
     while executor.prepare():
         pass
-    for inputs in _unrecorded(info, block_size):
+    for inputs in _uncaptured(info, block_size):
         with torch.inference_mode():
             model.forward(inputs, cache)
 
 
 def _run_once(work: Callable[[], T]) -> Callable[[], T]:
-    """A `Recorder` whose recordings need not be right."""
+    """A `Capture` whose recordings need not be right."""
     result = work()
     return lambda: result
 
 
-def _unrecorded(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
+def _uncaptured(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
     """Prompts that are launched as they come: the long, and those whose logprobs are wanted."""
     num_tokens = 2
     while num_tokens <= (longest := min(info.max_num_batched_tokens, info.max_model_len)):

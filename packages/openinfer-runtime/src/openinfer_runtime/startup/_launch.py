@@ -21,11 +21,11 @@ from openinfer_nn import (
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._model import Build, BuildOptions, TorchModel
 from openinfer_runtime.errors import DeviceUnavailable, InsufficientMemory, ModelRejected
-from openinfer_runtime.graphs._recorder import CudaGraphs
+from openinfer_runtime.graphs._capture import CudaGraphs
 from openinfer_runtime.startup._executor_info import cache_group, executor_info, fingerprint
+from openinfer_runtime.startup._first_steps import run_first_steps
 from openinfer_runtime.startup._kernels_ahead import compile_ahead
 from openinfer_runtime.startup._memory_plan import allocate_arena, check_host_memory, plan_memory
-from openinfer_runtime.startup._rehearsal import rehearse
 from openinfer_runtime.startup._threads import useful_threads
 from openinfer_runtime.steps._step_shapes import StepShapes
 
@@ -70,7 +70,7 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
             kernels.wait()
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         _set_threads(spec.engine.num_threads, weights_bytes)
-        shapes = _recorded_shapes(spec, plan, device)
+        shapes = _captured_shapes(spec, plan, device)
         with _timed("memory planned"):
             memory = plan_memory(
                 model,
@@ -99,7 +99,7 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
     record = None if shapes is None else CudaGraphs(device)
     with _timed("first steps run"):
         executor = TorchExecutor(model, cache, info, record)
-        rehearse(executor)
+        run_first_steps(executor)
     return executor
 
 
@@ -124,7 +124,7 @@ def _timed(done: str) -> Iterator[None]:
     _logger.info("%s in %.2f s", done, time.perf_counter() - begun)
 
 
-def _recorded_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) -> StepShapes | None:
+def _captured_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) -> StepShapes | None:
     """The steps that are recorded and replayed; None, said why, where every one is launched."""
     if device.type != "cuda":
         return None

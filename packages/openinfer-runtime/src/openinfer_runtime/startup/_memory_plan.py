@@ -168,7 +168,7 @@ class _LargestStep:
             device=device,
             eos_token_ids=self.eos_token_ids,
         )
-        sampler.rehearse(logits)
+        sampler.sample_costliest(logits)
         torch.cuda.synchronize(device)
 
 

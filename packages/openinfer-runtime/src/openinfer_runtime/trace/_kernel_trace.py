@@ -1,4 +1,4 @@
-"""Single kernels of a trace's first steps, by torch's profiler and at its price."""
+"""Single kernels of a trace's first steps, from torch's profiler, which slows these steps."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from openinfer_engine import Tracer
 
 MAX_STEPS = 128
-"""Steps whose kernels are kept: the profiler holds them in memory until it stops."""
+"""Number of steps with kernels: the profiler holds all events in memory until it stops."""
 
 _EVENTS_PER_WRITE = 4096
 
@@ -22,11 +22,11 @@ _logger = logging.getLogger(__name__)
 class KernelTrace:
     """Kernels on a CUDA device, operations on a CPU. Use from the step thread.
 
-    Starting and stopping take seconds, and steps are slower in between.
+    Starting and stopping the profiler take seconds, and steps are slower in between.
 
     Args:
-        tracer: what they are told to.
-        device: where they run.
+        tracer: Tracer that receives the kernels.
+        device: Device of the steps.
     """
 
     def __init__(self, tracer: Tracer, device: torch.device) -> None:
@@ -39,19 +39,21 @@ class KernelTrace:
             warnings.simplefilter("ignore")
             self._profiler: profile | None = profile(activities=[activity], acc_events=True)
             self._profiler.start()
-        # The profiler counts nanoseconds since 1970, the tracer those of another clock.
+        # The profiler counts nanoseconds since 1970; the tracer's clock starts elsewhere.
         before, since_1970, after = tracer.clock(), time.time_ns(), tracer.clock()
         self._offset_s = (before + after) / 2 - since_1970 / 1e9
 
-    def count(self) -> None:
-        """Another step has been waited for; behind the last one that is kept the profiler stops."""
+    def count_step(self) -> None:
+        """Counts a step that was waited for; stops the profiler after `MAX_STEPS`."""
         self._num_steps += 1
         if self._num_steps == MAX_STEPS:
-            _logger.info("the trace has the kernels of %d steps; it goes on without", MAX_STEPS)
+            _logger.info(
+                "the trace has the kernels of %d steps and continues without kernels", MAX_STEPS
+            )
             self.close()
 
     def close(self) -> None:
-        """Stops the profiler and tells what it has seen. Idempotent."""
+        """Stops the profiler and reports its events. Idempotent."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -80,7 +82,11 @@ class KernelTrace:
         start_ns: int,
         end_ns: int,
     ) -> int:
-        """One for each thread, whose operations nest; of a stream as many as overlap."""
+        """Returns the track of an event.
+
+        Operations of one thread nest and share a track. Kernels of one stream that overlap get
+        tracks of their own.
+        """
         if self._device.type == "cpu":
             return self._tracer.track(f"operations of thread {event.start_thread_id()}")
         name = f"{self._device} stream {event.device_resource_id()}"

@@ -62,9 +62,9 @@ def compare(samplings, wishes):
     held[torch.from_numpy(at).to(device)] = torch.from_numpy(slots).to(device)
     logits = torch.zeros(num_rows, vocab_size, device=device)
     positions = torch.full((num_rows,), 3, device=device)
-    needs = ours.recordable_needs(slots)
-    ours.draw_recorded(logits, torch.full_like(held, padding), positions, needs)  # compiles
-    draw = recorded(lambda: ours.draw_recorded(logits, held, positions, needs))
+    needs = ours.capturable_needs(slots)
+    ours.draw_captured(logits, torch.full_like(held, padding), positions, needs)  # compiles
+    draw = recorded(lambda: ours.draw_captured(logits, held, positions, needs))
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
         logits.copy_(torch.randn(num_rows, vocab_size, generator=generator) * 2)

@@ -18,7 +18,7 @@ _PROMPT = (0, 0)
 _logger = logging.getLogger(__name__)
 
 
-def rehearse(executor: TorchExecutor) -> None:
+def run_first_steps(executor: TorchExecutor) -> None:
     """Records steps ahead, then prefills and decodes in slot 0 and the first blocks.
 
     It leaves nothing behind: a block is written before its entries are attended to.
