@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from openinfer_kernels import BackendUnavailable, PagedAttentionSpec, plan_paged_attention
+from openinfer_kernels import (
+    BackendUnavailable,
+    FusedAttentionSpec,
+    PagedAttentionSpec,
+    plan_fused_attention,
+    plan_paged_attention,
+)
 
 BLOCK_SIZE = 16
 # The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
@@ -235,3 +241,24 @@ def test_triton_refuses_other_heads():
     )
     with pytest.raises(BackendUnavailable, match="got 80"):
         plan_paged_attention(spec, "cuda", "triton")
+
+
+@pytest.mark.parametrize("head_dim", [80, 96])
+def test_a_gpu_without_a_kernel_for_these_heads_is_refused(head_dim):
+    """The back end in torch would gather whole caches: tens of gigabytes in every layer."""
+    spec = PagedAttentionSpec(
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        block_size=16,
+        scale=1.0,
+        dtype=torch.bfloat16,
+    )
+    for plan in (
+        lambda: plan_paged_attention(spec, "cuda"),
+        lambda: plan_fused_attention(FusedAttentionSpec(attention=spec), "cuda"),
+    ):
+        with pytest.raises(BackendUnavailable, match=f"head_dim .* got {head_dim}"):
+            plan()
+    # By name it can be had, as an oracle for small caches.
+    assert plan_paged_attention(spec, "cuda", "torch") is not None

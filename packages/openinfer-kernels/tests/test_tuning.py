@@ -12,8 +12,10 @@ import torch
 
 from openinfer_kernels import FusedLinearSpec, LinearSpec, PagedAttentionSpec
 from openinfer_kernels.gpu._family import gpu_family, num_multiprocessors, tuned_for
+from openinfer_kernels.ops.fused_attention import _triton as fused_attention_triton
 from openinfer_kernels.ops.fused_attention import _tuning as fused_attention
 from openinfer_kernels.ops.fused_linear import _gluon_prompts, _triton, _tuning
+from openinfer_kernels.ops.paged_attention import _triton as paged_attention_triton
 from openinfer_kernels.ops.paged_attention import _tuning as paged_attention
 
 NORM = {"norm_eps": 1e-6}
@@ -138,6 +140,46 @@ def test_each_family_has_its_kernels(capability, expected, monkeypatch):
     monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype))
     launches = _triton._launches(spec, device)
     assert [type(launch).__name__ for _, launch in launches] == expected
+
+
+def _regimes(module, spec, device):
+    return [(regime.rows, regime.kernel) for regime in module.regimes(spec, device)]
+
+
+def test_regimes_of_a_gate_and_of_logits(monkeypatch):
+    device = _use_gpu(monkeypatch, (9, 0))
+    assert _regimes(_triton, _product("4b-gate"), device) == [
+        ("1 row", "triton_one_row"),
+        ("2 to 16 rows", "triton_few_rows"),
+        ("17 to 64 rows", "gluon_many_rows"),
+        ("320 rows and more", "gluon_prompts"),
+        ("any other", "composed"),
+    ]
+    logits = _triton.regimes(_product("4b-logits"), device)
+    assert [regime.kernel for regime in logits if not regime.why_not] == [
+        "triton_one_row",
+        "composed",
+        "composed",
+    ]
+    device = _use_gpu(monkeypatch, (8, 0))
+    (prompts,) = (
+        regime
+        for regime in _triton.regimes(_product("4b-gate"), device)
+        if regime.kernel == "gluon_prompts"
+    )
+    assert "capability 9" in prompts.why_not
+
+
+def test_regimes_of_attention(monkeypatch):
+    device = _use_gpu(monkeypatch, (9, 0))
+    assert _regimes(paged_attention_triton, ATTENTION, device) == [
+        ("prefills of 256 rows and more", "gluon_prefill"),
+        ("any other", "triton_prefill"),
+    ]
+    assert [kernel for _, kernel in _regimes(fused_attention_triton, ATTENTION, device)] == [
+        "triton_decode",
+        "triton_prefill",
+    ]
 
 
 def test_fewer_multiprocessors_split_inputs_less(monkeypatch):

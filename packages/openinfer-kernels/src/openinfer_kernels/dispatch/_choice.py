@@ -105,9 +105,13 @@ def backend_module(op: str, spec: Any, device: torch.device | str, backend: str)
 
 
 def regimes_of(module: ModuleType, spec: Any, device: torch.device) -> tuple[Regime, ...]:
-    """Returns a back end's kernels by number of rows; none if it has one kernel for all."""
+    """Returns a back end's kernels by number of rows; none if it has one kernel for all.
+
+    On a machine without a GPU, kernels of a CUDA device are unknown and none are returned.
+    """
     name_regimes = getattr(module, "regimes", None)
-    return () if name_regimes is None else tuple(name_regimes(spec, device))
+    is_absent = device.type == "cuda" and not torch.cuda.is_available()
+    return () if name_regimes is None or is_absent else tuple(name_regimes(spec, device))
 
 
 @cache

@@ -117,7 +117,7 @@ class FusedAttention(Protocol):
 
 ORDER: dict[str, tuple[str, ...]] = {
     "cpu": ("native", "composed", "reference"),
-    "cuda": ("triton", "composed", "reference"),
+    "cuda": ("triton", "composed"),
 }
 """Back ends by device type, in the order in which "auto" tries them."""
 

@@ -11,6 +11,7 @@ are one over the prefixes that sequences share, if the step has any, and one ove
 
 import torch
 
+from openinfer_kernels.dispatch._choice import Regime
 from openinfer_kernels.gpu._support import CompileCase, why_not_triton
 from openinfer_kernels.ops.fused_attention import (
     AttentionStep,
@@ -30,6 +31,14 @@ def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
     if spec.attention.head_dim not in _HEAD_DIMS:
         return f"head_dim must be 32, 64, 128 or 256, got {spec.attention.head_dim}"
     return why_not_triton(spec.attention.dtype, device)
+
+
+def regimes(spec: FusedAttentionSpec, device: torch.device) -> tuple[Regime, ...]:
+    """Returns the kernels by the rows of a step."""
+    return (
+        Regime(rows=f"up to {MAX_SEQS} rows of one token", kernel="triton_decode"),
+        Regime(rows="any other", kernel="triton_prefill"),
+    )
 
 
 def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:

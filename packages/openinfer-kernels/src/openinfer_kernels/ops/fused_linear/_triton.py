@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from openinfer_kernels.dispatch._choice import Regime
 from openinfer_kernels.gpu._family import num_multiprocessors
 from openinfer_kernels.gpu._support import (
     TRITON_DTYPES,
@@ -44,6 +45,26 @@ def supports(spec: FusedLinearSpec, device: torch.device) -> str | None:
     if spec.linear.quantization is not None:
         return f"has no product with {spec.linear.quantization} weights"
     return why_not_triton(spec.linear.dtype, device)
+
+
+def regimes(spec: FusedLinearSpec, device: torch.device) -> tuple[Regime, ...]:
+    """Returns the kernels by number of rows; "composed" stands for the parts, one after another."""
+    found, first, kernels = [Regime(rows="1 row", kernel="triton_one_row")], 2, []
+    for row_tile in _tuning.ROW_TILES:
+        kernel = "composed"
+        if _many_rows_cut(spec, row_tile, device) is not None:
+            kernel = "gluon_many_rows"
+        elif _tuning.few_rows_sizes(spec, row_tile, device) is not None:
+            kernel = "triton_few_rows"
+        kernels.append((kernel, row_tile))
+    for index, (kernel, last) in enumerate(kernels):
+        if index + 1 == len(kernels) or kernels[index + 1][0] != kernel:
+            found.append(Regime(rows=f"{first} to {last} rows", kernel=kernel))
+            first = last + 1
+    why_not = _why_not_prompts(spec, device)
+    min_rows = _tuning.first_match(_tuning.PROMPTS["hopper"].min_rows, spec)
+    prompts = Regime(rows=f"{min_rows} rows and more", kernel="gluon_prompts", why_not=why_not)
+    return (*found, prompts, Regime(rows="any other", kernel="composed"))
 
 
 def plan(spec: FusedLinearSpec, device: torch.device | str) -> FusedLinear:
@@ -115,24 +136,39 @@ def _launches(spec: FusedLinearSpec, device: torch.device) -> list[tuple[int, _L
 
 
 def _many_rows_launch(spec: FusedLinearSpec, row_tile: int, device: torch.device) -> _Launch | None:
-    if why_not_hopper(device) is not None:
+    cut = _many_rows_cut(spec, row_tile, device)
+    if cut is None:
         return None
     # Imported on Hopper only: other versions of Triton may not have Gluon's names.
     from openinfer_kernels.ops.fused_linear import _gluon_many_rows
 
-    cut = _tuning.many_rows_cut(spec, row_tile, num_multiprocessors(device))
-    return None if cut is None else _gluon_many_rows.ManyRows(spec, row_tile, cut, device)
+    return _gluon_many_rows.ManyRows(spec, row_tile, cut, device)
+
+
+def _many_rows_cut(
+    spec: FusedLinearSpec, row_tile: int, device: torch.device
+) -> _tuning.ManyRowsCut | None:
+    if why_not_hopper(device) is not None:
+        return None
+    return _tuning.many_rows_cut(spec, row_tile, num_multiprocessors(device))
 
 
 def _prompts_launch(spec: FusedLinearSpec, device: torch.device) -> tuple[int, _Launch] | None:
-    if why_not_hopper(device) is not None:
+    if _why_not_prompts(spec, device) is not None:
         return None
     from openinfer_kernels.ops.fused_linear import _gluon_prompts
 
-    if _gluon_prompts.why_not_prompts(spec, device) is not None:
-        return None
     prompts = _gluon_prompts.Prompts(spec, device)
     return prompts.min_rows, prompts
+
+
+def _why_not_prompts(spec: FusedLinearSpec, device: torch.device) -> str | None:
+    reason = why_not_hopper(device)
+    if reason is not None:
+        return reason
+    from openinfer_kernels.ops.fused_linear import _gluon_prompts
+
+    return _gluon_prompts.why_not_prompts(spec, device)
 
 
 # Products of Qwen3-4B and 8B: what is fused with them, inputs, rows of the weight.

@@ -27,10 +27,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-BLOCK_M = 128
-"""Rows of a tile: queries times query heads that share a key head."""
-BLOCK_N = 128
-"""Keys of a tile."""
+from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL
+
+BLOCK_M = GLUON_PREFILL["hopper"].block_m
+BLOCK_N = GLUON_PREFILL["hopper"].block_n
 HEAD_DIM = 128
 # Half a head of 16-bit numbers: 128 bytes, one swizzled row of shared memory.
 BLOCK_COLUMNS = 64

@@ -1,7 +1,8 @@
-"""paged_attention through torch on any device, with no host read and no data-dependent shape.
+"""paged_attention with torch's operators, on any device, without reading values on the host.
 
-Sequences are padded to the step's longest, keys gathered through the block table, and one masked
-attention runs over all. It wastes work on ragged batches: it stands where nothing better does.
+Sequences are padded to the longest one, keys are gathered through the block table, and one masked
+attention runs over all of them. It gathers the whole cache of every sequence, so it is for tests
+and small caches.
 """
 
 import torch
@@ -11,7 +12,7 @@ from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttention
 
 
 def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
@@ -39,17 +40,17 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         num_queries = cu_seqlens_q.diff().unsqueeze(1)  # [S, 1]
         column = torch.arange(max_seqlen_q, device=q.device)
         is_query = column < num_queries  # [S, Q]
-        # Padding reads row 0 on its way in and is parked in a row of its own on its way out.
+        # Padding reads row 0, and writes to an extra row that is cut off at the end.
         row = torch.where(is_query, cu_seqlens_q[:-1].unsqueeze(1) + column, 0)
         queries = q[row].transpose(1, 2)  # [S, H, Q, D]
 
         position = seq_lens.unsqueeze(1) - num_queries + column  # [S, Q]
         key = torch.arange(k.shape[2], device=q.device)
         sees = key <= position.unsqueeze(2)  # [S, Q, L]
-        # A slot past the end may hold anything, and 0 times NaN is no 0.
+        # A slot after the last token may hold NaN, and 0 * NaN is NaN.
         is_past = (key >= seq_lens.unsqueeze(1))[:, None, :, None]  # [S, 1, L, 1]
         k, v = k.masked_fill(is_past, 0), v.masked_fill(is_past, 0)
-        # A row that sees nothing would be 0 / 0: let it see key 0, then zero it.
+        # A row without keys would be 0 / 0. It attends to key 0 instead and is set to 0 afterwards.
         is_blind = ~(sees.any(dim=2) & is_query)
         sees[..., 0] |= is_blind
         attended = F.scaled_dot_product_attention(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from openinfer_kernels.dispatch._choice import Regime
 from openinfer_kernels.gpu._support import (
     TRITON_DTYPES,
     CompileCase,
@@ -24,6 +25,7 @@ from openinfer_kernels.ops.paged_attention import (
     PagedAttentionSpec,
     _triton_prefill,
 )
+from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL
 
 if TYPE_CHECKING:
     from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill
@@ -36,6 +38,19 @@ def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
     if spec.head_dim not in _HEAD_DIMS:
         return f"head_dim must be 32, 64, 128 or 256, got {spec.head_dim}"
     return why_not_triton(spec.dtype, device)
+
+
+def regimes(spec: PagedAttentionSpec, device: torch.device) -> tuple[Regime, ...]:
+    """Returns the kernels by the tokens of a step."""
+    why_not = _why_not_gluon_prefill(spec, device)
+    tiles = -(-GLUON_PREFILL["hopper"].min_programs // spec.num_kv_heads)
+    min_tokens = tiles * GLUON_PREFILL["hopper"].block_m * spec.num_kv_heads // spec.num_heads
+    return (
+        Regime(
+            rows=f"prefills of {min_tokens} rows and more", kernel="gluon_prefill", why_not=why_not
+        ),
+        Regime(rows="any other", kernel="triton_prefill"),
+    )
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
@@ -68,14 +83,21 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
 
 
 def _plan_gluon_prefill(spec: PagedAttentionSpec, device: torch.device) -> "GluonPrefill | None":
-    if why_not_hopper(device) is not None:
+    if _why_not_gluon_prefill(spec, device) is not None:
         return None
+    from openinfer_kernels.ops.paged_attention import _gluon_prefill
+
+    return _gluon_prefill.GluonPrefill(spec)
+
+
+def _why_not_gluon_prefill(spec: PagedAttentionSpec, device: torch.device) -> str | None:
+    reason = why_not_hopper(device)
+    if reason is not None:
+        return reason
     # Imported on Hopper only: other versions of Triton may not have Gluon's names.
     from openinfer_kernels.ops.paged_attention import _gluon_prefill
 
-    if _gluon_prefill.why_not_gluon(spec, device) is not None:
-        return None
-    return _gluon_prefill.GluonPrefill(spec)
+    return _gluon_prefill.why_not_gluon(spec, device)
 
 
 # Heads of Qwen3, a group of 7 heads with few dimensions, and the widest heads. A dtype is compiled

@@ -39,13 +39,17 @@ class TritonPrefillSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GluonPrefillSizes:
-    """When a step takes the Gluon kernel; its tile sizes are fixed in `_gluon_prefill_kernels`.
+    """When a step takes the Gluon kernel, and the tiles that it is written for.
 
     Attributes:
+        block_m: Rows of a tile: queries times query heads that share a key head.
+        block_n: Keys of a tile.
         min_programs: Full tiles times key heads from which on it is faster than the Triton kernel,
             although an H200 runs 132 programs at a time.
     """
 
+    block_m: int
+    block_n: int
     min_programs: int
 
 
@@ -61,7 +65,9 @@ TRITON_PREFILL: dict[str, TritonPrefillSizes] = {
     ),
 }
 
-GLUON_PREFILL: dict[str, GluonPrefillSizes] = {"hopper": GluonPrefillSizes(min_programs=64)}
+GLUON_PREFILL: dict[str, GluonPrefillSizes] = {
+    "hopper": GluonPrefillSizes(block_m=128, block_n=128, min_programs=64)
+}
 
 # Bytes of a head at which `block_m` and `block_n` hold; wider heads take smaller tiles. Two tiles
 # of keys and values are in flight, and must fit the smallest shared memory (99 KiB).
