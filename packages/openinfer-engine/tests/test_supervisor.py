@@ -317,7 +317,7 @@ def test_a_hung_start_is_given_up() -> None:
             spec(start_s=60.0), factory=FACTORY, options=SupervisorOptions(start_silence_s=1.0)
         )
         before = children()
-        with pytest.raises(EngineStartError, match="said nothing for 1 s") as caught:
+        with pytest.raises(EngineStartError, match="no progress for 1 s") as caught:
             await supervisor.start()
         assert caught.value.kind == "Hung"
         assert children() == before

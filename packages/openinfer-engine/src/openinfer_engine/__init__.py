@@ -1,7 +1,8 @@
-"""The engine loop, its process and its socket, over any Executor.
+"""The engine loop, its process and its socket, over any executor.
 
-Three ways to an `EngineHandle`: `InProcessEngine` (a step thread here), `EngineSupervisor` (a
-child process, restarted when it dies) and `RemoteEngine` (a process that somebody else runs).
+There are three implementations of `EngineHandle`: `InProcessEngine` runs the step thread in this
+process, `EngineSupervisor` runs a child process and restarts it when it dies, and `RemoteEngine`
+connects to an engine process.
 """
 
 from openinfer_engine._assembly import assemble, build_engine_info, check_options
@@ -56,7 +57,7 @@ from openinfer_engine.process._supervisor import EngineState, EngineSupervisor, 
 from openinfer_engine.trace._tracer import Tracer
 
 __all__ = [
-    # the seam to the devices
+    # the interface to the devices
     "Executor",
     "ExecutorInfo",
     "Ability",
@@ -121,7 +122,7 @@ __all__ = [
     "AddressRejected",
     "TraceFailed",
     "EngineStartError",
-    # what this process may really use
+    # cores and memory of this process
     "physical_cores",
     "host_memory_bytes",
 ]

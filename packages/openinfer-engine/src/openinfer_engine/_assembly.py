@@ -1,4 +1,4 @@
-"""From an executor and options to a loop: scheduler, cache, policy, and the engine's identity."""
+"""Builds an engine loop from an executor and options: scheduler, cache, grammars and events."""
 
 import os
 import time
@@ -21,7 +21,7 @@ from openinfer_kv_cache import EVICTION_POLICIES, HASH_RECIPE, KVCache, plan_sla
 from openinfer_scheduler import Scheduler, SchedulerConfig, load_policy, max_unsettled_tokens
 
 LOOP_FEATURES = frozenset({"deadline"})
-"""Request features that loop and scheduler honour over any executor."""
+"""Request features that the loop and the scheduler support over any executor."""
 
 
 def build_engine_info(
@@ -32,7 +32,7 @@ def build_engine_info(
     tp_size: int = 1,
     has_grammars: bool = False,
 ) -> EngineInfo:
-    """What an engine over this executor says of itself."""
+    """Returns the identity, limits and abilities of an engine over this executor."""
     honoured = executor.honoured | LOOP_FEATURES | _cache_features(options)
     return EngineInfo(
         engine=f"openinfer-engine {version('openinfer-engine')}",
@@ -77,19 +77,20 @@ def _group_infos(executor: ExecutorInfo) -> tuple[CacheGroupInfo, ...]:
 
 
 def _cache_features(options: EngineOptions) -> frozenset[str]:
-    """What only the policy of eviction that reads it honours."""
+    """Returns the request features that the eviction policy supports."""
     return frozenset({"cache.hint"} if options.eviction_policy == "priority" else ())
 
 
 def check_options(options: EngineOptions) -> None:
-    """Refuses what no executor could help, before one is made: that may take minutes.
+    """Checks the options that do not depend on an executor, which may take minutes to build.
 
     Raises:
-        BackendUnavailable: the backend of grammars is not installed.
+        BackendUnavailable: the grammar library is not installed.
         PluginError: the scheduling policy does not load.
-        TraceFailed: a folder of traces is not there.
-        UnknownPolicy: no installed scheduling policy of that name.
-        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
+        TraceFailed: the folder of a trace does not exist.
+        UnknownPolicy: no scheduling policy of that name is installed.
+        UnusablePolicy: the policy's class lacks methods, or cannot be constructed without
+            arguments.
     """
     load_policy(options.scheduling_policy)
     check_backend(options.structured_outputs_backend)
@@ -105,25 +106,26 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     raises_policy_errors: bool = False,
 ) -> EngineLoop:
-    """An engine's loop over an executor, which it owns from now on; closed if this fails.
+    """Builds the loop of an engine, which owns the executor from then on. On failure closes it.
 
     Args:
-        executor: ready to step.
-        options: limits of the intake, policy, caching, events, seed.
-        model_line: what `EngineInfo.model_line` says.
-        tokenizer: the checkpoint's tokenizer.json, the vocabulary of grammars; it is read in the
-            background. None, or where there is no such file: grammars are not honoured.
-        clock: monotonic seconds; a simulator brings its own.
-        raises_policy_errors: as of `EngineLoop`.
+        executor: an executor that is ready to step.
+        options: options of the engine.
+        model_line: value of `EngineInfo.model_line`.
+        tokenizer: the checkpoint's tokenizer.json, which gives the vocabulary of grammars. It is
+            read in the background. None, or no such file: requests cannot have grammars.
+        clock: monotonic seconds; a simulator passes its own.
+        raises_policy_errors: see `EngineLoop`.
 
     Raises:
-        BackendUnavailable: the backend of grammars is not installed.
+        BackendUnavailable: the grammar library is not installed.
         PublisherError: KV events cannot be published as configured.
-        TraceFailed: the file of a trace cannot be made, or there is no folder for traces.
-        UnknownPolicy: no installed scheduling policy of that name.
+        TraceFailed: the trace file cannot be created, or the trace folder does not exist.
+        UnknownPolicy: no scheduling policy of that name is installed.
         UnsupportedPlans: the executor lacks an ability that plans would need.
-        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
-        ValueError: limits that make no sense together.
+        UnusablePolicy: the policy's class lacks methods, or cannot be constructed without
+            arguments.
+        ValueError: limits contradict each other.
     """
     try:
         return _assembled(executor, options, model_line, tokenizer, clock, raises_policy_errors)
@@ -245,7 +247,7 @@ def _cache(
 def _grammar_queue(
     info: ExecutorInfo, options: EngineOptions, tokenizer: Path | None
 ) -> GrammarQueue | None:
-    """What honours grammars, where the executor takes masks and there is a vocabulary."""
+    """Returns the queue of grammars; None if the executor takes no masks or has no tokenizer."""
     check_backend(options.structured_outputs_backend)
     if "grammar" not in info.honoured or tokenizer is None or not tokenizer.is_file():
         return None

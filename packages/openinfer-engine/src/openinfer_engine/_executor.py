@@ -1,4 +1,4 @@
-"""The seam between the loop and the devices."""
+"""The interface between the step loop and the devices."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol, runtime_checkable
@@ -13,7 +13,8 @@ from openinfer_kv_cache import CacheGroup
 from openinfer_scheduler import StepPlan, StepResult
 
 GrammarMasks = Mapping[int, npt.NDArray[np.uint32]]
-"""By row index of the plan: a bit per vocabulary id, set where the id is allowed."""
+"""By row index of the plan: an array of u32 words with one bit for each vocabulary id. A set bit
+allows the id."""
 
 
 Ability = Literal[
@@ -31,7 +32,7 @@ roles: prefill and decode on different engines (`SchedulerConfig.role`).
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an executor can hold and do. Constant while it lives."""
+    """An executor's limits and abilities. Constant while the executor lives."""
 
     device: str
     dtype: str
@@ -39,68 +40,76 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int
-    """Number of slots."""
+    """Number of slots in the executor's tables, and upper bound of rows in one step."""
     max_num_batched_tokens: int
     depth: int
-    """Plans that may be in flight: 1 where the step runs on the host, 2 on a device."""
+    """Upper bound of steps in flight: 1 if steps run on the host, 2 if they run on a device."""
     has_device: bool = False
-    """Whether steps run on something else than the host's cores, which are idle meanwhile."""
+    """Whether steps run on a device, so that the host's cores are idle meanwhile."""
     cache_groups: tuple[CacheGroup, ...]
     num_blocks: int
-    """Blocks of the cache group; of several groups, slabs of `plan_slabs(cache_groups)`."""
+    """Number of blocks of the only cache group. With several groups: number of slabs of
+    `plan_slabs(cache_groups)`."""
     model_fingerprint: str
     max_logprobs: int
     max_stop_token_ids: int = 64
-    """Stop ids of one request at most, besides the model's own."""
+    """Upper bound of stop ids of one request, besides the model's own."""
     abilities: frozenset[Ability]
     """Parts of plans that the executor runs; `assemble` refuses a configuration that needs more."""
     honoured: frozenset[str]
-    """The names of `openinfer_contract.FEATURES` that the sampling side honours."""
+    """Names of the features in `openinfer_contract.FEATURES` that the executor supports."""
     commands: frozenset[str] = frozenset()
-    """Commands the executor itself handles."""
+    """Names of the commands that the executor runs itself."""
     memory: tuple[tuple[str, int], ...] = ()
-    """The memory plan as (what, bytes), for the start log."""
+    """The memory plan as (purpose, bytes), for the log."""
 
 
 class Executor(Protocol):
-    """Runs plans on devices. Every method is called from the step thread only.
+    """Runs steps on devices. The step thread calls every method.
 
-    `launch` and `sample` enqueue and return; `wait` blocks. Plans are launched in step order and
-    waited for in the same order, at most `info.depth` launched and not yet waited for.
+    `launch` and `sample` enqueue work and return; `wait` blocks. Steps are launched in the order of
+    their ids and waited for in the same order. At most `info.depth` steps are launched and not yet
+    waited for.
 
-    All is done when `close` returns: an engine process then ends at once. It runs no `atexit` hooks
-    and waits for no thread, so what an executor has to write or to give back it does in `close`.
+    The engine process exits right after `close` returns. It runs no `atexit` hooks and joins no
+    threads, so `close` must write and free everything.
     """
 
     @property
     def info(self) -> ExecutorInfo:
-        """Constant while the executor lives."""
+        """The executor's limits and abilities. Constant while the executor lives."""
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Starts a step's forward pass and returns its ticket (the step id)."""
+        """Starts a step's forward pass and returns its ticket, which is the step id."""
 
     def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
-        """Starts sampling for a launched step. Called once for each, in order."""
+        """Starts sampling for a launched step. Called once for each step, in order.
+
+        Args:
+            ticket: the step.
+            masks: the allowed ids of the rows with a grammar; empty if no row has one.
+        """
 
     def wait(self, ticket: int, /) -> StepResult:
-        """Blocks until the step is done.
+        """Blocks until the step is done and returns its samples.
 
         Raises:
-            StepFailed: nothing of the step may be used; the executor goes on with later steps.
-            ExecutorDead: the executor is of no further use.
+            StepFailed: nothing of this step may be used. The executor continues with later steps.
+            ExecutorDead: the executor cannot run any further step.
         """
 
     def prepare(self) -> bool:
-        """Does a little, tens of milliseconds at most, that later steps gain from.
+        """Does optional work from which later steps gain, for tens of milliseconds at most.
 
-        Called while no step is in flight and none is asked for; nothing may depend on it.
+        The loop calls it while the engine is idle, for example to capture CUDA graphs. Correctness
+        must not depend on it.
 
         Returns:
-            Whether there may be more of it.
+            Whether a further call may have more work to do.
         """
 
     def control(self, command: Command, /) -> CommandResult:
-        """Runs one of `info.commands`, with no step in flight."""
+        """Runs one of `info.commands` while no step is in flight."""
 
     def close(self) -> None:
         """Frees the devices. Idempotent."""
@@ -108,19 +117,20 @@ class Executor(Protocol):
 
 @runtime_checkable
 class CompilingExecutor(Protocol):
-    """An executor that knows whether its steps had to wait for a compiler."""
+    """An executor that counts the kernels compiled while requests were waiting."""
 
     @property
     def num_compilations(self) -> int:
-        """Kernels compiled since it was ready to step; only grows. From the step thread."""
+        """Kernels compiled since the executor was ready. It only grows. Read by the step thread."""
 
 
 @runtime_checkable
 class TracedExecutor(Protocol):
-    """An executor that can say when its steps ran on the device. Called from the step thread."""
+    """An executor that can add the device's view of its steps to a trace."""
 
     def trace(self, tracer: Tracer | None, /) -> None:
-        """From now on tells `tracer` of its steps, and of their kernels if it asks for them.
+        """Reports all further steps to `tracer`, with their kernels if `tracer.has_kernels`.
 
-        None: no more; what is known has been told when this returns. Never raises.
+        None ends the reports; everything known has been reported when this returns. The step thread
+        calls it. It never raises.
         """

@@ -1,4 +1,4 @@
-"""An engine in this process: the loop on a thread of its own."""
+"""An engine in this process: the step loop on a thread of its own."""
 
 import atexit
 import logging
@@ -37,7 +37,7 @@ _Task = Callable[[EngineLoop], None]
 
 
 class _CheckedSink:
-    """Holds a stream to its grammar and keeps a failing sink from taking the engine with it."""
+    """Checks the order of a request's events, and aborts the request if its sink raises."""
 
     __slots__ = ("_abort", "_request_id", "_sink", "_state")
 
@@ -59,20 +59,20 @@ class _CheckedSink:
 
 
 class InProcessEngine:
-    """An `EngineHandle` whose step thread lives in this process. For notebooks, tests and batches.
+    """An `EngineHandle` whose step thread runs in this process, for notebooks, tests and batches.
 
-    Methods may be called from any thread; sinks are called from the step thread. The process's
-    garbage collector is left alone, and other busy threads slow the steps down: servers use an
-    engine process. An engine that is still open when the interpreter exits is closed then.
+    Methods may be called from any thread; sinks are called from the step thread. Other busy threads
+    slow the steps down, because they share the GIL; servers therefore use an engine process. The
+    garbage collector keeps its settings. An engine that is still open is closed when Python exits.
 
     Args:
         factory: makes the executor, on the step thread.
-        options: limits of the intake, policy, seed.
-        model_line: what `EngineInfo.model_line` says.
-        tokenizer: the checkpoint's tokenizer.json; None: grammars are not honoured.
+        options: options of the engine; the defaults if None.
+        model_line: value of `EngineInfo.model_line`.
+        tokenizer: path of the checkpoint's tokenizer.json. None: requests cannot have grammars.
 
     Raises:
-        Exception: whatever `factory` raises.
+        Exception: any error that `factory` raises.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class InProcessEngine:
         )
         self._thread.start()
         self._loop, self._meter = started.result()
-        # A step in native code while the interpreter goes away would abort the process.
+        # If Python exits while a step runs native code, the process aborts.
         atexit.register(self.close)
 
     @property
     def info(self) -> EngineInfo:
-        """Identity, limits and abilities of the engine."""
+        """The engine's identity, limits and abilities."""
         return self._loop.info
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Hands over a request; see `EngineHandle.submit`.
+        """Submits a request; see `EngineHandle.submit`.
 
         Raises:
-            EngineDead: if the engine is gone.
+            EngineDead: the engine has ended.
         """
         checked = _CheckedSink(request.request_id, sink, self.abort)
         if self._tasks.qsize() > self._options.max_queued_requests:
@@ -121,7 +121,7 @@ class InProcessEngine:
         return Ticket(self, request.request_id)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        """Aborts requests; each still gets its last event. Unknown and finished ids are ignored."""
         ids = tuple(request_ids)
         with self._lock:
             if self._death is None:
@@ -136,17 +136,17 @@ class InProcessEngine:
         return future
 
     def load(self) -> Load:
-        """The load as last read; it lags by a quarter of a second at most."""
+        """Returns the load as last read, at most a quarter of a second ago."""
         return self._meter.latest
 
     def drain(self) -> "Future[None]":
-        """Refuses new requests from now on; done when the last live one has ended."""
+        """Rejects new requests; the future completes when the last live one has ended."""
         future: Future[None] = Future()
         self._put_call(future, lambda loop: loop.drain(lambda: self._resolve(future, None)))
         return future
 
     def close(self) -> None:
-        """Ends the engine and waits for its thread. Live requests fail. Idempotent."""
+        """Ends the engine and joins its thread. Live requests fail. Idempotent."""
         with self._lock:
             if self._death is None:
                 self._tasks.put(None)
@@ -179,7 +179,7 @@ class InProcessEngine:
         factory: Callable[[], Executor],
         started: "Future[tuple[EngineLoop, LoadMeter]]",
     ) -> None:
-        """The step thread."""
+        """Builds the loop and runs it until it is closed or dies. The step thread's target."""
         try:
             check_options(self._options)
             loop = assemble(
@@ -214,7 +214,7 @@ class InProcessEngine:
                 loop.replay.serve()
 
     def _take_tasks(self, loop: EngineLoop, meter: LoadMeter, timeout: float | None) -> bool:
-        """Runs what was asked for; False once the engine is to close."""
+        """Runs the tasks that other threads have queued; returns False if one closes the engine."""
         try:
             task = self._tasks.get(timeout != 0.0, timeout)
             while task is not None:
@@ -226,14 +226,14 @@ class InProcessEngine:
         return False
 
     def _die(self, loop: EngineLoop, reason: str) -> None:
-        """Nothing is accepted any more; what was accepted and not begun fails."""
+        """Rejects further tasks, runs those already queued, and fails their futures."""
         with self._lock:
             self._death = reason
         while not self._tasks.empty():
             task = self._tasks.get_nowait()
             if task is not None:
                 task(loop)
-        # Those tasks may have answered some; nobody adds to them any more.
+        # These tasks may have completed some futures. No thread adds futures any more.
         waiting, self._unresolved = self._unresolved, set()
         for future in waiting:
             if future.set_running_or_notify_cancel():

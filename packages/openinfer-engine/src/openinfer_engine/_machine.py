@@ -1,4 +1,4 @@
-"""What this host has: cores and memory that the process may really use."""
+"""Cores and memory that this process may use, container limits included."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, hardware threads of one core counted once.
+    """Returns the number of cores this process may run on; hardware threads of one core count once.
 
-    A forward pass gains nothing from a core's second thread. A container's CPU quota is a bound
-    too: threads beyond it only wait for each other.
+    A forward pass gains nothing from a core's second thread. A container's CPU quota is an upper
+    bound, too, because threads beyond it only wait for each other.
     """
     try:
         allowed = os.sched_getaffinity(0)
@@ -23,7 +23,7 @@ def physical_cores() -> int:
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine, or what the container's limit leaves of it."""
+    """Returns the memory of this machine, or the container's limit if that is smaller."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read(_CGROUP / "memory.max")
     return min(physical, int(limit)) if limit is not None and limit.isdigit() else physical
@@ -34,7 +34,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _cpu_quota() -> int | None:
-    """Whole cores of cgroup v2's `cpu.max`, "quota period" in microseconds; None: no quota."""
+    """Returns the whole cores of cgroup v2's `cpu.max` ("quota period" in us); None: no quota."""
     words = (_read(_CGROUP / "cpu.max") or "max").split()
     if len(words) != 2 or not words[0].isdigit():
         return None

@@ -1,17 +1,16 @@
 """Errors of the engine.
 
 EngineError
-├── StepFailed           one step is lost; the executor goes on with later steps
-├── ExecutorDead         the executor is of no further use, and so is its engine
+├── StepFailed           one step is lost; the executor continues with later steps
+├── ExecutorDead         the executor cannot continue, and its engine ends
 ├── CheckpointNotFound   no checkpoint folder, or no readable config.json in it
-├── NoModelLine          no installed model line serves the checkpoint; each says why
-├── ModelLineConflict    several do, and none was named
-├── OptionRejected       an option that is not honoured, or not with this model
-├── UnsupportedPlans     the scheduler would plan what the executor cannot run
-├── FlagRejected         a value of a configuration file or keyword argument does not fit its flag
-├── AddressRejected      an address that an engine cannot listen on or be reached at
+├── NoModelLine          no installed model line serves the checkpoint
+├── ModelLineConflict    several model lines serve it, and --model-line names none
+├── OptionRejected       the engine or the model does not support an option's value
+├── FlagRejected         a value from a file or a keyword argument does not fit its flag
+├── AddressRejected      an address cannot be listened on or connected to
 ├── TraceFailed          a trace cannot be started, stopped or written
-└── EngineStartError     an engine process did not start; carries what it said
+└── EngineStartError     an engine process did not start
 """
 
 from collections.abc import Mapping
@@ -24,11 +23,11 @@ class EngineError(OpenInferError):
 
 
 class StepFailed(EngineError):
-    """Nothing of one step may be used; its requests fail, later steps go on."""
+    """Nothing of one step may be used. Its requests fail; later steps continue."""
 
 
 class ExecutorDead(EngineError):
-    """The executor is of no further use: everything fails and the engine ends."""
+    """The executor cannot run any further step. All live requests fail and the engine ends."""
 
 
 class TraceFailed(EngineError):
@@ -36,10 +35,10 @@ class TraceFailed(EngineError):
 
 
 class CheckpointNotFound(EngineError):
-    """There is no readable checkpoint at a path.
+    """A path has no readable checkpoint.
 
     Attributes:
-        path: where it was looked for.
+        path: the checkpoint's path as it was given.
         reason: what is missing.
     """
 
@@ -53,8 +52,8 @@ class NoModelLine(EngineError):
     """No installed model line serves the checkpoint.
 
     Attributes:
-        architecture: what the checkpoint calls itself.
-        refusals: by line, why it does not serve it.
+        architecture: architecture named in the checkpoint's config.json.
+        refusals: each line's reason for refusing it, by the line's name.
     """
 
     def __init__(self, architecture: str, refusals: Mapping[str, str]) -> None:
@@ -73,7 +72,7 @@ class ModelLineConflict(EngineError):
     """Several installed model lines serve the checkpoint.
 
     Attributes:
-        names: the lines.
+        names: names of the lines.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -84,11 +83,11 @@ class ModelLineConflict(EngineError):
 
 
 class OptionRejected(EngineError):
-    """An option is set that is not honoured, or not with this model.
+    """An option has a value that the engine or the model does not support.
 
     Attributes:
-        option: its name, as the struct spells it.
-        reason: why not, and what would do.
+        option: name of the field in its options struct.
+        reason: why it is rejected, and which value would be accepted.
     """
 
     def __init__(self, option: str, reason: str) -> None:
@@ -129,8 +128,8 @@ class AddressRejected(EngineError):
     """An address that an engine cannot listen on or be reached at.
 
     Attributes:
-        address: as it was given.
-        reason: why not.
+        address: the address as it was given.
+        reason: why it is rejected.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -143,9 +142,9 @@ class EngineStartError(EngineError):
     """An engine process did not start.
 
     Attributes:
-        kind: name of the error that ended it, `NoModelLine` say; "Exited" or "Hung" if it said
-            nothing.
-        message: one sentence of what to do about it.
+        kind: class name of the error that ended the start, such as `NoModelLine`; "Exited" or
+            "Hung" if the process reported none.
+        message: one sentence that says what to do.
     """
 
     def __init__(self, kind: str, message: str) -> None:

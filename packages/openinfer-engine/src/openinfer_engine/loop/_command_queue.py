@@ -1,4 +1,4 @@
-"""Commands of one loop: kept until no step is in flight, and the pause, which outlasts them."""
+"""Commands of one loop, kept until no step is in flight; and the engine's pause."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,22 +17,22 @@ Reply = Callable[[CommandResult], None]
 
 
 class CommandQueue:
-    """Runs commands in order of arrival. For the step thread.
+    """Runs commands in order of arrival. Used by the step thread.
 
-    Pause is a state of the loop: running --Pause--> settling (live requests end, new ones are
-    held back) --> paused --Resume--> running; `Pause(keep)` skips settling.
+    A pause is a state of the loop: running --Pause--> settling (live requests end, new ones are
+    held) --> paused --Resume--> running. `Pause(mode="keep")` skips settling.
 
     Args:
-        has_live: whether requests are left that a pause waits for.
-        abort_live: aborts them all, at a time.
-        submit_held: hands over the requests that were held back.
-        load: what the loop holds.
-        run_command: runs any command but those of the pause.
+        has_live: returns whether live requests remain that a pause waits for.
+        abort_live: aborts all live requests, given the present time.
+        submit_held: submits the requests that the pause has held.
+        load: returns the loop's load.
+        run_command: runs any command except those of the pause.
 
     Attributes:
-        is_settling: whether a pause waits for live requests.
+        is_settling: whether a pause waits for live requests to end.
         is_paused: whether no step is planned.
-        is_draining: whether the loop comes to its end; there is no pause then.
+        is_draining: whether the engine is shutting down; it cannot be paused then.
     """
 
     def __init__(
@@ -59,22 +59,26 @@ class CommandQueue:
 
     @property
     def is_holding_new(self) -> bool:
-        """Whether new requests come after a pause that the live ones still come before."""
+        """Whether new requests are held, because a pause arrived before them."""
         return self.is_settling or any(
             isinstance(command, Pause) and command.mode != "keep" for command, _ in self._commands
         )
 
     @property
     def may_plan(self) -> bool:
-        """Whether steps go on; a command waits for those in flight, a settling pause for all."""
+        """Whether steps may be planned.
+
+        A queued command waits for the steps in flight. A settling pause lets steps run until it can
+        take effect.
+        """
         return self.is_settling or not (self.is_paused or self._commands)
 
     def put(self, command: Command, reply: Reply) -> None:
-        """Keeps a command; `reply` is called once it has run."""
+        """Queues a command; `reply` is called with its result."""
         self._commands.append((command, reply))
 
     def run(self, now: float) -> bool:
-        """Runs the commands whose turn it is, with no step in flight; whether there was one."""
+        """Runs the commands that can run with no step in flight; returns whether it ran any."""
         num_waiting = len(self._commands)
         while self._commands:
             command, reply = self._commands[0]
@@ -85,12 +89,12 @@ class CommandQueue:
         return len(self._commands) < num_waiting
 
     def drain(self) -> None:
-        """The loop comes to its end; so does a pause."""
+        """Ends a pause and refuses further ones, because the engine is shutting down."""
         self.is_draining = True
         self._resume()
 
     def _settle(self, command: Pause, now: float) -> bool:
-        """Whether the pause can take effect; if not, steps go on until it can."""
+        """Returns whether the pause can take effect now. If not, steps continue until it can."""
         if command.mode == "keep" or self.is_paused or self.is_draining:
             return True
         if not self.is_settling:

@@ -1,4 +1,4 @@
-"""One live request with a grammar: its constraint, and what that costs the step thread."""
+"""A live request with a grammar, and a bound on the step thread's time that the grammar takes."""
 
 import time
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ _MAX_EXCESS_SECONDS = 0.25
 
 
 class ConstrainedRequest:
-    """A request and its constraint. Belongs to the step thread, whose time it may not take up.
+    """A request, its constraint, and the step thread's time spent on it. Used by the step thread.
 
-    A token may cost 10 ms of that thread, and a quarter of a second over a request's life goes
-    beyond it: an ambiguous grammar costs more with every token, and every row of a step waits.
+    A token may cost 10 ms of that thread. The time beyond that may add up to a quarter of a second
+    over the request's life; then the request fails. An ambiguous grammar costs more with every
+    token, and all other rows of the step wait for it.
 
     Args:
-        request: has a grammar.
-        constraint: behind the request's output prefix.
+        request: a request with a grammar.
+        constraint: its constraint, advanced over the request's output prefix.
     """
 
     def __init__(self, request: GenerateRequest, constraint: Constraint) -> None:
@@ -29,19 +30,19 @@ class ConstrainedRequest:
         self._excess_s = 0.0
 
     def charge_mask(self) -> None:
-        """Its constraint has just filled a mask.
+        """Charges the time that filling the last mask took.
 
         Raises:
-            GrammarFailed: that took too long.
+            GrammarFailed: the grammar has used up its time.
         """
         self._charge(self.constraint.fill_seconds)
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Goes on by the ids that were generated.
+        """Advances the constraint by generated ids, and charges the time.
 
         Raises:
-            GrammarFailed: one is not allowed, or the grammar has run into a limit, or takes too
-                long.
+            GrammarFailed: the grammar does not allow an id, has reached a limit, or has used up its
+                time.
         """
         begin = time.thread_time()
         self.constraint.accept(token_ids)
@@ -56,7 +57,10 @@ class ConstrainedRequest:
 
 
 def _is_forcible(request: GenerateRequest) -> bool:
-    """Whether tokens may be given instead of sampled: nothing is counted or told about each."""
+    """Returns whether forced tokens may be appended without sampling.
+
+    They may not if the request's other fields need the logits or the count of every token.
+    """
     sampling = request.sampling
     counted: tuple[tuple[object, object], ...] = (
         (sampling.repetition_penalty, _PLAIN.repetition_penalty),

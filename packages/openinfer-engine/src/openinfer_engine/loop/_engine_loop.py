@@ -1,15 +1,16 @@
-"""The loop: intake, plan, launch, wait, apply, deliver; commands between steps.
+"""The step loop: intake, plan, launch, wait, settle, deliver; commands between steps.
 
-One iteration is `EngineLoop.step`, called over and over by a host that does the I/O: the engine
-process (`_server`) or a thread (`_in_process`). With depth 2 the iterations interleave as
+One iteration is `EngineLoop.step`. A host that does the I/O calls it over and over: the engine
+process (`process/_server.py`) or a thread (`_in_process.py`). With two steps in flight the
+iterations interleave as
 
-    launch n+1 -> wait n -> apply n, deliver n -> (host: intake) -> plan n+2, launch n+2 -> ...
+    launch n+1 -> wait n -> settle n, deliver n -> (host: intake) -> plan n+2, launch n+2 -> ...
 
-so that the device always has a step to run while the host settles the one before. A step is sampled
-as soon as it is launched, but for one with a grammar's rows: their masks hang on the tokens of the
-step before, so it is settled first, and they are filled while the forward pass runs:
+so that the device has a step to run while the host settles the one before. A step is sampled as
+soon as it is launched, unless it has rows with a grammar. Their masks depend on the tokens of the
+step before, so that step is settled first, and the masks are filled during the forward pass:
 
-    launch n+1 -> wait n -> apply n, deliver n -> masks n+1, sample n+1 -> (host) -> plan n+2 -> ...
+    launch n+1 -> wait n -> settle n, deliver n -> masks n+1, sample n+1 -> (host) -> plan n+2 ...
 """
 
 import logging
@@ -50,7 +51,7 @@ from openinfer_scheduler import Effects, Scheduler, StepPlan
 LOOP_COMMANDS = frozenset(
     {"get_load", "reset_prefix_cache", "pause", "resume", "start_trace", "stop_trace", "add_spans"}
 )
-"""Commands that the loop itself honours, over any executor."""
+"""Commands that the loop runs itself, over any executor."""
 
 STALLED_WAIT_S = 0.05
 _COMPILING_WAIT_S = 0.001
@@ -59,27 +60,27 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drives one scheduler and one executor. Every method is called from the step thread.
+    """Drives one scheduler and one executor. The step thread calls every method.
 
     Args:
-        executor: launched and waited for, and closed by `close`.
-        scheduler: owned by the loop from now on.
-        info: what requests are checked against.
+        executor: runs the steps; closed by `close`.
+        scheduler: plans the steps; owned by the loop from now on.
+        info: identity and limits that requests are checked against.
         clock: monotonic seconds.
-        kv_events: flushed after each step, and closed by `close`; None: nobody is told.
-        grammars: closed by `close`; None where no request may have one.
-        trace_dir: where traces go whose file nobody names; None: such are refused.
-        trace_max_bytes: of a trace that nobody bounds.
+        kv_events: flushed after each step and closed by `close`; None: no KV events.
+        grammars: closed by `close`; None: requests cannot have grammars.
+        trace_dir: folder for traces whose `StartTrace` names no file; None: such commands fail.
+        trace_max_bytes: upper bound of a trace's size, unless its `StartTrace` sets another one.
         raises_policy_errors: whether a `PolicyError` ends the loop, for simulations that score a
             policy. Otherwise the loop logs it and falls back to first come, first served.
 
     Raises:
-        TraceFailed: there is no such folder.
+        TraceFailed: the trace folder does not exist.
 
     Attributes:
-        info: what the engine says of itself.
-        step_id: the last step that has completed.
-        has_device: whether steps run beside the host, which has a core to itself while they do.
+        info: the engine's identity, limits and abilities.
+        step_id: id of the last completed step.
+        has_device: whether steps run on a device, so that a host core is free meanwhile.
     """
 
     def __init__(
@@ -121,20 +122,20 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` should be called: something is live, asked for or in flight."""
+        """Whether to call `step`: a request is live, a command waits, or a step is in flight."""
         return bool(self._in_flight or self._sinks or self._commands or self._drain_replies) or (
             self._scheduler.has_work and not self._commands.is_paused
         )
 
     @property
     def stalled_wait_s(self) -> float:
-        """How long the host may wait for input where `step` found nothing to do."""
+        """Upper bound of seconds that the host waits for input if `step` found nothing to do."""
         is_compiling = self._grammars is not None and self._grammars.is_compiling
         return _COMPILING_WAIT_S if is_compiling else STALLED_WAIT_S
 
     @property
     def replay(self) -> Replay | None:
-        """What the host of the loop serves beside it: replay of KV events, if asked for."""
+        """The replay of KV events that the host must serve; None if it is not configured."""
         return None if self._kv_events is None else self._kv_events.replay
 
     @property
@@ -143,7 +144,7 @@ class EngineLoop:
         return self._traces.is_on
 
     def submit(self, request: GenerateRequest, sink: EventSink) -> None:
-        """Takes a request in, or tells `sink` why not."""
+        """Takes a request in, or tells its sink why it is rejected."""
         if self._death is not None:
             sink(TokenEvent(end=Failed(message=self._death, is_retryable=True)))
             return
@@ -156,7 +157,7 @@ class EngineLoop:
             sink(TokenEvent(end=rejected))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests; unknown ids are ignored."""
+        """Aborts requests. Unknown ids are ignored."""
         if self._death is not None:
             return
         now = self._clock()
@@ -166,7 +167,12 @@ class EngineLoop:
         self._sinks.deliver(self._scheduler.abort(ids, now))
 
     def control(self, command: Command, reply: Reply) -> None:
-        """Runs a command once no step is in flight, in order of arrival; then calls `reply`."""
+        """Runs a command once no step is in flight, in order of arrival.
+
+        Args:
+            command: the command.
+            reply: called with its result.
+        """
         name = command_name(command)
         if name not in self.info.commands:
             reply(CommandFailed(kind="unsupported", message=f"{name} is not supported here"))
@@ -179,12 +185,12 @@ class EngineLoop:
             self._commands.put(command, reply)
 
     def drain(self, reply: Callable[[], None]) -> None:
-        """Refuses new requests; `reply` once the live ones have ended. Ends a pause."""
+        """Rejects new requests, and calls `reply` once the live ones have ended. Ends a pause."""
         self._commands.drain()
         self._drain_replies.append(reply)
 
     def load(self) -> Load:
-        """What is held right now."""
+        """Returns the present load."""
         load, events, executor = self._scheduler.load(), self._kv_events, self._executor
         return replace(
             load,
@@ -202,13 +208,14 @@ class EngineLoop:
         )
 
     def step(self) -> bool:
-        """One iteration: at most one launch and one wait.
+        """Runs one iteration: at most one launch and one wait.
 
         Returns:
-            Whether anything was done; if not, the host may wait for input a little.
+            Whether anything was done. If not, the host may wait for input for `stalled_wait_s`.
 
         Raises:
-            ExecutorDead: the host then calls `die`, as for any other exception of this class.
+            ExecutorDead: the executor cannot continue. For this and any other exception, call
+                `die`.
         """
         now = self._clock()
         self._traces.steps.resume()
@@ -232,10 +239,10 @@ class EngineLoop:
 
     @property
     def num_repeats(self) -> int:
-        """How many steps may follow the one in flight that only repeat it, and nobody would notice.
+        """Upper bound of steps after the one in flight that would only repeat it, unobserved.
 
-        For a host whose clock is virtual and whose executor answers nothing but tokens: it may run
-        some of them by itself and say so by `repeat`, instead of calling `step` for each.
+        A host with a virtual clock, whose executor returns nothing but tokens, may simulate that
+        many steps at once and report them with `repeat` instead of calling `step` for each.
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
         commands = self._commands
@@ -245,13 +252,13 @@ class EngineLoop:
         return self._scheduler.num_repeats
 
     def repeat(self, columns: Sequence[bytes], num_steps: int) -> None:
-        """So many steps were launched behind the one in flight, and as many waited for.
+        """Settles `num_steps` further steps that repeat the one in flight.
 
-        Comes to the same as that many calls of `step`, but for one event a request with all its
-        tokens.
+        The effect is that of as many calls of `step`, except that each request gets one event with
+        all its tokens.
 
         Args:
-            columns: by row, `num_steps` tokens of the steps waited for, as a u32 column.
+            columns: by row, the `num_steps` tokens of the steps waited for, as a u32 column.
             num_steps: from 1 to `num_repeats`.
         """
         newest = self._in_flight.popleft() + num_steps
@@ -260,23 +267,23 @@ class EngineLoop:
         self._sinks.deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
 
     def start_trace(self, command: StartTrace) -> None:
-        """Begins a trace before the first step; `control` does it later.
+        """Starts a trace before the first step. Later, `control` does that.
 
         Raises:
-            TraceFailed: its file cannot be made.
+            TraceFailed: the file cannot be created.
         """
         self._traces.start(command)
 
     def prepare(self) -> bool:
-        """Lets the executor do what later steps gain from, if nothing is asked of it right now.
+        """Calls `Executor.prepare`, if the engine is idle.
 
         Returns:
-            Whether there may be more of it.
+            Whether a further call may have more work to do.
         """
         return not self.has_work and self._executor.prepare()
 
     def die(self, error: Exception) -> str:
-        """Tells every live request, and every later one, that the engine is gone; returns why."""
+        """Logs an error of `step`, fails every live and later request, and returns the reason."""
         if isinstance(error, ExecutorDead):
             reason = f"the executor has died: {error}"
             _logger.error("%s", reason)
@@ -288,12 +295,12 @@ class EngineLoop:
         return reason
 
     def fail_all(self, reason: str) -> None:
-        """Tells every live request, and every later one, that the engine is gone."""
+        """Fails every live request and every later one, retryably."""
         self._death = reason
         self._sinks.fail_all(reason)
 
     def close(self) -> None:
-        """Frees the executor and ends the events. Idempotent."""
+        """Closes the executor, the traces, the grammars and the KV events. Idempotent."""
         self._traces.close()
         if self._kv_events is not None:
             self._kv_events.close()
@@ -333,7 +340,7 @@ class EngineLoop:
         return plan
 
     def _sample_masked(self, plan: StepPlan, grammars: GrammarQueue) -> None:
-        """Samples the newest step by masks, once the tokens before it are known."""
+        """Samples the newest step with masks, after settling the step before it."""
         while self._in_flight[0] != plan.step_id:
             self._complete()
         masks, failures = grammars.fill_masks(plan)
@@ -343,7 +350,7 @@ class EngineLoop:
         self._fail_grammars(failures)
 
     def _advance_grammars(self, effects: Effects, grammars: GrammarQueue) -> None:
-        """Tells the grammars what was sampled, and gives what they leave no choice about."""
+        """Advances grammars by the sampled tokens, and appends tokens that they force."""
         self._fail_grammars(grammars.advance(effects))
         now = self._clock()
         for request_id, token_ids in grammars.forced_tokens(effects):
@@ -353,7 +360,7 @@ class EngineLoop:
             self._fail_grammars(failures)
 
     def _fail_grammars(self, failures: Mapping[str, str]) -> None:
-        """Ends requests whose grammar cannot go on: it is theirs, and nobody else's trouble."""
+        """Fails requests whose grammar cannot continue. Other requests are not affected."""
         if failures:
             now = self._clock()
             self._sinks.deliver(self._scheduler.fail_some(failures, now, field="grammar"))
@@ -383,12 +390,12 @@ class EngineLoop:
         self._sinks.deliver(self._scheduler.abort_all(now))
 
     def _expire(self, now: float) -> None:
-        """Fails what is past its deadline, held requests too."""
+        """Fails requests past their deadline, including held ones."""
         self._intake.submit_expired(now)
         self._sinks.deliver(self._scheduler.expire(now))
 
     def _run_command(self, command: Command) -> CommandResult:
-        """Runs a command, with no step in flight."""
+        """Runs a command while no step is in flight."""
         if isinstance(command, StartTrace | StopTrace):
             return self._traces.run_command(command)
         if isinstance(command, ResetPrefixCache):

@@ -1,4 +1,4 @@
-"""Where the events of requests go."""
+"""The sinks of live requests, and the delivery of events to them."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,12 @@ from openinfer_engine.trace._trace_control import TraceControl
 
 
 class EventSinks:
-    """The sinks of live requests by id. For the step thread.
+    """The sinks of live requests, by request id. Used by the step thread.
 
     Args:
-        grammars: forget a request that has ended; None where no request may have one.
-        traces: told of it too.
+        grammars: drops the constraint of a request that has ended; None if grammars are not
+            supported.
+        traces: records when a request ends.
     """
 
     def __init__(self, grammars: GrammarQueue | None, traces: TraceControl) -> None:
@@ -27,11 +28,11 @@ class EventSinks:
         return request_id in self._sinks
 
     def open(self, request_id: str, sink: EventSink) -> None:
-        """A request is live from now on."""
+        """Registers the sink of a new live request."""
         self._sinks[request_id] = sink
 
     def deliver(self, events: Iterable[tuple[str, TokenEvent]]) -> None:
-        """Tells the sinks; those that hear how their request ends hear nothing more."""
+        """Passes events to their sinks; removes the sink of a request whose last event this is."""
         sinks = self._sinks
         for request_id, event in events:
             if event.end is None:
@@ -40,14 +41,14 @@ class EventSinks:
                 self.finish(request_id, event)
 
     def finish(self, request_id: str, event: TokenEvent) -> None:
-        """Tells one sink how its request has ended."""
+        """Passes a request's last event to its sink and removes the sink."""
         if self._grammars is not None:
             self._grammars.drop(request_id)
         self._traces.steps.ended(request_id, event)
         self._sinks.pop(request_id)(event)
 
     def fail_all(self, reason: str) -> None:
-        """Tells all that the engine is gone."""
+        """Fails all live requests, retryably."""
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(TokenEvent(end=Failed(message=reason, is_retryable=True)))

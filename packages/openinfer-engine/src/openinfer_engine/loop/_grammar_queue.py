@@ -1,8 +1,8 @@
-"""Requests with a grammar, beside the scheduler: compiled before, masked and followed during.
+"""Requests with a grammar: compiled before they are scheduled, masked and advanced in every step.
 
-The compiler's threads do what takes long; everything here is called from the step thread and
-returns at once, which for expensive masks takes more threads than one. A plan's rows are slots, so
-the desk remembers whose they are.
+Compiling runs on the compiler's threads. The step thread calls everything here, and each call
+returns at once; several threads share the filling of expensive masks. Rows of a plan name slots, so
+the queue remembers which request has which slot.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from openinfer_scheduler import Effects, StepPlan
 
 
 class GrammarQueue:
-    """The constraints of one engine's requests.
+    """The grammars that are compiling, and the constraints of the engine's live requests.
 
     Args:
-        compiler: closed by `close`.
-        vocab_size: ids of the model.
-        num_slots: rows of a step at most.
+        compiler: compiles grammars; closed by `close`.
+        vocab_size: number of ids of the model.
+        num_slots: upper bound of rows in a step.
     """
 
     def __init__(self, compiler: GrammarCompiler, *, vocab_size: int, num_slots: int) -> None:
@@ -43,7 +43,7 @@ class GrammarQueue:
         self._compiling: dict[str, tuple[GenerateRequest, Future[Constraint]]] = {}
         self._live: dict[str, ConstrainedRequest] = {}
         self._request_ids: dict[int, str] = {}
-        """By slot, of rows with a grammar."""
+        """Request ids by slot, for rows with a grammar."""
 
     @property
     def is_compiling(self) -> bool:
@@ -56,7 +56,7 @@ class GrammarQueue:
         return bool(self._live)
 
     def compile(self, request: GenerateRequest) -> None:
-        """Starts to compile a request's grammar and replays its output prefix."""
+        """Starts to compile a request's grammar and to advance it over the output prefix."""
         assert request.grammar is not None
         num_before = request.num_prompt_tokens - request.num_output_prefix
         output = unpack_ids(request.prompt_token_ids[4 * num_before :])
@@ -64,11 +64,11 @@ class GrammarQueue:
         self._compiling[request.request_id] = request, future
 
     def is_pending(self, request_id: str) -> bool:
-        """Whether the request's grammar is being compiled."""
+        """Whether the request's grammar is still compiling."""
         return request_id in self._compiling
 
     def take_compiled(self) -> list[tuple[str, Rejected | None]]:
-        """Requests whose grammar is through since the last call, and why it is refused."""
+        """Returns the requests whose compilation has ended, each with the reason if it failed."""
         done = [i for i, (_, future) in self._compiling.items() if future.done()]
         return [(request_id, self._take(request_id)) for request_id in done]
 
@@ -84,14 +84,14 @@ class GrammarQueue:
         return None
 
     def drop(self, request_id: str) -> None:
-        """The request has ended, or goes on without its grammar because it is about to."""
+        """Drops a request: cancels its compilation, or releases its constraint."""
         self._live.pop(request_id, None)
         compiling = self._compiling.pop(request_id, None)
         if compiling is not None:
             compiling[1].cancel()
 
     def track_slots(self, plan: StepPlan) -> bool:
-        """Learns whose the slots of a plan are; whether its sampling has to wait for masks."""
+        """Records which request each slot belongs to; returns whether sampling needs masks."""
         for start in plan.starts:
             if start.request.grammar is not None:
                 self._request_ids[start.slot] = start.request.request_id
@@ -100,17 +100,18 @@ class GrammarQueue:
         return any(row.needs_mask for row in plan.rows)
 
     def fill_masks(self, plan: StepPlan) -> tuple[GrammarMasks, dict[str, str]]:
-        """The masks of a plan whose earlier steps are all settled.
+        """Fills the masks of a plan, once all earlier steps are settled.
 
         Returns:
-            By row; they hold until the next call. And by request id, why a grammar cannot go on.
+            The masks by row, valid until the next call; and by request id, why a grammar cannot
+            continue.
         """
         rows: dict[int, ConstrainedRequest] = {}
         for index, row in enumerate(plan.rows):
             if not row.needs_mask:
                 continue
             live = self._live.get(self._request_ids[row.slot])
-            # Without one the request has ended, and what is sampled for it is dropped.
+            # If there is none, the request has ended and its sample will be ignored.
             if live is not None and live.constraint.is_masking:
                 rows[index] = live
         failed = self._filler.fill([(rows[i].constraint, self._words[i]) for i in rows])
@@ -126,7 +127,11 @@ class GrammarQueue:
         return masks, {rows[i].request.request_id: str(why) for i, why in failures.items()}
 
     def advance(self, effects: Effects) -> dict[str, str]:
-        """Goes on by what was sampled; by request id, why a grammar cannot go on."""
+        """Advances constraints by sampled tokens.
+
+        Returns:
+            By request id, why a grammar cannot continue.
+        """
         failures: dict[str, str] = {}
         for request_id, event in effects:
             live = self._live.get(request_id)
@@ -139,7 +144,7 @@ class GrammarQueue:
         return failures
 
     def forced_tokens(self, effects: Effects) -> Iterator[tuple[str, bytes]]:
-        """What the requests of these effects can only go on with, as columns of ids."""
+        """Yields (request id, u32 column) where a grammar allows only one continuation."""
         for request_id, _ in effects:
             live = self._live.get(request_id)
             if live is not None and live.is_forcible and live.constraint.forced:

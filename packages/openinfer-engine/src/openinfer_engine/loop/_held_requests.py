@@ -1,4 +1,4 @@
-"""Requests that the scheduler does not know yet: they wait for a grammar, or for a pause."""
+"""Requests that the scheduler does not know yet, because of a compiling grammar or a pause."""
 
 import math
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ from openinfer_contract import GenerateRequest, Limits, Rejected
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request, and when it came."""
+    """A request and the time of its arrival."""
 
     request: GenerateRequest
     arrival: float
 
 
 class HeldRequests:
-    """By id, in order of arrival, within the limits of the intake."""
+    """Held requests by id, in order of arrival, within the limits of the waiting queue."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held: dict[str, HeldRequest] = {}
         self._next_deadline = math.inf
-        """No deadline of those that are held is before it."""
+        """No held request has an earlier deadline than this."""
         self.num_tokens = 0
-        """Of all prompts."""
+        """Prompt tokens of all held requests."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -33,10 +33,10 @@ class HeldRequests:
         return iter(tuple(self._held))
 
     def add(self, request: GenerateRequest, now: float) -> Rejected | None:
-        """Takes a request, or says that there is no room."""
+        """Adds a request, or returns why there is no room for it."""
         limits = self._limits
         num_tokens = self.num_tokens + request.num_prompt_tokens
-        # As in the scheduler's queue: a prompt that would never have room may be held alone.
+        # As in the scheduler's queue, a prompt above the limit may be held if it is the only one.
         if len(self._held) >= limits.max_queued_requests or (
             self._held and num_tokens > limits.max_queued_tokens
         ):
@@ -47,14 +47,14 @@ class HeldRequests:
         return None
 
     def pop(self, request_id: str) -> HeldRequest | None:
-        """Gives a request back; None: it is not here."""
+        """Removes and returns a request; None if it is not held."""
         held = self._held.pop(request_id, None)
         if held is not None:
             self.num_tokens -= held.request.num_prompt_tokens
         return held
 
     def expired(self, now: float) -> list[str]:
-        """Ids of those whose deadline has passed. Constant time where none has."""
+        """Returns the ids whose deadline has passed. Takes constant time if there are none."""
         if now < self._next_deadline:
             return []
         deadlines = {request_id: _deadline(held.request) for request_id, held in self._held.items()}

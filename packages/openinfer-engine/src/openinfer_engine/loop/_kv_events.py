@@ -1,4 +1,4 @@
-"""From the cache to its subscribers: what became of blocks, once a step."""
+"""KV events: after each step, publishes which cache blocks were stored and evicted."""
 
 import logging
 import time
@@ -10,41 +10,41 @@ _logger = logging.getLogger(__name__)
 
 
 class Replay(Protocol):
-    """Answers subscribers that missed batches, between steps and while the engine is idle."""
+    """Sends missed batches of KV events to subscribers that ask, between steps or while idle."""
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `serve` is to be called anyway; None: when it is readable."""
+        """Seconds until `serve` must be called; None: when the file descriptor is readable."""
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Returns the file descriptor, for a selector."""
 
     def serve(self) -> None:
-        """Does a little work; never blocks."""
+        """Does a little work without blocking."""
 
 
 class KVEventFlusher:
-    """Publishes the events of one cache. For the step thread; close it.
+    """Publishes the events of one cache. Used by the step thread; call `close` at the end.
 
     Args:
-        cache: made with events.
-        config: where to.
+        cache: a cache that records events.
+        config: where to publish.
 
     Raises:
-        PublisherError: pyzmq is missing, or an endpoint cannot be used.
+        PublisherError: pyzmq is not installed, or an endpoint cannot be used.
     """
 
     def __init__(self, cache: KVCache, config: KVEventsConfig) -> None:
         self._cache = cache
         self._publisher = ZmqPublisher(config)
         _logger.info(
-            "KV events at %s: whoever can connect reads the token ids of all prompts",
+            "KV events at %s: every client that can connect reads the token ids of all prompts",
             self._publisher.endpoint,
         )
 
     @property
     def replay(self) -> Replay | None:
-        """For the host of the loop to serve; None if nobody can ask."""
+        """The replay that the loop's host must serve; None if it is not configured."""
         return self._publisher.replay
 
     @property
@@ -54,17 +54,17 @@ class KVEventFlusher:
 
     @property
     def num_dropped(self) -> int:
-        """Of those, the ones that at least one subscriber was too slow for."""
+        """Those of `num_batches` that at least one slow subscriber has lost."""
         return self._publisher.num_dropped
 
     def flush(self) -> None:
-        """Publishes what has happened since the last call, if anything has."""
+        """Publishes the events since the last call as one batch; nothing if there are none."""
         events = self._cache.take_events()
         if events:
             self._publisher.publish(KVEventBatch(time.time(), events, 0))
 
     def close(self) -> None:
-        """Gives the endpoints back. Idempotent."""
+        """Closes the endpoints. Idempotent."""
         publisher = self._publisher
         if publisher.num_dropped:
             _logger.warning(

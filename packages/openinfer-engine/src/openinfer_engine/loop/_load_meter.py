@@ -1,4 +1,4 @@
-"""When to look at the load: after something happened, and a few times a second at most."""
+"""Reading a loop's load: only after something happened, and at most four times a second."""
 
 from openinfer_contract import Load
 from openinfer_engine.loop._engine_loop import EngineLoop
@@ -7,7 +7,7 @@ LOAD_INTERVAL_S = 0.25
 
 
 class LoadMeter:
-    """The latest load of a loop, read rarely enough to cost nothing.
+    """The latest load of a loop, read so rarely that it costs nothing.
 
     Attributes:
         latest: the load as last read.
@@ -21,12 +21,13 @@ class LoadMeter:
         self._read_at = now
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until `poll` will look again, None if nothing has happened."""
+        """Returns the seconds until `poll` reads the load again; None if nothing has happened."""
         return max(0.0, self._read_at + LOAD_INTERVAL_S - now) if self.is_stale else None
 
     def poll(self, now: float) -> Load | None:
-        """The load if it was time to look and it has changed."""
-        # Clients that are to add to a trace have to know of it before they are told that it runs.
+        """Returns the load if it was due and has changed, otherwise None."""
+        # Clients add spans to a trace once a load report says that one is running, so a trace's
+        # start is reported at once.
         is_due = self._loop.is_tracing != self.latest.is_tracing
         if not is_due and (not self.is_stale or now - self._read_at < LOAD_INTERVAL_S):
             return None

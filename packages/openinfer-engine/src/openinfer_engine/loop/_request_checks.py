@@ -1,4 +1,4 @@
-"""What is asked of a request before the scheduler sees it, besides `check_request`."""
+"""Checks of a request at intake: `check_request`, and every token id."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from openinfer_contract import EngineInfo, GenerateRequest, Rejected, check_requ
 
 
 def check_intake(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
-    """Why the engine cannot honour a request, or None. Looks at every token id: 10 us for 100k."""
+    """Returns why the engine cannot honour a request, or None. 10 us for 100,000 token ids."""
     rejected = check_request(request, info)
     if rejected is not None:
         return rejected
@@ -17,7 +17,7 @@ def check_intake(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
         if rejected is not None:
             return rejected
     if any(not 0 <= token_id < info.vocab_size for token_id, _ in request.sampling.logit_bias):
-        return _invalid("sampling.logit_bias", f"names an id that is not below {info.vocab_size}")
+        return _invalid("sampling.logit_bias", f"must hold ids below {info.vocab_size}")
     return None
 
 
@@ -34,7 +34,7 @@ def _columns(request: GenerateRequest) -> Iterator[tuple[str, bytes]]:
 
 def _check_column(field: str, column: bytes, vocab_size: int) -> Rejected | None:
     if len(column) % 4:
-        return _invalid(field, "is no u32 column")
+        return _invalid(field, "must be a u32 column: its length is not a multiple of four")
     ids = np.frombuffer(column, "<u4")
     if not ids.size or ids.max() < vocab_size:
         return None

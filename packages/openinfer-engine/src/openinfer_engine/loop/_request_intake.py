@@ -1,4 +1,4 @@
-"""From a request's arrival to the scheduler, which some may reach only later."""
+"""The intake: checks requests, and passes them to the scheduler at once or holds them first."""
 
 from openinfer_contract import EngineInfo, GenerateRequest, Rejected, TokenEvent
 from openinfer_engine.loop._command_queue import CommandQueue
@@ -12,17 +12,19 @@ DRAIN_RETRY_AFTER_S = 5.0
 
 
 class RequestIntake:
-    """Takes requests in; those that wait for a grammar or a pause are held. For the step thread.
+    """Takes requests in, and holds those that wait for a grammar or a pause.
+
+    Used by the step thread.
 
     Args:
-        scheduler: that they go to.
-        info: what they are checked against.
-        sinks: tells those that are refused once they were taken in.
-        grammars: compile what a request may ask for; None where none may.
-        commands: know of pauses, and of the end.
+        scheduler: gets the requests.
+        info: the limits and abilities that requests are checked against.
+        sinks: tells clients of requests that are rejected after they were held.
+        grammars: compiles the requests' grammars; None if grammars are not supported.
+        commands: knows whether the engine pauses or drains.
 
     Attributes:
-        num_rejected: requests that were not let in, ever.
+        num_rejected: requests rejected so far.
     """
 
     def __init__(
@@ -40,11 +42,11 @@ class RequestIntake:
         self._commands = commands
         self._held = HeldRequests(info.limits)
         self._after_pause: set[str] = set()
-        """Of the held ones those that came after a pause; it comes after all others."""
+        """Held requests that arrived after a pause. The pause does not wait for them."""
         self.num_rejected = 0
 
     def __len__(self) -> int:
-        """Requests that are held."""
+        """Returns the number of held requests."""
         return len(self._held)
 
     @property
@@ -54,17 +56,17 @@ class RequestIntake:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompts of requests that are held."""
+        """Prompt tokens of all held requests."""
         return self._held.num_tokens
 
     def take(self, request: GenerateRequest, now: float) -> Rejected | None:
-        """Why a request is not let in; None: it is, and its sink is to be opened."""
+        """Takes a request in and returns None, or returns why it is rejected."""
         rejected = self._check(request) or self._admit(request, now)
         self.num_rejected += rejected is not None
         return rejected
 
     def submit_held(self, request_id: str) -> None:
-        """Hands a held request to the scheduler, which may refuse it after all."""
+        """Passes a held request to the scheduler, which may still reject it."""
         held = self._take(request_id)
         if held is None:
             return
@@ -73,25 +75,25 @@ class RequestIntake:
             self._reject(request_id, rejected)
 
     def submit_expired(self, now: float) -> None:
-        """Hands over what is past its deadline: the scheduler says it."""
+        """Passes held requests past their deadline to the scheduler, which fails them."""
         for request_id in self._held.expired(now):
             self.submit_held(request_id)
 
     def submit_paused(self) -> None:
-        """Hands over what a pause has held back; grammars are waited for all the same."""
+        """Passes requests held by a pause to the scheduler, unless their grammar is compiling."""
         self._after_pause.clear()
         for request_id in self._held:
             if self._grammars is None or not self._grammars.is_pending(request_id):
                 self.submit_held(request_id)
 
     def submit_live(self) -> None:
-        """Hands over what came before a pause that is to end it, its grammar ready or not."""
+        """Passes requests to the scheduler that arrived before the pause that aborts them."""
         for request_id in self._held:
             if request_id not in self._after_pause:
                 self.submit_held(request_id)
 
     def submit_compiled(self) -> None:
-        """Hands over requests whose grammar is ready, and refuses those whose never will be."""
+        """Passes requests with a compiled grammar to the scheduler; rejects failed ones."""
         if self._grammars is None or not self._grammars.is_compiling:
             return
         for request_id, rejected in self._grammars.take_compiled():
@@ -119,7 +121,7 @@ class RequestIntake:
         return check_intake(request, self._info)
 
     def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
-        # Before anything else: the scheduler does not know of those that are held.
+        # The scheduler cannot find this duplicate: it does not know held requests.
         if request.request_id in self._sinks:
             return Rejected(
                 kind="duplicate",

@@ -1,1 +1,1 @@
-"""The engine process: its start, its socket, its server, its clients and its supervisor."""
+"""The engine process: its start, its socket and server, its clients and its supervisor."""

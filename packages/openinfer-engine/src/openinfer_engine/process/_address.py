@@ -10,10 +10,11 @@ from openinfer_engine.errors import AddressRejected
 
 
 def split_address(address: str) -> tuple[str, str, int]:
-    """The parts of an address: ("unix", path, 0) or ("tcp", host, port).
+    """Returns the parts of an address: ("unix", path, 0) or ("tcp", host, port).
 
     Raises:
-        AddressRejected: it is neither, or not a loopback host: the socket knows no passwords.
+        AddressRejected: it has another form, or its host is not a loopback host. The socket has no
+            authentication.
     """
     scheme, _, rest = address.partition(":")
     if scheme == "unix" and rest:
@@ -28,10 +29,10 @@ def split_address(address: str) -> tuple[str, str, int]:
 
 
 def listen(address: str) -> socket.socket:
-    """A listening, non-blocking socket. A Unix socket is for its owner's eyes only.
+    """Returns a listening, non-blocking socket. Only its owner may connect to a Unix socket.
 
     Raises:
-        AddressRejected: it cannot be bound.
+        AddressRejected: the address cannot be bound.
     """
     scheme, place, port = split_address(address)
     family = socket.AF_UNIX if scheme == "unix" else _family(place)
@@ -53,7 +54,7 @@ def listen(address: str) -> socket.socket:
 
 
 def bound_address(listener: socket.socket) -> str:
-    """Where a listener is reached, with the port the system chose."""
+    """Returns the address of a listener, with the port that the system chose."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -76,10 +77,10 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def remove_socket_file(name: object) -> None:
-    """Removes what a Unix listener of this name leaves behind; other names leave nothing.
+    """Removes the file of a Unix listener; does nothing for other listeners.
 
     Args:
-        name: what `getsockname` says of the listener.
+        name: the result of the listener's `getsockname`.
     """
     if isinstance(name, str) and name:
         with suppress(FileNotFoundError):
@@ -87,7 +88,7 @@ def remove_socket_file(name: object) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes a socket nobody listens on; leaves anything else for `bind` to complain about."""
+    """Removes a socket file without a listener. If the file is anything else, `bind` will fail."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

@@ -23,38 +23,38 @@ from openinfer_engine.process._start_messages import (
     encode_start,
 )
 
-# OpenMP threads that spin for long while they wait take the cores from the front processes beside
-# the engine; those that never spin are woken at every product of a step, which costs a large model
-# a third of its pace. 0.2 ms is more than lies between two products.
+# Waiting OpenMP threads that spin for long take the cores of the front processes. Threads that
+# never spin must be woken for every matrix product, which slows a large model by a third. 10,000
+# spins are about 0.2 ms, longer than the time between two products.
 _SPINNING = {"GOMP_SPINCOUNT": "10000"}
 _WAIT_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 
-# Threads that read weights would each leave a heap of their own behind: 13 MB beside a GPU.
+# Otherwise each thread that reads weights keeps a malloc arena of its own: 13 MB on a GPU host.
 _HEAPS = {"MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnedEngine:
-    """An engine process that starts, and our end of its socket; `EngineChild.start` waits for it.
+    """An engine process that is starting, and our end of its socket.
 
-    It starts by itself, so whoever has spawned it may do other things first.
+    The process starts on its own, so the caller can do other work before `EngineChild.start`.
     """
 
     socket: socket.socket
     process: "subprocess.Popen[bytes]"
 
     def kill(self) -> None:
-        """Ends the process at once. Blocks until it is gone, which takes milliseconds."""
+        """Kills the process and blocks until it has ended, which takes milliseconds."""
         self.socket.close()
         self.process.kill()
         self.process.wait()
 
 
 def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
-    """Starts a process and tells it what to be; needs no event loop.
+    """Starts an engine process and sends it its spec. Needs no event loop.
 
     Raises:
-        EngineStartError: the system starts none.
+        EngineStartError: the system cannot start a process.
     """
     message = encode_start(spec)
     with ExitStack() as stack:
@@ -67,7 +67,8 @@ def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
                 command,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                # A terminal's Ctrl-C is the front's; it could come before this process ignores it.
+                # Ctrl-C must reach only the front process. In a session of its own the engine is
+                # safe from it even before it ignores the signal.
                 start_new_session=True,
                 env=_environment(),
             )
@@ -76,7 +77,7 @@ def spawn(spec: ProcessSpec, listen: Sequence[str]) -> SpawnedEngine:
             raise EngineStartError("NotStarted", reason) from error
         stack.pop_all()
     theirs.close()
-    with suppress(OSError):  # one that has ended already is found out by who waits for it
+    with suppress(OSError):  # if the process has ended already, `EngineChild.start` finds out
         ours.sendall(message)
     return SpawnedEngine(ours, process)
 
@@ -86,8 +87,8 @@ class EngineChild:
 
     Attributes:
         engine: the client over the inherited socket.
-        process: the child.
-        addresses: where else it listens, ports resolved.
+        process: the child process.
+        addresses: further addresses it listens on, ports resolved.
     """
 
     def __init__(
@@ -110,17 +111,18 @@ class EngineChild:
         on_progress: Callable[[str], None] | None = None,
         spawned: SpawnedEngine | None = None,
     ) -> "EngineChild":
-        """Starts a process and waits until it can serve.
+        """Starts a process and waits until it can serve requests.
 
         Args:
-            spec: what it shall be.
-            listen: further addresses, `unix:PATH` or `tcp:HOST:PORT`.
-            silence_s: a start that says nothing for so long is hung; None waits for ever.
-            on_progress: called with lines for people.
-            spawned: the process, if it was spawned already, with the same `spec` and `listen`.
+            spec: what the process shall run.
+            listen: further addresses to listen on, `unix:PATH` or `tcp:HOST:PORT`.
+            silence_s: seconds without a progress message after which the start has failed; None: no
+                timeout.
+            on_progress: called with each progress message.
+            spawned: the process, if it was spawned already with the same `spec` and `listen`.
 
         Raises:
-            EngineStartError: it said why not, died, or hung; the process is gone.
+            EngineStartError: the process reported an error, died or was silent. It has ended.
         """
         if spawned is None:
             spawned = spawn(spec, listen)
@@ -139,10 +141,10 @@ class EngineChild:
         return cls(engine, process, started.addresses)
 
     async def stop(self, patience_s: float) -> int:
-        """Closes the engine and waits for its process, which is killed if it does not end.
+        """Closes the engine and waits for its process; kills it after `patience_s` seconds.
 
         Returns:
-            The exit status; negative: the signal that ended it.
+            The exit status; a negative number is the signal that ended the process.
         """
         self.engine.close()
         try:
@@ -151,7 +153,7 @@ class EngineChild:
             return await self.kill()
 
     async def kill(self) -> int:
-        """Ends the process at once; returns its exit status."""
+        """Kills the process and returns its exit status."""
         self.engine.disconnect()
         self.process.kill()
         return await asyncio.to_thread(self.process.wait)
@@ -174,7 +176,7 @@ async def _await_started(
             if on_progress is not None:
                 on_progress(message.message)
     except TimeoutError as error:
-        reason = f"the engine said nothing for {silence_s:.0f} s while it started"
+        reason = f"the engine reported no progress for {silence_s:.0f} s while it started"
         raise EngineStartError("Hung", reason) from error
     except OSError as error:
         status = await asyncio.to_thread(process.wait)
@@ -199,6 +201,6 @@ async def _receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """The engine's: this one, and how its threads wait and share memory unless that is set."""
+    """Returns our environment plus thread and malloc settings, unless it sets them already."""
     waits = {} if _WAIT_SETTINGS & os.environ.keys() else _SPINNING
     return {**_HEAPS, **os.environ, **waits}

@@ -1,8 +1,9 @@
-"""One client of the engine process: what it sent, and what it has not read yet.
+"""One client of the engine process: messages received, and output not yet sent.
 
-Output never queues per event: tokens that a slow reader has not taken merge per stream, so it
-costs at most its own output. One frame at a time is cut from that backlog; the next one is cut
-when the frame has left. A peer that asks on and on without reading is not read any more either.
+Output is not queued per event. Tokens that a slow client has not read merge per stream, so the
+backlog is never larger than the output itself. One frame at a time is cut from the backlog; the
+next one is cut when that frame has been sent. A client that submits without reading is no longer
+read from.
 """
 
 import socket
@@ -29,7 +30,7 @@ _RECV_BYTES = 1 << 20
 _MAX_REPLIES = 1024
 _MAX_UNREAD_ROWS = 16_384
 _FRAME_BYTES = 4 << 20
-"""About how much of a backlog goes into one frame."""
+"""Approximate upper bound of the backlog's bytes in one frame."""
 
 
 class Stream:
@@ -42,18 +43,18 @@ class Stream:
         self._stream_id = stream_id
 
     def __call__(self, event: TokenEvent, /) -> None:
-        """Adds the event to what the client has not read."""
+        """Adds the event to the client's backlog."""
         self._connection.push(self._stream_id, event)
 
 
 class Connection:
-    """A non-blocking socket with its merged backlog. Belongs to the step thread.
+    """A non-blocking socket with its merged backlog. Used by the step thread.
 
     Attributes:
         sock: the socket; closed by `close`.
-        is_parent: whether this is the inherited socket, whose end is the engine's.
-        request_ids: of the live streams, by stream id.
-        blocked_since: when the peer stopped taking output, or None while it takes it.
+        is_parent: whether this is the inherited socket; the engine ends when it closes.
+        request_ids: ids of the live requests, by stream id.
+        blocked_since: when the client stopped reading; None while it reads.
     """
 
     def __init__(self, sock: socket.socket, info: EngineInfo, *, is_parent: bool = False) -> None:
@@ -65,7 +66,7 @@ class Connection:
         self.request_ids: dict[int, str] = {}
         self.blocked_since: float | None = None
         self._info = info
-        # Kept: to make room for a megabyte takes ten times as long as to receive a request.
+        # Allocated once: allocating a megabyte takes ten times as long as receiving a request.
         self._received = memoryview(bytearray(_RECV_BYTES))
         self._frames = ClientFrameReader()
         self._has_greeted = False
@@ -77,7 +78,7 @@ class Connection:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether so many streams have unread events that no further request should be read."""
+        """Whether so many streams have unsent events that no further request should be read."""
         return len(self._rows) > _MAX_UNREAD_ROWS
 
     @property
@@ -86,11 +87,11 @@ class Connection:
         return bool(self._unsent or self._replies or self._rows or self._load)
 
     def receive(self) -> list[ClientMessage] | None:
-        """The messages that have arrived, at most a megabyte of them; None at the end.
+        """Returns the messages that have arrived, from at most a megabyte; None at the end.
 
         Raises:
-            WireError: the peer does not speak the contract.
-            ContractVersionError: it speaks another version of it.
+            WireError: the client does not speak the contract.
+            ContractVersionError: the client speaks another version of it.
         """
         try:
             num_bytes = self.sock.recv_into(self._received)
@@ -108,26 +109,30 @@ class Connection:
         return messages
 
     def push(self, stream_id: int, event: TokenEvent) -> None:
-        """Adds one row's events to the backlog."""
+        """Adds one stream's event to the backlog."""
         earlier = self._rows.get(stream_id)
         self._rows[stream_id] = event if earlier is None else earlier.merged(event)
         if event.end is not None:
             self.request_ids.pop(stream_id, None)
 
     def reply(self, call_id: int, result: CommandResult) -> None:
-        """Answers a command."""
+        """Queues the result of a command."""
         self._replies.append(ControlResult(call_id, result))
 
     def report_drained(self) -> None:
-        """Answers `Drain`."""
+        """Queues the reply to `Drain`."""
         self._replies.append(Drained())
 
     def report_load(self, load: Load) -> None:
-        """Leaves the latest load to be sent; an older unsent one is forgotten."""
+        """Queues the latest load, in place of an older one that was not sent."""
         self._load = load
 
     def flush(self, step_id: int, now: float) -> bool:
-        """Sends what the peer takes. False if it is gone, or asks without reading the answers."""
+        """Sends as much as the client takes. Returns False to disconnect it.
+
+        A client is disconnected if its socket failed, or if it sends commands without reading the
+        results.
+        """
         if len(self._replies) > _MAX_REPLIES:
             return False
         try:
@@ -163,7 +168,7 @@ class Connection:
         return bool(frames)
 
     def _take_rows(self) -> dict[int, TokenEvent]:
-        """The backlog; where it may have grown over many steps, as much as makes one frame."""
+        """Returns the backlog; at most about one frame of it, if the client is slow."""
         rows, self._rows = self._rows, {}
         if not self._is_behind:
             return rows
@@ -177,7 +182,7 @@ class Connection:
 
 
 def _num_bytes(event: TokenEvent) -> int:
-    """The size of an event's columns."""
+    """Returns the size of an event's columns."""
     prompt = event.prompt_logprobs
     columns = (event.logprobs, prompt.logprobs if prompt is not None else None)
     return len(event.token_ids) + sum(

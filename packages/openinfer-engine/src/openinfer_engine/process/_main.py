@@ -1,9 +1,9 @@
-"""The engine process: read the spec, make the executor, say so, serve.
+"""The engine process: receives its spec, builds the executor, reports that it is ready, serves.
 
     python -m openinfer_engine --fd N [--listen unix:PATH | tcp:HOST:PORT]...
 
-N is an inherited, connected stream socket; its end ends the engine. Exit statuses: 0 asked to
-end, 1 the start failed (and the parent was told why), 70 the engine died.
+N is an inherited, connected stream socket. The engine ends when it closes. Exit statuses: 0 closed
+on request, 1 the start failed (and the parent was told why), 70 the engine died.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _ProgressHandler(logging.Handler):
-    """Passes log lines on to the parent while the engine starts."""
+    """Sends log lines to the parent while the engine starts."""
 
     def __init__(self, parent: socket.socket) -> None:
         super().__init__(logging.INFO)
@@ -51,8 +51,8 @@ class _ProgressHandler(logging.Handler):
             _send(self._parent, Progress(record.getMessage()))
 
     def close(self) -> None:
-        """Passes nothing on from now, nor what another thread was about to."""
-        self.acquire()  # `emit` is called with it
+        """Stops sending, even a line that another thread is about to send."""
+        self.acquire()  # the lock is held during `emit`
         try:
             self._parent = None
         finally:
@@ -61,14 +61,16 @@ class _ProgressHandler(logging.Handler):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the engine process; returns its exit status."""
+    """Runs the engine process and returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m openinfer_engine", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
-    parser.add_argument("--listen", action="append", default=[], help="a further address")
+    parser.add_argument("--fd", type=int, required=True, help="number of the inherited socket")
+    parser.add_argument("--listen", action="append", default=[], help="address to listen on")
     options = parser.parse_args(arguments)
-    # What is imported lives as long as the process: `heavy_imports` adds the model line's.
+    # Imported modules live as long as the process, so the garbage collector need not visit them.
+    # `heavy_imports` does the same for the model line's imports.
     gc.freeze()
-    # Signals to a whole group are the front's to act on: it drains, then closes this process.
+    # A signal to the process group is handled by the front process, which drains and then closes
+    # this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
@@ -108,7 +110,7 @@ def _run(parent: socket.socket, addresses: Sequence[str], stack: ExitStack) -> i
 
 
 def _send(parent: socket.socket, message: Progress | Started | StartFailed) -> bool:
-    """Whether the parent can still be told: one that was ended during the start listens no more."""
+    """Sends a message to the parent; returns False if the parent is gone."""
     try:
         parent.sendall(encode_start(message))
     except OSError:
@@ -130,13 +132,13 @@ def _build(spec: ProcessSpec) -> EngineLoop:
 
 
 def _table(memory: Sequence[tuple[str, int]]) -> str:
-    """The memory plan, a line for each part."""
+    """Returns the memory plan as text, one line for each purpose."""
     total = ("total", sum(num_bytes for _, num_bytes in memory))
     return "".join(f"\n  {what:16}{size / 2**20:12,.1f} MiB" for what, size in (*memory, total))
 
 
 def _progress_to(parent: socket.socket) -> ExitStack:
-    """While it is open, log lines are progress too."""
+    """Sends log lines to the parent as progress, until the returned stack is closed."""
     handler = _ProgressHandler(parent)
     root = logging.getLogger()
     root.addHandler(handler)
@@ -147,7 +149,7 @@ def _progress_to(parent: socket.socket) -> ExitStack:
 
 
 def _is_user_facing(error: Exception) -> bool:
-    """Whether the error's own sentence is enough for a person."""
+    """Returns whether the error's message alone is enough for a user."""
     return isinstance(error, OpenInferError | ValueError)
 
 
@@ -157,7 +159,7 @@ def _failure(error: Exception) -> StartFailed:
 
 
 def _receive_spec(parent: socket.socket) -> ProcessSpec | None:
-    """The first frame, or None if the parent is gone."""
+    """Returns the first frame's spec, or None if the parent is gone."""
     head = _receive(parent, LENGTH.size)
     if head is None:
         return None

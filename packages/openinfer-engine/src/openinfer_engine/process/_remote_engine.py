@@ -1,7 +1,7 @@
-"""An engine in another process, over its socket: the asyncio client.
+"""The client of an engine process: an `EngineHandle` over a socket, for asyncio.
 
-There is no task per stream: one protocol callback cuts what arrives into frames and hands each
-row to its sink.
+No stream has a task of its own. One protocol callback cuts the received bytes into frames and
+passes each row to its sink.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ class _Stream:
     sink: EventSink
     state: StreamState = field(init=False)
     is_open: bool = False
-    """Whether something has come: tokens need no further look then."""
+    """Whether an event has arrived. After that, events with nothing but tokens need no check."""
 
     def __post_init__(self) -> None:
         self.state = StreamState(self.request_id)
 
     def deliver(self, event: TokenEvent) -> bool:
-        """Calls the sink; whether it took the event."""
+        """Calls the sink; returns False if it raised."""
         try:
             self.sink(event)
         except Exception:
@@ -76,9 +76,10 @@ class _Stream:
 class RemoteEngine(asyncio.Protocol):
     """An `EngineHandle` over a socket. Belongs to the event loop that connected it.
 
-    When the connection ends every live stream gets `Failed(is_retryable=True)`, and from then on
-    `submit` raises EngineDead. Sinks are called from the event loop. Writes never block: what the
-    engine has not read is bounded, beyond it requests are rejected as overloaded right here.
+    When the connection ends, every live request gets `Failed(is_retryable=True)`, and `submit`
+    raises EngineDead from then on. Sinks are called from the event loop. Writes never block: if
+    more than `max_outgoing_bytes` wait for the engine to read them, further requests are rejected
+    as overloaded.
     """
 
     def __init__(self, max_outgoing_bytes: int = MAX_OUTGOING_BYTES) -> None:
@@ -97,7 +98,7 @@ class RemoteEngine(asyncio.Protocol):
         self._next_call_id = 0
         self._drains: list[Future[None]] = []
         self.last_heard = self._loop.time()
-        """Event loop time at which something last arrived."""
+        """Event loop time at which data last arrived."""
 
     @classmethod
     async def connect(
@@ -106,16 +107,17 @@ class RemoteEngine(asyncio.Protocol):
         *,
         max_outgoing_bytes: int = MAX_OUTGOING_BYTES,
     ) -> "RemoteEngine":
-        """Connects and exchanges greetings.
+        """Connects to an engine and waits for its `Hello`.
 
         Args:
-            address: `unix:PATH`, `tcp:HOST:PORT`, or a connected socket, owned from now on.
-            max_outgoing_bytes: bound of what may wait for the engine to read it.
+            address: `unix:PATH`, `tcp:HOST:PORT`, or a connected socket, which is owned from now
+                on.
+            max_outgoing_bytes: upper bound of bytes that wait for the engine to read them.
 
         Raises:
-            AddressRejected: the address is none.
-            EngineDead: nobody answers there, or not with a greeting.
-            ContractVersionError: the engine speaks another version.
+            AddressRejected: the address is malformed or not loopback.
+            EngineDead: no engine answers there with a `Hello`.
+            ContractVersionError: the engine speaks another version of the contract.
         """
         loop = asyncio.get_running_loop()
         engine = cls(max_outgoing_bytes)
@@ -144,12 +146,12 @@ class RemoteEngine(asyncio.Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Identity, limits and abilities of the engine."""
+        """The engine's identity, limits and abilities."""
         return self._info.result()
 
     @property
     def num_live(self) -> int:
-        """Streams of this handle that have not ended."""
+        """Number of this handle's live requests."""
         return len(self._streams)
 
     @property
@@ -158,10 +160,10 @@ class RemoteEngine(asyncio.Protocol):
         return self._death is not None
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Hands over a request; see `EngineHandle.submit`.
+        """Submits a request; see `EngineHandle.submit`.
 
         Raises:
-            EngineDead: if the engine is gone.
+            EngineDead: the engine has ended.
         """
         transport = self._alive()
         try:
@@ -172,7 +174,7 @@ class RemoteEngine(asyncio.Protocol):
         if transport.get_write_buffer_size() + len(frame) > self._max_outgoing_bytes:
             rejected = Rejected(
                 kind="overloaded",
-                message="the engine is behind in reading requests",
+                message="the engine does not keep up with reading requests",
                 retry_after_s=1.0,
             )
             sink(TokenEvent(end=rejected))
@@ -185,14 +187,14 @@ class RemoteEngine(asyncio.Protocol):
         return Ticket(self, request.request_id)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        """Aborts requests; each still gets its last event. Unknown and finished ids are ignored."""
         known = (self._stream_ids.get(request_id, ()) for request_id in request_ids)
         stream_ids = tuple(stream_id for ids in known for stream_id in ids)
         if stream_ids and self._death is None:
             self._send(Abort(stream_ids))
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Runs a command between two steps; await it with `asyncio.wrap_future`."""
+        """Runs a command between two steps. Await the future with `asyncio.wrap_future`."""
         future: Future[CommandResult] = Future()
         if self._death is not None:
             future.set_exception(EngineDead(self._death))
@@ -204,11 +206,11 @@ class RemoteEngine(asyncio.Protocol):
         return future
 
     def load(self) -> Load:
-        """The load as last reported; it lags by a quarter of a second at most."""
+        """Returns the load as last reported, at most a quarter of a second ago."""
         return self._load
 
     def drain(self) -> "Future[None]":
-        """Refuses new requests from now on; done when the last live one has ended."""
+        """Rejects new requests; the future completes when the last live one has ended."""
         future: Future[None] = Future()
         if self._death is not None:
             future.set_exception(EngineDead(self._death))
@@ -225,11 +227,11 @@ class RemoteEngine(asyncio.Protocol):
         self._die("the engine was closed")
 
     def disconnect(self) -> None:
-        """Leaves the engine running for others; it aborts this handle's requests. Idempotent."""
+        """Closes the connection; the engine then aborts this handle's requests. Idempotent."""
         self._die("disconnected from the engine")
 
     async def wait_dead(self) -> str:
-        """Returns why the engine is gone, once it is."""
+        """Waits until the engine is gone, and returns why."""
         return await asyncio.shield(self._died)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -269,7 +271,7 @@ class RemoteEngine(asyncio.Protocol):
         elif isinstance(message, ControlResult):
             future = self._calls.pop(message.call_id, None)
             if future is None:
-                raise WireError(f"an answer to call {message.call_id}, which was not made")
+                raise WireError(f"a result for call {message.call_id}, which was not made")
             if future.set_running_or_notify_cancel():
                 future.set_result(message.result)
         elif isinstance(message, Drained):
@@ -279,7 +281,7 @@ class RemoteEngine(asyncio.Protocol):
                     drained.set_result(None)
         else:
             if message.info is None or self._info.done():
-                raise WireError("a greeting without info, or a second one")
+                raise WireError("a Hello without info, or a second Hello")
             self._info.set_result(message.info)
 
     def _dispatch(self, stream_id: int, event: TokenEvent) -> None:
@@ -293,7 +295,7 @@ class RemoteEngine(asyncio.Protocol):
         if has_end:
             self._drop_stream(stream_id, stream.request_id)
         if not stream.deliver(event) and stream_id in self._streams:
-            # Not by its id: a refused duplicate has that of a request which goes on.
+            # By stream id: a rejected duplicate has the request id of another live request.
             self._send(Abort((stream_id,)))
 
     def _drop_stream(self, stream_id: int, request_id: str) -> None:
@@ -305,7 +307,7 @@ class RemoteEngine(asyncio.Protocol):
             del self._stream_ids[request_id]
 
     def _rejection_of_unsendable(self, request: GenerateRequest, error: Exception) -> Rejected:
-        """What the engine says of a request that no frame can hold, or would say."""
+        """Returns the engine's rejection of a request that no frame can hold."""
         return check_request(request, self.info) or Rejected(
             kind="invalid", message=f"the request cannot be sent to the engine: {error}"
         )
@@ -325,7 +327,7 @@ class RemoteEngine(asyncio.Protocol):
         self._alive().write(encode_frame(message))
 
     def _die(self, reason: str) -> None:
-        """Ends everything once; what is live fails, what waits for an answer gets EngineDead."""
+        """Ends the connection once. Live requests fail, pending calls fail with EngineDead."""
         if self._death is not None:
             return
         self._death = reason

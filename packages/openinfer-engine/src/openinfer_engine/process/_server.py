@@ -1,8 +1,8 @@
-"""The engine process at work: its main thread reads, steps and writes, and nothing else runs.
+"""The server of an engine process: its main thread reads sockets, steps the loop and writes.
 
-While rows run the sockets are polled between steps, and a moment longer; when nothing can be
-stepped the thread blocks in `select`. There are no helper threads: a torch call drops the GIL, and
-a busy neighbour would keep it.
+While requests run, the sockets are polled between steps. On a device, polling continues for 10 ms
+after the last activity. If there is nothing to step, the thread blocks in `select`. There are no
+helper threads: torch releases the GIL in every call, and a busy thread would then hold it.
 """
 
 import errno
@@ -30,15 +30,17 @@ from openinfer_engine.loop._load_meter import LoadMeter
 from openinfer_engine.process._connection import Connection, Stream
 
 UNWRITABLE_S = 30.0
-"""A peer that takes no output for this long has hung up."""
+"""A client that reads nothing for this many seconds is disconnected."""
 _BLOCKED_WAIT_S = 1.0
 _POLLED_S = 0.01
-"""An engine whose steps run on a device polls for so long after the last thing it did: a core that
-sleeps is slow to wake, and slow once awake. A client in turn is back within a few milliseconds."""
+"""On a device, the engine polls for this many seconds after the last activity. A core that sleeps
+takes long to wake and is slow at first; the next turn of a client arrives within a few
+milliseconds."""
 _QUIET_S = 0.1
-"""Idle for as long, the engine does what later steps gain from: a client in turn is back sooner."""
+"""After this many idle seconds the engine does optional work. The next turn of a client arrives
+sooner."""
 _ACCEPT_PAUSE_S = 1.0
-"""The process has no descriptor left for a client that waits: it is asked again after this."""
+"""If the process has no file descriptor left for a client, `accept` is tried again after this."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LAST_FLUSH_S = 1.0
 _LAST_FLUSH_POLL_S = 0.01
@@ -48,13 +50,13 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineServer:
-    """Serves one loop over sockets until its parent is gone, it is told to close, or it dies.
+    """Serves one loop over sockets until its parent is gone, a client closes it or it dies.
 
     Args:
-        loop: driven from `run`'s thread.
-        parent: the inherited socket, past the start messages.
-        listeners: further clients come from here.
-        unwritable_s: patience with a peer that does not read.
+        loop: stepped by the thread that calls `run`.
+        parent: the inherited socket, after the start messages.
+        listeners: sockets on which further clients connect.
+        unwritable_s: seconds after which a client that reads nothing is disconnected.
     """
 
     def __init__(
@@ -71,12 +73,12 @@ class EngineServer:
         self._connections: set[Connection] = set()
         self._writers: set[Connection] = set()
         self._accepts_at: float | None = None
-        """When the listeners are looked at again; None: they are."""
+        """When `accept` is tried again; None while the listeners are watched."""
         self._closing: str | None = None
         self._is_busy = False
         self._polls_until = 0.0
         self._last_active_at = time.monotonic()
-        """When something was last wanted of the engine."""
+        """When a client last sent something or a request was live."""
         self._may_prepare = True
         self._replay = loop.replay
         self._meter = LoadMeter(loop, time.monotonic())
@@ -89,7 +91,7 @@ class EngineServer:
         self._connect(parent, is_parent=True)
 
     def run(self) -> str | None:
-        """Serves. Returns why the engine died, or None if it was asked to end."""
+        """Serves until the end. Returns why the engine died, or None if it was closed."""
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -138,14 +140,14 @@ class EngineServer:
         self._collect_garbage()
 
     def _prepare(self, *, is_wanted: bool) -> None:
-        """Works for later, once nobody has wanted anything for a while."""
+        """Does optional work once the engine has been idle for `_QUIET_S`."""
         if is_wanted:
             self._last_active_at = time.monotonic()
         elif self._may_prepare and time.monotonic() >= self._last_active_at + _QUIET_S:
             self._may_prepare = self._loop.prepare()
 
     def _timeout(self) -> float | None:
-        """How long `select` may block."""
+        """Returns how long `select` may block."""
         now = time.monotonic()
         if self._is_busy or now < self._polls_until:
             return 0.0
@@ -160,14 +162,14 @@ class EngineServer:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Takes a client in. One that cannot be is its own misfortune, not the engine's."""
+        """Accepts a client. Failing to do so does not affect the engine."""
         try:
             sock, _ = listener.accept()
             self._connect(sock)
         except OSError as error:
             if error.errno in _EXHAUSTED and self._accepts_at is None:
                 _logger.error("no further client can be accepted: %s", error.strerror)
-                # A listener with a client in its queue stays readable: `select` would not block.
+                # With a client in its queue a listener stays readable, and `select` would spin.
                 for sock in self._listeners:
                     self._selector.unregister(sock)
                 self._accepts_at = time.monotonic() + _ACCEPT_PAUSE_S
@@ -211,12 +213,12 @@ class EngineServer:
             self._closing = "asked to"
         else:
             assert isinstance(message, Hello)
-            raise WireError("Hello was said twice")
+            raise WireError("a second Hello")
 
     def _submit(self, connection: Connection, message: Submit) -> None:
         stream_id, request = message.stream_id, message.request
         if stream_id in connection.request_ids or not 0 <= stream_id < 2**32:
-            raise WireError(f"stream {stream_id} is open already, or no u32")
+            raise WireError(f"stream id {stream_id} is in use already, or not a u32")
         connection.request_ids[stream_id] = request.request_id
         self._loop.submit(request, Stream(connection, stream_id))
 
@@ -251,14 +253,14 @@ class EngineServer:
             self._selector.modify(connection.sock, events, connection)
 
     def _collect_garbage(self) -> None:
-        """Collects while idle; never idle means now and then."""
+        """Collects garbage while idle, or after many steps if the engine is never idle."""
         is_idle = not self._meter.is_stale and self._steps_since_collection > 0
         if is_idle or self._steps_since_collection >= _STEPS_BETWEEN_COLLECTIONS:
             self._steps_since_collection = 0
             gc.collect()
 
     def _flush_all(self) -> None:
-        """Gives every peer a moment to take its last events."""
+        """Gives clients a second to read their last events."""
         deadline = time.monotonic() + _LAST_FLUSH_S
         waiting = {c for c in self._connections if c.has_output}
         while waiting and (now := time.monotonic()) < deadline:

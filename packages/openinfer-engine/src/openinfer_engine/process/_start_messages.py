@@ -1,7 +1,6 @@
-"""How an engine process is told what to be, and how it says that it is ready.
+"""Messages of an engine's start, on the inherited socket, before the contract takes over.
 
-On the inherited socket, before the contract takes over, in frames of a little-endian u32 length
-and msgpack:
+Frames have a little-endian u32 length and a msgpack payload:
 
     parent: ProcessSpec
     engine: Progress* (StartFailed | Started)
@@ -22,9 +21,9 @@ from openinfer_engine.errors import EngineError
 from openinfer_engine.lines._model_line import LaunchSpec
 
 ExecutorFactory = Callable[[LaunchSpec], Executor]
-"""What makes an executor. It is named across processes as `module:function`; a model line's
-`launch` is reached through the default one, simulators and tests bring their own. Its options
-travel in `LaunchSpec.line_options`."""
+"""A function that makes an executor. Across processes it is named `module:function`. The default
+one calls the model line's `launch`; simulators and tests bring their own. Its options travel in
+`LaunchSpec.line_options`."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -35,7 +34,7 @@ MAX_START_FRAME_BYTES = 1 << 20
 
 
 class ProcessSpec(Struct, frozen=True, kw_only=True):
-    """The first frame on the inherited socket."""
+    """What an engine process shall run: the first frame on the inherited socket."""
 
     launch: LaunchSpec
     factory: str = LINE_FACTORY
@@ -44,24 +43,24 @@ class ProcessSpec(Struct, frozen=True, kw_only=True):
 
 
 class Progress(Struct, frozen=True, tag="progress"):
-    """The start goes on; one line for people."""
+    """One line about the start, for people."""
 
     message: str
 
 
 class StartFailed(Struct, frozen=True, tag="failed"):
-    """The start has failed; the process ends."""
+    """The start has failed, and the process ends."""
 
     kind: str
-    """Name of the error."""
+    """Class name of the error."""
     message: str
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """Requests can be served; the contract's `Hello` follows."""
+    """The engine can serve requests. The contract's `Hello` follows."""
 
     addresses: tuple[str, ...] = ()
-    """Where the engine listens, ports resolved."""
+    """Addresses the engine listens on, ports resolved."""
 
 
 StartMessage = Progress | StartFailed | Started
@@ -72,27 +71,27 @@ _start_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(StartMess
 
 
 def encode_start(message: ProcessSpec | StartMessage) -> bytes:
-    """One message of the start as a frame."""
+    """Returns a start message as a frame."""
     payload = _encoder.encode(message)
     return LENGTH.pack(len(payload)) + payload
 
 
 def decode_spec(payload: bytes) -> ProcessSpec:
-    """What the parent asks for."""
+    """Returns the spec in a frame's payload."""
     return _spec_decoder.decode(payload)
 
 
 def decode_start(payload: bytes) -> StartMessage:
-    """What the child says."""
+    """Returns the child's message in a frame's payload."""
     message: StartMessage = _start_decoder.decode(payload)
     return message
 
 
 def resolve_factory(name: str) -> ExecutorFactory:
-    """The function that `module:function` names.
+    """Returns the function that `module:function` names.
 
     Raises:
-        EngineError: if there is none.
+        EngineError: it cannot be imported or called.
     """
     module, _, attribute = name.partition(":")
     try:

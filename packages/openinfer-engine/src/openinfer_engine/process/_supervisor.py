@@ -1,4 +1,4 @@
-"""Keeps one engine process alive, and looks like an engine that is sometimes not there.
+"""The supervisor of an engine process: starts it, watches it and restarts it when it dies.
 
 starting --ready--> ready --it died--> restarting --ready--> ready
                                            └──starts failed──> dead
@@ -31,7 +31,7 @@ from openinfer_engine.process._start_messages import LINE_FACTORY, LogLevel, Pro
 EngineState = Literal["starting", "ready", "restarting", "dead", "closed"]
 
 _EXIT_WAIT_S = 2.0
-"""An engine that has closed its socket gets so long to end by itself."""
+"""Seconds that an engine may take to exit after its socket has closed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -60,17 +60,17 @@ class SupervisorOptions:
 class EngineSupervisor:
     """An `EngineHandle` over a child process that is restarted when it dies.
 
-    Belongs to the event loop that called `start`. While there is no engine `submit` raises
-    EngineDead, the state says why, and `load` is empty; requests that were in flight have ended
-    with `Failed(is_retryable=True)`.
+    Belongs to the event loop that called `start`. While there is no engine, `submit` raises
+    EngineDead, `reason` explains why, and `load` is empty. Requests that were live when the engine
+    died have ended with `Failed(is_retryable=True)`.
 
     Args:
-        spec: what the engine shall be.
-        factory: `module:function` of what makes its executor; by default the model line does.
+        spec: what the engine shall run.
+        factory: `module:function` of its `ExecutorFactory`; by default the model line's.
         listen: further addresses for other front processes, `unix:PATH` or `tcp:HOST:PORT`.
-        options: patience.
-        log_level: what the engine process writes to stderr.
-        on_progress: called with the lines an engine logs while it starts.
+        options: timeouts and retries.
+        log_level: log level of the engine process, which logs to stderr.
+        on_progress: called with each line that the engine logs while it starts.
     """
 
     def __init__(
@@ -97,46 +97,47 @@ class EngineSupervisor:
 
     @property
     def state(self) -> EngineState:
-        """What `/ready` and `/health` want to know."""
+        """The engine's state, as `/ready` and `/health` report it."""
         return self._state
 
     @property
     def reason(self) -> str:
-        """One sentence on why the engine is not ready; the last such sentence if it is."""
+        """Why the engine is not ready, in one sentence. If it is ready, the last such sentence."""
         return self._reason
 
     @property
     def num_restarts(self) -> int:
-        """Restarts since `start`."""
+        """Attempts to restart the engine since `start`."""
         return self._num_restarts
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the engine listens besides, ports resolved; empty while there is none."""
+        """Further addresses the engine listens on, ports resolved; empty without an engine."""
         return self._child.addresses if self._child is not None else ()
 
     @property
     def info(self) -> EngineInfo:
-        """Identity, limits and abilities of the engine, of the last one if there is none now."""
+        """Identity, limits and abilities of the engine, or of the last one."""
         assert self._info is not None, "the supervisor was not started"
         return self._info
 
     def spawn(self) -> None:
-        """Starts the engine's process ahead of `start`, so that the caller's own start runs beside.
+        """Starts the engine's process ahead of `start`.
 
-        Needs no event loop. `close` and `shutdown` end what `start` has not taken over.
+        The caller can do other work meanwhile. Needs no event loop. Without a later `start`,
+        `close` and `shutdown` end the process.
 
         Raises:
-            EngineStartError: the system starts no process.
+            EngineStartError: the system cannot start a process.
         """
         assert (self._spawned, self._child) == (None, None), "there is a process"
         self._spawned = spawn(self._spec, self._listen)
 
     async def start(self) -> EngineInfo:
-        """Starts the engine and waits until it is ready. A first start is not retried.
+        """Starts the engine and waits until it is ready. A failed first start is not retried.
 
         Raises:
-            EngineStartError: with the engine's own sentence.
+            EngineStartError: the start failed; the message is the engine's own.
         """
         try:
             await self._start_child()
@@ -147,21 +148,21 @@ class EngineSupervisor:
         return self.info
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Hands over a request; see `EngineHandle.submit`.
+        """Submits a request; see `EngineHandle.submit`.
 
         Raises:
-            EngineDead: if there is no engine at the moment.
+            EngineDead: there is no engine at the moment.
         """
         self._engine().submit(request, sink)
         return Ticket(self, request.request_id)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Ends requests; each gets its terminal event. Unknown and ended ids are ignored."""
+        """Aborts requests; each still gets its last event. Unknown and finished ids are ignored."""
         if self._child is not None:
             self._child.engine.abort(request_ids)
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Runs a command between two steps; fails with EngineDead while there is no engine."""
+        """Runs a command between two steps. Fails with EngineDead while there is no engine."""
         if self._child is not None:
             return self._child.engine.control(command)
         future: Future[CommandResult] = Future()
@@ -169,11 +170,11 @@ class EngineSupervisor:
         return future
 
     def load(self) -> Load:
-        """The latest known load, empty while there is no engine."""
+        """Returns the latest known load; an empty one while there is no engine."""
         return self._child.engine.load() if self._child is not None else Load()
 
     def drain(self) -> "Future[None]":
-        """Refuses new requests from now on; done when the last live one has ended."""
+        """Rejects new requests; the future completes when the last live one has ended."""
         if self._child is not None:
             return self._child.engine.drain()
         future: Future[None] = Future()
@@ -181,7 +182,7 @@ class EngineSupervisor:
         return future
 
     def close(self) -> None:
-        """Kills the engine process. Live requests fail. Idempotent; `shutdown` is the kind way."""
+        """Kills the engine process. Live requests fail. Idempotent. `shutdown` is graceful."""
         self._mark_closed()
         self._kill_spawned()
         child, self._child = self._child, None
@@ -191,7 +192,7 @@ class EngineSupervisor:
             child.process.wait()
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
-        """Drains for so many seconds, then ends the engine; kills it if it does not end."""
+        """Drains for up to `drain_s` seconds and ends the engine; kills it if it does not end."""
         if self._child is not None and drain_s > 0:
             drained = asyncio.wrap_future(self._child.engine.drain())
             done, _ = await asyncio.wait([drained], timeout=drain_s)
@@ -242,7 +243,7 @@ class EngineSupervisor:
             spawned=spawned,
         )
         self._child = child
-        # A port the system chose is known to other clients from now on: a restart keeps it.
+        # Other clients know the port that the system chose, so a restarted engine keeps it.
         self._listen = child.addresses
         self._info = child.engine.info
         self._state = "ready"
@@ -287,10 +288,10 @@ class EngineSupervisor:
         _logger.error("the engine stays dead: %d starts in a row failed", options.max_failed_starts)
 
     async def _watch_child(self, child: EngineChild) -> str:
-        """Returns why the engine is gone, or has to go.
+        """Waits until the engine is gone or hangs, and returns why.
 
-        Silence is counted in ticks of this task, not in seconds, so that an event loop that was
-        stopped itself does not take the engine for hung.
+        Silence is counted in ticks of this task, not in seconds: if the event loop itself was
+        stopped, the engine must not be taken for hung.
         """
         engine = child.engine
         tick_s = min(1.0, self._options.step_timeout_s / 10)
