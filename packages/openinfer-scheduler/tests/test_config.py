@@ -46,5 +46,5 @@ def test_good_values_pass():
 
 def test_every_row_must_fit_a_step_with_its_drafts():
     assert SchedulerConfig(**GOOD, num_draft_tokens=3).num_draft_tokens == 3
-    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(16\).* \(20\)"):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(16\).* 20"):
         SchedulerConfig(**GOOD, num_draft_tokens=4)

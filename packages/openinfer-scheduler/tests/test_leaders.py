@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from openinfer_contract import GenerateRequest, StopRules
+from openinfer_contract import GenerateRequest, StopRules, pack_ids
 from openinfer_kv_cache import CacheGroup, KVCache, Plane
 from openinfer_scheduler import (
     FCFS,
@@ -54,3 +54,36 @@ def test_eight_samples_of_a_cold_prompt_cost_one_prefill(policy, depth, budget, 
         ended += sum(event.end is not None for _, event in scheduler.apply(result, 0.0))
     # The others compute the last block, of which at least a token cannot come from the cache.
     assert num_prefilled == 4096 + 7 * 16
+
+
+def plans_until_started(num_followers):
+    """Number of plans until a short request starts that is queued after followers of a leader."""
+    config = SchedulerConfig(
+        max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=128, max_chunk_tokens=64
+    )
+    group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
+    scheduler = Scheduler(config, KVCache((group,), num_blocks=9000))
+
+    def add(request_id, prompt):
+        stop = StopRules(max_tokens=4)
+        request = GenerateRequest(request_id=request_id, prompt_token_ids=prompt, stop=stop)
+        assert scheduler.add(request, 0.0) is None
+
+    for number in range(num_followers):
+        add(str(number), PROMPT + number.to_bytes(4, "little"))
+    add("short", pack_ids([1, 2, 3]))
+    for number in range(1, 100):
+        plan = scheduler.plan(0.0)
+        if "short" in [start.request.request_id for start in plan.starts]:
+            return number
+        counts = np.array([row.is_sampled for row in plan.rows], np.int32)
+        ids = np.full(counts.sum(), 7, np.uint32)
+        result = StepResult(step_id=plan.step_id, counts=counts, token_ids=ids)
+        scheduler.apply(result, 0.0)
+    return None
+
+
+@pytest.mark.parametrize("num_followers", [10, 17, 100, 900])
+def test_a_request_passes_all_followers_of_a_prefix(num_followers):
+    """The leader's prompt takes 64 plans, each of which has tokens left for others."""
+    assert plans_until_started(num_followers) <= 2 + num_followers * 4096 // 65_536

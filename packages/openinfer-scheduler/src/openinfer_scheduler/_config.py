@@ -18,56 +18,57 @@ class SchedulerConfig:
     """Limits and switches of one scheduler.
 
     Raises:
-        ValueError: naming the field, if a value makes no sense.
+        ValueError: a value is out of range; the message names the field.
     """
 
     max_model_len: int
-    """Prompt and output tokens of one sequence at most."""
+    """Upper bound on prompt and output tokens of one sequence."""
     max_num_seqs: int
-    """Slots: rows of one step at most."""
+    """Number of slots: upper bound on rows of one step."""
     max_num_batched_tokens: int
-    """Tokens forwarded in one step at most; not below what all slots decode at once, so that every
-    running sequence gets into every step: `max_num_seqs * (1 + num_draft_tokens)`."""
+    """Upper bound on tokens forwarded in one step. Must be at least
+    `max_num_seqs * (1 + num_draft_tokens)`: then every decoding sequence fits into every step."""
     depth: int = 2
-    """Plans that may be in flight: 1 where a step runs on the host, 2 on a device."""
+    """Upper bound on plans in flight: 1 if steps run on the host, 2 if they run on a device."""
     max_queued_requests: int = 4096
-    """Requests that may wait; beyond it `add` rejects as overloaded."""
+    """Upper bound on waiting requests; `add` rejects further ones as overloaded."""
     max_queued_tokens: int = 16_000_000
-    """Prompt tokens of waiting requests at most; a single request always fits an empty queue."""
+    """Upper bound on prompt tokens of waiting requests. An empty queue takes any single request."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a sequence unless its request says `ignore_eos`."""
+    """Ids that end a sequence unless its request sets `ignore_eos`."""
     admission: Literal["optimistic", "lifetime"] = "optimistic"
-    """optimistic: admit when the first chunk fits, preempt when blocks run out. lifetime: admit
-    when every block the sequence may ever need is there; nothing is ever preempted."""
+    """optimistic: admits a sequence when its first chunk fits, and preempts when blocks run out.
+    lifetime: admits a sequence when every block that it may ever need is available; never preempts.
+    """
     max_chunk_tokens: int | None = None
-    """Tokens of one prefill chunk at most; None: what the step has left."""
+    """Upper bound on tokens of one prefill chunk. None: what the step's budget allows."""
     max_partial_prefills: int | None = None
-    """Sequences at most whose prompt is partly forwarded at the same time: beyond it nobody starts
-    whose first chunk is not the whole rest of its prompt. None: no limit."""
+    """Upper bound on sequences whose prompt is partly forwarded. At the limit, a sequence starts
+    only if its first chunk is the whole rest of its prompt. None: no limit."""
     target_itl_s: float | None = None
-    """Seconds between two tokens of a decoding sequence that 99 % of them should not exceed: steps
-    with decode rows take no more prefill tokens than measured step times allow, though always
-    `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such cap."""
+    """Target for the seconds between two tokens of a decoding sequence, to hold for 99 % of them.
+    Steps with decode rows take no more prefill tokens than measured step times allow, but always
+    at least `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such limit."""
     num_draft_tokens: int = 0
-    """Drafted tokens that a decode row may verify; requests may decline (`speculate=False`)."""
+    """Upper bound on drafted tokens that a decode row verifies. Requests may decline drafts with
+    `speculate=False`."""
     max_adapters: int | None = None
-    """Distinct adapters of the sequences that run at the same time at most; None: no limit."""
+    """Upper bound on distinct adapters of running sequences. None: no limit."""
     role: Literal["both", "prefill", "decode"] = "both"
-    """prefill: takes only requests of a single output token; no plan has a decode row. decode:
-    takes only requests whose prompt is cached, but for the last block; see `Scheduler.loaded`."""
+    """prefill: takes only requests for a single output token, so no plan has a decode row. decode:
+    takes only requests whose prompt is cached except for the last block, see `Scheduler.loaded`."""
     watermark: float = 0.01
-    """Share of the pool that optimistic admission leaves free while anything runs, in [0, 1)."""
+    """Share of the pool that optimistic admission leaves free while a sequence runs, in [0, 1)."""
     overload_retry_after_s: float = 1.0
     """`Rejected.retry_after_s` of overloaded requests."""
     seed: int | None = None
-    """Seeds of requests that bring none come from a counter that starts here; None: from the
-    operating system's entropy, once."""
+    """Start of the counter from which requests without a seed get theirs. None: a random start."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS + _OPTIONAL_COUNTS:
             value = getattr(self, name)
             if (value is not None or name in _COUNTS) and not _is_count(value, 1):
-                raise ValueError(f"{name} must be at least 1 and whole, not {value}")
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -75,18 +76,20 @@ class SchedulerConfig:
                 )
         if not _is_count(self.num_draft_tokens, 0):
             raise ValueError(
-                f"num_draft_tokens must be whole and >= 0, not {self.num_draft_tokens}"
+                f"num_draft_tokens must be an integer of at least 0, not {self.num_draft_tokens!r}"
             )
         if self.seed is not None and not _is_count(self.seed, 0):
-            raise ValueError(f"seed must be whole and >= 0, not {self.seed}")
+            raise ValueError(f"seed must be an integer of at least 0, not {self.seed!r}")
         if not all(_is_count(token_id, 0) for token_id in self.eos_token_ids):
-            raise ValueError(f"eos_token_ids must be whole and >= 0, not {self.eos_token_ids}")
+            raise ValueError(
+                f"eos_token_ids must be integers of at least 0, not {self.eos_token_ids}"
+            )
         num_decoded = self.max_num_seqs * (1 + self.num_draft_tokens)
         if self.max_num_batched_tokens < num_decoded:
-            what = "max_num_seqs" if not self.num_draft_tokens else "decode rows with their drafts"
+            factor = f" * (1 + num_draft_tokens={self.num_draft_tokens})"
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must not be below "
-                f"{what} ({num_decoded})"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs{factor if self.num_draft_tokens else ''} = {num_decoded}"
             )
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be in [0, 1), not {self.watermark}")
