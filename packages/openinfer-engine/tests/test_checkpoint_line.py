@@ -1,4 +1,4 @@
-"""What a model line is made of: strict reading, rope, the plan, and a whole line in few lines."""
+"""The toolkit of model lines: strict reading, rope, the plan, and a whole line in few lines."""
 
 import json
 from collections.abc import Mapping

@@ -48,10 +48,6 @@ class WeightMap:
         assert of in self._destinations, f"{of} has no destination"
         self._repeats[name] = (of, otherwise)
 
-    def destinations(self) -> Mapping[str, torch.Tensor]:
-        """Returns destinations by name, in the order added."""
-        return self._destinations
-
     def check_covers(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Asserts that the destinations tile the parameters: no byte twice, no byte missing.
 
