@@ -225,7 +225,6 @@ def test_https_origins_and_templates_by_flags(start_server, tmp_path, monkeypatc
     status, refused = server.post(render, body | {"chat_template": "\n{{ 1/0 }}"})
     assert (status, refused["error"]["param"]) == (400, "chat_template")
     assert "line 2" in refused["error"]["message"]
-    (worker,) = server.children("openinfer_text.templates._template_worker")
     for origin, allowed in (
         ("https://example.org", "https://example.org"),
         ("https://e.org", None),
@@ -239,7 +238,6 @@ def test_https_origins_and_templates_by_flags(start_server, tmp_path, monkeypatc
             raise ConnectionError("it speaks TLS alone")
     server.assert_idle()
     assert server.stop() == 0
-    assert not worker.is_running()
 
 
 def _address(server):

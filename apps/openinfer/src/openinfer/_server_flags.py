@@ -17,7 +17,7 @@ SERVER_FLAGS: tuple[Flag, ...] = (
         ("--trust-request-chat-template",),
         "switch",
         "frontend",
-        "take chat templates from requests, rendered in a process with bounds",
+        "accept chat templates in requests; CPU time and output are limited",
         off=("--no-trust-request-chat-template",),
     ),
     Flag(

@@ -10,7 +10,6 @@ from openinfer_text.errors import (
     ParserError,
     StructureError,
     TemplateError,
-    TemplateProcessLost,
     TextError,
 )
 from openinfer_text.output._output_text import OutputText, TextDelta
@@ -43,7 +42,7 @@ from openinfer_text.parsers._pieces import (
 from openinfer_text.parsers._tool_definitions import check_tools
 from openinfer_text.templates._chat_template import ChatTemplate
 from openinfer_text.templates._messages import ContentFormat
-from openinfer_text.templates._template_process import MAX_TEMPLATE_CHARS
+from openinfer_text.templates._request_templates import MAX_TEMPLATE_CHARS
 from openinfer_text.tokens._accelerated_engine import AcceleratedEngine
 from openinfer_text.tokens._detokenizer import IncrementalDetokenizer
 from openinfer_text.tokens._tokenizer import Tokenizer
@@ -106,7 +105,6 @@ __all__ = [
     "TextError",
     "CheckpointTextError",
     "TemplateError",
-    "TemplateProcessLost",
     "InvalidChatInput",
     "NoChatTemplate",
     "ParserError",

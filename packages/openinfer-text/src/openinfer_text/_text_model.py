@@ -21,7 +21,7 @@ from openinfer_text.parsers._output_parser import (
 )
 from openinfer_text.templates._chat_template import ChatTemplate
 from openinfer_text.templates._messages import ContentFormat
-from openinfer_text.templates._template_process import TemplateProcess
+from openinfer_text.templates._request_templates import RequestTemplates
 from openinfer_text.templates._turn_tokens import TurnTokens, find_boundaries, learn_turn_tokens
 from openinfer_text.tokens._tokenizer import DEFAULT_SEGMENT_CACHE_BYTES, Tokenizer
 
@@ -78,7 +78,7 @@ class TextModel:
         turns = TurnTokens()
         if chat_template is not None:
             turns = learn_turn_tokens(chat_template, tokenizer.added_tokens)
-        self._foreign_templates = TemplateProcess(tokenizer.special_tokens)
+        self._request_templates = RequestTemplates(tokenizer.special_tokens)
         self._borders = turns.openers | turns.closers
         self._opener_ids = [tokenizer.added_tokens[token] for token in turns.openers]
         self._closer_ids = [tokenizer.added_tokens[token] for token in turns.closers]
@@ -167,9 +167,9 @@ class TextModel:
 
         Special tokens inside message contents become their ids, as they do in vLLM and
         transformers: content can imitate turns. `add_special_tokens` puts BOS in front once more
-        for templates that leave it to the tokenizer. `chat_template` is a foreign template instead
-        of the checkpoint's, rendered in a process of its own (`TemplateProcess`); boundaries and
-        the open turn are found by what the checkpoint's ends messages with.
+        for templates that leave it to the tokenizer. `chat_template` is a template of the request,
+        used instead of the checkpoint's; boundaries and the open turn are still found by the tokens
+        with which the checkpoint's own template ends messages.
 
         Raises:
             NoChatTemplate: if the checkpoint has none, and none is given.
@@ -178,7 +178,7 @@ class TextModel:
         """
         render: Callable[..., str]
         if chat_template is not None:
-            render = partial(self._foreign_templates.render, chat_template)
+            render = partial(self._request_templates.render, chat_template)
         elif self.chat_template is not None:
             render = self.chat_template.render
         else:
@@ -218,7 +218,6 @@ class TextModel:
 
     def close(self) -> None:
         """Ends what works in the background, as `Tokenizer.close`."""
-        self._foreign_templates.close()
         self.tokenizer.close()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -3,7 +3,6 @@
 TextError
 ├── CheckpointTextError   a file of the checkpoint is missing or wrong; names the file and the field
 ├── TemplateError         the chat template failed or refused the messages: the client's 400
-├── TemplateProcessLost   what renders templates of requests ended, by nobody's template: a 500
 ├── InvalidChatInput      messages no template can be given; names the field: a 400
 ├── NoChatTemplate        a chat was asked of a checkpoint that brings no chat template: a 400
 ├── ParserError           a tool or reasoning parser that is not there, or not the only one
@@ -46,13 +45,6 @@ class TemplateError(TextError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-
-
-class TemplateProcessLost(TextError):
-    """The process that renders templates of requests ended for a reason of its own; try again."""
-
-    def __init__(self) -> None:
-        super().__init__("the process that renders templates of requests was lost")
 
 
 class InvalidChatInput(TextError):

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import jinja2
 import jinja2.meta
+from jinja2 import nodes
 
 from openinfer_text.errors import InvalidChatInput, TemplateError
-from openinfer_text.templates._jinja import sandbox
 from openinfer_text.templates._messages import (
     ContentFormat,
     normalizer_for,
     without_broken_arguments,
 )
-from openinfer_text.templates._renderer import Renderer
+from openinfer_text.templates._sandbox import TemplateSandbox, compile_template, render
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 # Two private-use characters nobody types; the space tells whether the template trims.
@@ -34,14 +34,13 @@ class ChatTemplate:
     `system` unless the template knows it; other null fields are dropped; reasoning is readable
     under each of its names.
 
-    Rendering holds the GIL. Any thread may render. The first request of its kind is rendered by
-    Jinja's sandbox and by minijinja and compared; further ones by minijinja where both agreed.
+    Rendering holds the GIL. Any thread may render. A template that takes more than 2 seconds of CPU
+    time, or makes more than 64 Mi characters, is ended.
 
     Attributes:
         content_format: what the default template takes as `content`.
         tools_source: Jinja source of the template for requests with tools.
         takes_tools: whether that template reads them.
-        slow_reasons: by name, why a template is always rendered by Jinja; none if none is.
     """
 
     def __init__(
@@ -66,24 +65,19 @@ class ChatTemplate:
         if "default" not in named:
             names = ", ".join(sorted(named))
             raise TemplateError(f"no chat template is named 'default'; there are: {names}")
-        environment = sandbox()
+        environment = TemplateSandbox()
         self._special_tokens = dict(special_tokens or {})
         self._templates = {}
         for name, source in named.items():
             try:
-                parsed = environment.parse(source)
+                parsed = _parse(environment, source)
                 normalizer = normalizer_for(parsed, content_format=content_format)
-                renderer = Renderer(name, source, parsed, environment)
-                self._templates[name] = (source, renderer, normalizer)
+                template = compile_template(environment, source)
+                self._templates[name] = (source, template, normalizer)
             except jinja2.TemplateSyntaxError as error:
                 reason = f"chat template {name!r}, line {error.lineno}: {error.message}"
                 raise TemplateError(reason) from error
         self.content_format: ContentFormat = self._templates["default"][2].content_format
-        self.slow_reasons = {
-            name: renderer.slow_reason
-            for name, (_, renderer, _) in self._templates.items()
-            if renderer.slow_reason is not None
-        }
         self.tools_source = named.get("tool_use", named["default"])
         parsed = environment.parse(self.tools_source)
         self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
@@ -136,11 +130,11 @@ class ChatTemplate:
             reason = "needs add_generation_prompt to be false"
             raise InvalidChatInput("continue_final_message", reason)
         named = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
-        source, renderer, normalizer = self._templates[named]
+        source, template, normalizer = self._templates[named]
         chat = normalizer.normalize(messages)
         final_text = _mark_end(chat[-1], source) if continue_final_message else ""
         rendered = _render(
-            renderer,
+            template,
             {
                 **self._special_tokens,
                 **variables,
@@ -153,14 +147,21 @@ class ChatTemplate:
         return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
 
 
-def _render(renderer: Renderer, variables: dict[str, Any]) -> str:
+def _parse(environment: TemplateSandbox, source: str) -> nodes.Template:
     try:
-        return renderer.render(variables)
+        return environment.parse(source)
+    except RecursionError as error:
+        raise TemplateError("the template is nested too deeply") from error
+
+
+def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    try:
+        return render(template, variables)
     except TemplateError as error:
         whole, field = without_broken_arguments(variables["messages"])
         if field is None:
             raise
-        renderer.render({**variables, "messages": whole})  # or it failed for another reason
+        render(template, {**variables, "messages": whole})  # or it failed for another reason
         reason = "is no JSON object, and this model's template writes no other; leave the call out"
         raise InvalidChatInput(field, reason) from error
 

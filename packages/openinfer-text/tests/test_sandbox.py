@@ -1,15 +1,13 @@
-"""Templates rendered three ways: minijinja, Jinja's sandbox, transformers."""
+"""Templates rendered by this package's sandbox and by transformers."""
 
-import logging
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_text import ChatTemplate, TemplateError
-from openinfer_text.templates._jinja import run, sandbox
-from openinfer_text.templates._minijinja import FastTemplate, plan_fast
+from openinfer_text import ChatTemplate
+from openinfer_text.templates._sandbox import TemplateSandbox, compile_template, render
 
 SPECIALS = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 TOOL = {
@@ -108,12 +106,9 @@ def _variables(messages, options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_ways_are_one(name, templates, hf_render):
+def test_templates_are_rendered_as_transformers_does(name, templates, hf_render):
     source = templates[name]
-    parsed = sandbox().parse(source)
-    reference = sandbox().from_string(source)
-    fast = plan_fast(source, parsed)
-    assert isinstance(fast, FastTemplate), fast
+    compiled = compile_template(TemplateSandbox(), source)
     template = ChatTemplate(source, special_tokens=SPECIALS)
     num_rendered = 0
     for chat, messages in CHATS.items():
@@ -121,8 +116,7 @@ def test_three_ways_are_one(name, templates, hf_render):
         for options in OPTIONS:
             theirs = _outcome(lambda m=messages, o=options: hf_render(source, m, **o))
             variables = _variables(messages, options)
-            assert _outcome(lambda v=variables: run(reference, v)) == theirs, (chat, options)
-            assert _outcome(lambda v=variables: fast.render(v)) == theirs, (chat, options)
+            assert _outcome(lambda v=variables: render(compiled, v)) == theirs, (chat, options)
             num_rendered += theirs is not None
     assert num_rendered >= len(OPTIONS)
 
@@ -141,7 +135,7 @@ def _render(template, messages, options):
     return template.render(messages, **own, chat_template_kwargs=options)
 
 
-CHARS = "aB 12\n\t\x1c\x1f\x85\xa0\u2003\u2028\ufffdé\u0130ß中😀<>{}%\"\\'&\ud83d"
+CHARS = "aB 12\n\t\x1c\x1f\x85\xa0\u2003\u2028\ufffdé\u0130ß中😀<>{}%\"\\'&"
 WORDS = ["</think>", "<think>\n", "</tool_call>", "<tool_response>", "system"]
 TEXTS = st.lists(st.sampled_from([*CHARS, *WORDS]), max_size=10).map("".join)
 VALUES = st.recursive(
@@ -170,108 +164,28 @@ MESSAGES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def pairs(templates):
-    """Every template as it is served, kept over all examples, and the definition."""
-    environment = sandbox()
+def served(templates):
+    """Every template as it is served, kept over all examples."""
     return {
-        name: (ChatTemplate(source, special_tokens=SPECIALS), environment.from_string(source))
-        for name, source in templates.items()
+        name: ChatTemplate(source, special_tokens=SPECIALS) for name, source in templates.items()
     }
 
 
 @pytest.mark.long
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_random_chats_are_rendered_as_the_sandbox_does(pairs, data):
+def test_random_chats_are_rendered_as_transformers_does(served, templates, hf_render, data):
     messages = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
     options = data.draw(st.sampled_from(OPTIONS))
-    for name, (template, reference) in pairs.items():
-        variables = _variables(template.normalize(messages), options)
-        # Twice: the second time by what the first has found out.
-        for _ in range(2):
-            served = _outcome(lambda t=template: _render(t, messages, options))
-            assert served == _outcome(lambda r=reference, v=variables: run(r, v)), name
-
-
-def _served(template, options=None, **message):
-    return _render(template, [{"role": "user", "content": "x"} | message], options or {})
-
-
-def test_what_was_compared_is_served_by_minijinja(templates, monkeypatch):
-    template = ChatTemplate(templates["chatml"], special_tokens=SPECIALS)
-    texts = [template.render(messages) for messages in CHATS.values()]
-    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
-    assert [template.render(messages) for messages in CHATS.values()] == texts
-    longer = [*CHATS["turns"], *CHATS["turns"][1:]]
-    with pytest.raises(TypeError, match="NoneType"):
-        _served(template, content="a new <tool_response> shape")
-    assert template.render([{**longer[0], "content": " other\n"}]).count("other") == 1
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [("{{ 1e20 }}", "1e+20"), ("{{ none is iterable or x is iterable }}", "True")],
-)
-def test_a_difference_is_logged_once_and_jinja_serves(source, text, caplog):
-    template = ChatTemplate(source)
-    for content in ("x", "x", " y "):
-        assert _served(template, content=content) == text
-    (record,) = caplog.records
-    assert "minijinja does not render some requests as jinja2 does" in record.getMessage()
-
-
-def test_a_shape_that_differs_leaves_the_others_alone(caplog, monkeypatch):
-    template = ChatTemplate("{{ messages[0].size }}")
-    assert _served(template, size=0.5) == "0.5"
-    assert _served(template, size=1e300) == _served(template, size=2e300).replace("2", "1")
-    assert len(caplog.records) == 1
-    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
-    assert _served(template, size=1.5) == "1.5"
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("{{ 'a b'.title() }}", "the method 'title'"),
-        ("{{ messages.append(1) }}", "the method 'append'"),
-        ("{{ messages | groupby('role') | list }}", "the filter 'groupby'"),
-        ("{{ (messages | list)[0]['f']() }}", "calls what it computes"),
-        ("{% include 'x' %}", "the statement 'include'"),
-        ("{{ debug() }}", "the name 'debug'"),
-        ("{{ messages._x }}", "the attribute '_x'"),
-        ("{{ '%s' % 'a' }}{% trans %}", None),
-    ],
-)
-def test_what_minijinja_may_not_render_is_named(source, reason, caplog):
-    if reason is None:
-        with pytest.raises(TemplateError):
-            ChatTemplate(source)
-        return
-    with caplog.at_level(logging.INFO):
-        template = ChatTemplate(source)
-    assert reason in template.slow_reasons["default"]
-    assert "is rendered by jinja2: it" in caplog.text
-
-
-def test_white_space_of_python_alone_is_stripped(caplog):
-    template = ChatTemplate("{{ messages[0].content.strip() }}|")
-    assert _served(template, content="a") == "a|"
-    assert _served(template, content="a\x1c") == "a|"
-    assert caplog.records == [], "it is known, so it is no difference"
+    for name, template in served.items():
+        normal = template.normalize(messages)
+        theirs = _outcome(lambda n=name, m=normal: hf_render(templates[n], m, **options))
+        assert _outcome(lambda t=template: _render(t, messages, options)) == theirs, name
 
 
 def test_half_a_surrogate_pair_stays_what_it_is():
     template = ChatTemplate("{{ messages[0].content }}")
-    assert _served(template, content="ab") == "ab"
-    assert _served(template, content="a\ud83d") == "a\ud83d"
-
-
-def test_the_clock_stands_still_while_renderings_are_compared(caplog, monkeypatch):
-    template = ChatTemplate("{{ strftime_now('%f') }}{{ messages[0].content }}")
-    assert len(_served(template, content="x")) == 7
-    assert caplog.records == []
-    monkeypatch.setattr("openinfer_text.templates._renderer.run", None)
-    assert _served(template, content="y") != _served(template, content="z")
+    assert template.render([{"role": "user", "content": "a\ud83d"}]) == "a\ud83d"
 
 
 def test_threads_share_a_template(templates):
