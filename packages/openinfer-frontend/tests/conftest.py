@@ -1,4 +1,4 @@
-"""A tiny byte-level checkpoint, and an engine that does what a test tells it."""
+"""A tiny byte-level checkpoint, and an engine that is driven by the test."""
 
 import asyncio
 import json
@@ -89,7 +89,8 @@ def _write_checkpoint(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every byte is a token of the same number; three special tokens and four markers follow."""
+    """Writes a checkpoint in which every byte is the token of its value; special tokens and markers
+    follow."""
     folder = tmp_path_factory.mktemp("checkpoint")
     _write_checkpoint(folder)
     return folder
@@ -97,7 +98,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def text(checkpoint: Path) -> Iterator[TextModel]:
-    """A model that knows neither tools nor reasoning."""
+    """A text model without tools and reasoning."""
     model = TextModel.from_folder(checkpoint)
     yield model
     model.close()
@@ -105,14 +106,15 @@ def text(checkpoint: Path) -> Iterator[TextModel]:
 
 @pytest.fixture(scope="session")
 def tool_text(checkpoint: Path) -> Iterator[TextModel]:
-    """A model that writes Hermes calls and thinks; its markers are special tokens."""
+    """A text model with Hermes calls and reasoning; its markers are special tokens."""
     model = TextModel.from_folder(checkpoint, chat_template=TOOL_TEMPLATE)
     yield model
     model.close()
 
 
 def logprobs_of(ids: list[int], num_top: int, num_by_id: int = 0) -> TokenLogprobs:
-    """Token i has logprob -0.5; alternatives are 97, 98, ... at -1, -2, ...; by id -10, -11, ..."""
+    """Gives token i logprob -0.5, alternatives 97, 98, ... at -1, -2, ..., and asked-for ids -10,
+    -11, ..."""
     top_ids = [97 + k for _ in ids for k in range(num_top)]
     return TokenLogprobs(
         sampled=pack_floats([-0.5] * len(ids)),
@@ -125,10 +127,10 @@ def logprobs_of(ids: list[int], num_top: int, num_by_id: int = 0) -> TokenLogpro
 
 
 class FakeEngine:
-    """An EngineHandle under a test's thumb.
+    """An EngineHandle driven by the test.
 
-    With a `script` every request is answered at once, one event per entry; without one the test
-    emits by hand.
+    With a `script`, every request gets the script's entries at once, one event each. Without one,
+    the test emits events itself.
     """
 
     def __init__(
@@ -160,7 +162,8 @@ class FakeEngine:
         )
         self.script: Callable[[GenerateRequest], list[Any]] | None = None
         self.is_paced = False
-        """Whether the script's entries come one by one, so that none is merged with the next."""
+        """Whether the script's entries are delivered one by one, so that none is merged with the
+        next."""
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.commands: list[Command] = []
@@ -203,7 +206,7 @@ class FakeEngine:
             return
 
     def _prompt_scores(self, request: GenerateRequest) -> Iterator[TokenEvent]:
-        """Two chunks, the second from the prompt's third token on."""
+        """Makes two chunks; the second begins at the prompt's third token."""
         if request.prompt_logprobs is not None:
             ids, num_top = unpack_ids(request.prompt_token_ids), request.prompt_logprobs.num_top
             for start, chunk in ((1, ids[1:2]), (2, ids[2:])):
@@ -212,7 +215,8 @@ class FakeEngine:
                     yield TokenEvent(prompt_logprobs=scores)
 
     def emit(self, entry: Any, request_id: str | None = None) -> None:
-        """Delivers text, ids, an end or a whole event to a request (the only live one)."""
+        """Delivers text, ids, an end or a whole event to a request, by default to the only live
+        one."""
         request_id = request_id or self.live[0]
         if request_id not in self._live:
             return
@@ -260,7 +264,7 @@ class FakeEngine:
 
 
 def encode(text: str) -> list[int]:
-    """Ids of a text, markers as special tokens."""
+    """Returns the ids of a text; markers are special tokens."""
     if "<" not in text:
         return list(text.encode())
     parts = re.split("(" + "|".join(MARKERS) + ")", text)
@@ -285,7 +289,7 @@ def hello(request: GenerateRequest) -> list[Any]:
 
 @pytest.fixture
 def fakes() -> SimpleNamespace:
-    """What tests build with."""
+    """The classes and functions that tests build with."""
     return SimpleNamespace(
         FakeEngine=FakeEngine,
         scheduled=scheduled,
@@ -313,7 +317,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def say(engine: FakeEngine) -> Callable[..., None]:
-    """Makes the engine say a text, token by token."""
+    """Makes the engine output a text, token by token."""
 
     def script(text: str, reason: str = "stop") -> None:
         engine.script = lambda request: [
@@ -349,7 +353,7 @@ def app(engine: FakeEngine, make_app: Callable[..., FrontendApp]) -> FrontendApp
 
 
 class Client:
-    """A blocking client: every call is one event loop."""
+    """A blocking client; every call runs its own event loop."""
 
     def __init__(self, app: FrontendApp) -> None:
         self.app = app
@@ -376,7 +380,7 @@ class Client:
         return self._ok("/v1/chat/completions", {"messages": messages} | fields)
 
     def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """The events of a stream; the end mark is checked and left out."""
+        """Returns the events of a stream, without its end mark, which is checked."""
         response = self.post(path, body | {"stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -1,4 +1,4 @@
-"""What operators do: aborts, pauses, and routes that nothing stands behind."""
+"""The operator's routes: aborts, pauses, traces, and routes that are not available."""
 
 import asyncio
 import os
@@ -69,9 +69,9 @@ def test_requests_are_aborted_by_id(make_app, fakes, named):
         ({"request_ids": ["r1"], "abort_all": True}, "request_ids"),
     ],
 )
-def test_nobody_is_aborted_by_what_does_not_say_whom(client_of, make_app, fakes, body, param):
+def test_an_unclear_abort_aborts_nothing(client_of, make_app, fakes, body, param):
     app = make_app(fakes.FakeEngine())
-    app._backend.live["cmpl-r1"] = None  # would break, if aborted
+    app._backend.live["cmpl-r1"] = None  # would raise, if it were aborted
     answer = client_of(app).post("/abort_requests", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert client_of(app).post("/abort_requests", {"request_ids": []}).json() == {"aborted": []}
@@ -138,14 +138,14 @@ def test_requests_are_added_to_a_trace_and_to_none(make_app, fakes, client_of, m
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-def test_what_is_not_there_says_so(client, path):
+def test_missing_routes_respond_501(client, path):
     response = client.post(path, {"lora_name": "x"})
     assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
     assert "not enabled" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/rerank", "/pooling", "/classify"])
-def test_what_only_other_models_can_do_says_so(client, path):
+def test_routes_for_other_models_respond_501(client, path):
     response = client.post(path, {"input": "Hi"})
     assert (response.status_code, response.headers["x-should-retry"]) == (501, "false")
     assert "generates text" in response.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Where messages end reaches the engine, whichever endpoint a conversation comes by."""
+"""The ends of messages reach the engine from every endpoint that takes conversations."""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""Templates that come with requests: refused unless the operator allows them, and never ours."""
+"""Templates in requests: refused unless the operator allows them, and rendered apart from the
+server."""
 
 import asyncio
 import threading
@@ -28,7 +29,7 @@ def _error(response):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nobody_is_trusted_unless_the_operator_says_so(client, engine, path):
+def test_request_templates_need_the_operators_permission(client, engine, path):
     status, param, message = _error(client.post(path, CHAT | {"chat_template": SOURCE}))
     assert (status, param) == (400, "chat_template")
     assert "--trust-request-chat-template" in message
@@ -71,7 +72,7 @@ def test_a_trusted_template_makes_the_prompt(trusting, engine, text):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_wrong_with_it_is_said(trusting, engine, path, fields, param, words):
+def test_a_wrong_template_is_explained(trusting, engine, path, fields, param, words):
     status, named, message = _error(trusting.post(path, CHAT | fields))
     assert (status, named) == (400, param)
     assert words in message
@@ -79,7 +80,7 @@ def test_what_is_wrong_with_it_is_said(trusting, engine, path, fields, param, wo
 
 
 def test_tools_need_a_place_in_the_template_of_the_request(checkpoint, make_app, engine, client_of):
-    """Whatever the checkpoint's own has."""
+    """The checkpoint's own template does not matter."""
     text = TextModel.from_folder(checkpoint, tool_parser="hermes")
     client = client_of(make_app(engine, text=text, trust_request_chat_template=True))
     fields = CHAT | {"tools": TOOLS}
@@ -90,7 +91,7 @@ def test_tools_need_a_place_in_the_template_of_the_request(checkpoint, make_app,
     text.close()
 
 
-def test_foreign_templates_wait_in_a_bounded_queue_and_nobody_waits_for_them(
+def test_request_templates_wait_in_a_bounded_queue_of_their_own(
     checkpoint, make_app, engine, fakes, monkeypatch
 ):
     text, gate = TextModel.from_folder(checkpoint), threading.Event()

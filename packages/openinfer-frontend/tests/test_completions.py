@@ -75,7 +75,7 @@ def test_stream(client, engine):
     assert {(e["id"], e["object"], e["model"]) for e in events} == {
         (events[0]["id"], "text_completion", "tiny")
     }
-    # The fake answers at once, so everything was merged into one event.
+    # The fake engine emits everything at once, so it was merged into one event.
     (event,) = events
     assert event["choices"] == [
         {

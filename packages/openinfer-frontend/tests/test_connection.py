@@ -1,4 +1,4 @@
-"""Requests as HTTP clients spell them, over sockets."""
+"""Unusual HTTP requests, over sockets."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def request(headers, body=BODY, path=b"/v1/completions"):
 
 
 def read_answer(sock):
-    """The head and the body of an answer that says its length."""
+    """Reads the head and the body of a response with a content length."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += (part := sock.recv(65536))
@@ -40,7 +40,7 @@ def read_answer(sock):
 @pytest.mark.parametrize("cut", [0, 1], ids=["whole", "in pieces"])
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 def test_an_offer_of_another_protocol_is_ignored(start, app, engine, caplog, offer, cut):
-    """Java's client makes one with every request; its body is a body all the same."""
+    """Java's client offers HTTP/2 with every request; the request's body must still be read."""
     sent = request(offer + b"x-request-id: mine\r\n")
     count = 1 if b"close" in offer else 3
     with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
@@ -58,8 +58,8 @@ def test_an_offer_of_another_protocol_is_ignored(start, app, engine, caplog, off
     assert not caplog.records
 
 
-def test_what_follows_an_offer_in_its_packet_is_read(start, app):
-    """Chunks, and requests that are sent early."""
+def test_bytes_after_an_upgrade_offer_are_read(start, app):
+    """Chunked bodies, and requests that are sent before the previous response."""
     offer = OFFERS["java"]
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%btransfer-encoding: chunked\r\n\r\n" % offer

@@ -18,7 +18,7 @@ BOUNDS = (0.001, 0.0025, 0.01, 1.0, 80.0)
 
 
 def shown(table, pages, **fields):
-    """Samples by name and labels, as a scraper reads them."""
+    """Returns samples by name and labels, as a scraper reads them."""
     snapshot = MetricsSnapshot(
         totals=pages.totals(table.num_cells),
         families=table.families,
@@ -108,12 +108,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_pages_outlive_their_processes_and_who_comes_next_counts_on():
+def test_a_page_outlives_its_process_and_its_successor_continues_it():
     pages = CounterPages(3)
     table = CounterTable(pages.page(0))
     table.counter("things", "Some.").add(100)
     table.histogram("seconds", "Some.", (0.5,)).observe(1.0)
-    for number in ("1", "2", "1"):  # the third process takes the place of the first
+    for number in ("1", "2", "1"):  # the third process takes the first one's page
         child = subprocess.run(
             [sys.executable, "-c", _CHILD, str(pages.fd), number], pass_fds=(pages.fd,)
         )

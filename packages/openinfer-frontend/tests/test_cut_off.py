@@ -1,4 +1,4 @@
-"""What a drain that takes too long, or a second signal, does to the requests that still run."""
+"""Requests that still run when a drain times out or a second signal arrives."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def _events(response):
 
 @pytest.fixture
 def running(start, make_app, fakes):
-    """A server whose engine begins every second request and ends none."""
+    """A server whose engine emits the first token of every second request, and ends none."""
     engine = fakes.FakeEngine()
     engine.script = lambda request: ["He"] if request.stop.max_tokens == 9 else []
     with httpx.Client(timeout=10) as client:
@@ -64,7 +64,7 @@ def test_requests_that_take_too_long_are_told(running, caplog):
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(post, path, model="tiny", **fields) for path, fields in calls]
         _until(lambda: len(engine.live) == len(calls))
-        time.sleep(0.05)  # heads and first events are out
+        time.sleep(0.05)  # the heads and the first events have been sent
         server.stop()
         server.join()
         whole, unbegun, begun, responses, messages = [answer.result() for answer in answers]
@@ -85,7 +85,7 @@ def test_requests_that_take_too_long_are_told(running, caplog):
     assert re.fullmatch(r"5 requests cut off after 0\.\d s", cut_off)
 
 
-def test_a_drain_of_nothing_says_nothing(start, app, caplog):
+def test_a_drain_without_requests_logs_nothing(start, app, caplog):
     caplog.set_level(logging.INFO)
     server = start(app)
     with httpx.Client() as client:
@@ -95,7 +95,7 @@ def test_a_drain_of_nothing_says_nothing(start, app, caplog):
     assert _said(caplog) == []
 
 
-def test_who_reads_nothing_and_who_sends_half_are_dropped(start, make_app, fakes, caplog):
+def test_clients_that_read_nothing_or_send_half_are_disconnected(start, make_app, fakes, caplog):
     engine = fakes.FakeEngine()
     server = start(make_app(engine), drain_timeout_s=0.1)
     fields = {"prompt": "Hi", "stream": True, "max_tokens": 400, "return_token_ids": True}
@@ -108,7 +108,7 @@ def test_who_reads_nothing_and_who_sends_half_are_dropped(start, make_app, fakes
         silent.connect(address)
         silent.sendall(head + body)
         _until(lambda: engine.live)
-        for _ in range(50):  # 5 MB, more than the buffers between hold
+        for _ in range(50):  # 5 MB, more than the buffers on the way hold
             taken = threading.Event()
             server.call(engine.emit, "x" * 2**14)
             server.call(taken.set)
@@ -129,7 +129,7 @@ def test_who_reads_nothing_and_who_sends_half_are_dropped(start, make_app, fakes
     ],
 )
 def test_a_second_signal_cuts_off_at_once(make_app, fakes, caplog, number, advice):
-    """Signals arrive in the main thread, so here the client has a thread of its own."""
+    """Signals arrive in the main thread, so the client runs in a thread of its own."""
     caplog.set_level(logging.INFO)
     engine, hurried = fakes.FakeEngine(), []
     sock = bind("127.0.0.1", 0)

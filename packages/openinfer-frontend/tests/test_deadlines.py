@@ -1,4 +1,4 @@
-"""Requests that are not over in time: by their own deadline, or by the server's."""
+"""Requests that do not finish in time, by their own deadline or by the server's."""
 
 import pytest
 

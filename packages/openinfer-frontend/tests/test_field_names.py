@@ -1,4 +1,4 @@
-"""Messages about a chat's fields, in the words of another protocol."""
+"""Messages about a chat's fields, with another protocol's field names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bad input costs a 4xx and nothing else."""
+"""Invalid input gets a 4xx and has no other effect."""
 
 import asyncio
 import json
@@ -124,7 +124,7 @@ ODD = [
 
 
 def mutate(rng, value):
-    """A body with one to three wounds."""
+    """Returns a body with one to three faults."""
     for _ in range(rng.randint(1, 3)):
         holder = value
         while True:

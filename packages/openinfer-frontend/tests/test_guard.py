@@ -1,4 +1,4 @@
-"""Keys, origins and bounds: who gets in, and how much of it."""
+"""Keys, origins and limits."""
 
 import asyncio
 import json
@@ -159,7 +159,7 @@ def test_too_many_at_once(make_app, fakes):
     ],
 )
 def test_tokenizing_counts_as_well(make_app, fakes, monkeypatch, path, body):
-    """Both ways: it is refused behind others, and others are behind it. It runs in a thread."""
+    """Tokenize requests are refused because of others, and others because of them."""
     engine, go_on = fakes.FakeEngine(), threading.Event()
     app = make_app(engine, max_in_flight=1, max_inline_bytes=0)
     model = app._backend.text.model
@@ -209,7 +209,7 @@ def test_bodies_are_bounded_together(engine, make_app, client_of):
     assert app._bodies.num_bytes == 0
 
 
-def test_errors_tell_no_paths(client, engine):
+def test_errors_show_no_paths(client, engine):
     engine.script = lambda _: [Failed(message="cannot map /srv/models/w.bin at 0x7f12ab34cd56")]
     error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
     assert error["message"] == "cannot map (path) at (address)"
@@ -227,7 +227,7 @@ def test_a_head_that_does_not_come_ends_the_connection(start, app, monkeypatch, 
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-def test_nor_is_a_next_head_waited_for_once_it_has_begun(start, app, monkeypatch, is_early):
+def test_a_next_head_that_has_begun_has_a_timeout_too(start, app, monkeypatch, is_early):
     monkeypatch.setattr(_connection, "HEAD_TIMEOUT_S", 0.1)
     first, part = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HT"
     with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
@@ -258,9 +258,7 @@ def test_a_head_that_is_too_long_is_refused(start, app, before, end):
     assert (error["type"], error["code"]) == ("RequestHeaderFieldsTooLargeError", 431)
 
 
-def test_a_head_behind_a_request_that_is_being_answered_just_ends_the_connection(
-    start, app, engine
-):
+def test_a_long_head_during_a_response_closes_the_connection(start, app, engine):
     engine.script = None
     body = b'{"prompt":"Hi"}'
     first = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -299,7 +297,7 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
 
 
 def _read_head(sock):
-    """The head of an answer of known length; its body is read, too, and not in the way later."""
+    """Reads the head of a response of known length, and its body, which precedes the next head."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         answer += sock.recv(4096)
@@ -335,7 +333,7 @@ def test_trailers_are_no_headers(start, app, engine):
 
 
 @pytest.mark.parametrize("end", [b"", b"0\r\n"])
-def test_a_body_that_nobody_reads_has_a_time(start, make_app, engine, monkeypatch, end):
+def test_an_unread_body_has_a_timeout(start, make_app, engine, monkeypatch, end):
     monkeypatch.setattr(_connection, "UNREAD_TIMEOUT_S", 0.3)
     server = start(make_app(engine, api_keys=("k",)))
     with socket.create_connection(server.socket.getsockname(), timeout=2) as sock:
@@ -435,7 +433,7 @@ def test_certificates_that_cannot_be_used(certificates, fields, word):
         ("#/$defs/x and </tool_call> and/or 3 / 4", "#/$defs/x and </tool_call> and/or 3 / 4"),
     ],
 )
-def test_words_of_an_engine_name_no_paths(client, engine, message, shown):
+def test_engine_messages_show_no_paths(client, engine, message, shown):
     assert ApiError.from_engine(500, message).message == shown
     rejected = Rejected(kind="invalid", message=message, field="grammar")
     assert ApiError.from_end(rejected).message == shown

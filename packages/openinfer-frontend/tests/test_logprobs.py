@@ -1,4 +1,4 @@
-"""Logprobs that JSON or OpenAI's shapes cannot say as they are."""
+"""Logprobs that JSON or OpenAI's formats cannot express directly."""
 
 import threading
 
@@ -10,7 +10,7 @@ from openinfer_frontend.routes import _generate_routes
 
 
 def test_minus_infinity_and_equal_spellings(client, engine):
-    half = 0xC3  # two tokens that are parts of characters are spelled alike
+    half = 0xC3  # two tokens that are parts of characters have the same spelling
     logprobs = TokenLogprobs(
         sampled=pack_floats([float("-inf")]),
         ranks=pack_ids([3]),
@@ -68,7 +68,7 @@ def test_long_prompts_are_spelled_in_a_thread(client, monkeypatch):
     fields = {"prompt": ["Say", "Hi"], "echo": True, "logprobs": 1, "n": 2}
 
     def answers():
-        """The whole one, and the texts and scores of each streamed choice in order."""
+        """Returns the whole response, and the texts and logprobs of each streamed choice."""
         whole = client.complete(**fields)["choices"]
         columns = [[] for _ in whole]
         for event in client.stream("/v1/completions", fields):
@@ -149,7 +149,7 @@ def test_offsets_are_positions_in_the_text(client, engine, fakes):
     ]
     fields = {"prompt": "😀 你好 ok", "echo": True, "logprobs": 1}
     prompt = [0] * 4 + [1] + [2] * 3 + [3] * 3 + [4, 5, 6]
-    # Two thirds of a character that goes no further become one replacement character.
+    # Two of three bytes of a character, at the end, become one replacement character.
     output = [7, 7, 8, 8, 9, 10, 11, 12]
     for as_ids in (False, True):
         body = client.complete(**fields, return_tokens_as_token_ids=as_ids)
@@ -161,7 +161,7 @@ def test_offsets_are_positions_in_the_text(client, engine, fakes):
     assert [at for columns in shown if columns for at in columns["text_offset"]] == prompt + output
 
 
-def test_what_stands_around_a_text_has_no_place_in_it(text):
+def test_tokens_around_a_text_have_no_offset_in_it(text):
     names = TokenNames(text.tokenizer, as_ids=False)
     ids = [257, *"aé".encode(), 256]
     assert names.prompt_offsets(ids, "aé") == [0, 0, 1, 1, 2]

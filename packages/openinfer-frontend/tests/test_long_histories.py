@@ -1,4 +1,4 @@
-"""Conversations of very many messages take time that is linear in them, on the event loop, too."""
+"""Conversations of very many messages take linear time, on the event loop too."""
 
 import time
 

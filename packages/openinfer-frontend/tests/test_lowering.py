@@ -1,4 +1,4 @@
-"""Every field reaches the engine, or is refused by name before anything is spent."""
+"""Every field reaches the engine, or is refused by name before the prompt costs anything."""
 
 import re
 
@@ -56,7 +56,7 @@ def test_the_rest_is_lowered(client, engine, fakes):
         headers={"X-Session-ID": "s1", "traceparent": "00-a-b-01", "X-Request-Id": "r1"},
     )
     (request,) = engine.requests
-    # The checkpoint ends at an id that the engine does not know of by itself.
+    # The checkpoint has an end-of-text id that the engine does not know.
     stop_ids = (65, fakes.END_OF_TEXT)
     assert request.stop == StopRules(max_tokens=9, min_tokens=2, stop_token_ids=stop_ids)
     assert request.cache.salt == b"pepper"
@@ -81,7 +81,7 @@ def test_the_rest_is_lowered(client, engine, fakes):
     ],
 )
 def test_whose_request_it_is(client, engine, body, headers, expected):
-    """Headers, which a gateway can set, come before what the client says of itself."""
+    """Headers, which a gateway can set, are preferred over the client's fields."""
     client.request("POST", "/v1/completions", json={"prompt": "Hi", "n": 2} | body, headers=headers)
     assert [(r.tenant, r.session_id) for r in engine.requests] == [expected] * 2
 
@@ -121,7 +121,7 @@ def test_a_priority_that_is_no_integer_is_refused(client, engine, path, body, he
 @pytest.mark.parametrize(
     ("fields", "param"), [({"prompt": ["Hi"] * 1025}, "prompt"), ({"prompt": "Hi", "n": 1025}, "n")]
 )
-def test_too_many_sequences_name_what_is_too_many(client, engine, fields, param):
+def test_too_many_sequences_name_the_field(client, engine, fields, param):
     response = client.post("/v1/completions", fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert not engine.requests
@@ -136,7 +136,7 @@ def test_too_many_sequences_name_what_is_too_many(client, engine, fields, param)
         ({"prompt": [5] * 7, "n": 3}, "prompt", "21 tokens.* 20 .*--max-num-queued-tokens"),
     ],
 )
-def test_what_no_queue_could_take_is_not_worth_a_retry(
+def test_requests_beyond_any_queue_are_not_worth_a_retry(
     fakes, make_app, client_of, fields, param, words
 ):
     engine = fakes.FakeEngine(max_queued_requests=3, max_queued_tokens=20)
@@ -148,7 +148,7 @@ def test_what_no_queue_could_take_is_not_worth_a_retry(
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a"] * 3}, {"prompt": [5] * 21}])
-def test_what_an_empty_queue_takes_is_sent(fakes, make_app, client_of, fields):
+def test_requests_that_fit_an_empty_queue_are_submitted(fakes, make_app, client_of, fields):
     engine = fakes.FakeEngine(max_queued_requests=3, max_queued_tokens=20)
     engine.script = fakes.hello
     assert client_of(make_app(engine)).post("/v1/completions", fields).status_code == 200
@@ -162,8 +162,8 @@ def test_a_session_is_a_short_text(client, engine, value):
 
 
 @pytest.mark.parametrize("value", [3, "x" * 513, {"id": 1}])
-def test_a_user_that_is_no_short_text_is_nobody(client, engine, value):
-    """Other servers ignore the field, so clients send all kinds of things."""
+def test_a_user_that_is_not_a_short_text_names_no_tenant(client, engine, value):
+    """Other servers ignore the field, so clients send all kinds of values."""
     client.complete("Hi", user=value)
     assert [r.tenant for r in engine.requests] == [""]
 
@@ -223,7 +223,7 @@ FIELDS_OF_FEATURES = {
 
 
 @pytest.mark.parametrize("feature", FIELDS_OF_FEATURES)
-def test_what_the_engine_lacks_is_refused_by_name(feature, fakes, make_app, client_of):
+def test_features_that_the_engine_lacks_are_refused_by_name(feature, fakes, make_app, client_of):
     engine = fakes.FakeEngine(honoured=FEATURES.keys() - {feature})
     fields = FIELDS_OF_FEATURES[feature]
     response = client_of(make_app(engine)).post("/v1/completions", {"prompt": "Hi"} | fields)
@@ -249,7 +249,7 @@ def test_more_tokens_than_there_is_room_for_name_the_room(client):
         response = client.post("/v1/completions", fields)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "min_tokens")
-        assert f"at most {room}, " in error["message"]
+        assert f"at most {room}: " in error["message"]
 
 
 BIAS = "logit_bias: must be an object of numbers by token id"

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, by the official client and by hand."""
+"""Anthropic's Messages, with the official client and by hand."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def test_a_stream_in_the_documented_order(sdk, engine, say):
 
 
 @pytest.mark.parametrize("is_paced", [False, True])
-def test_the_stream_says_what_the_whole_says(client, engine, say, is_paced):
+def test_the_stream_equals_the_whole_response(client, engine, say, is_paced):
     engine.is_paced = is_paced
     say(f"<think>Hm</think>See.{CALL}")
     request = body(tools=[TOOL], thinking={"type": "adaptive"})
@@ -86,7 +86,7 @@ def test_the_stream_says_what_the_whole_says(client, engine, say, is_paced):
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [part.split("\n") for part in response.text.removesuffix("\n\n").split("\n\n")]
     datas = [json.loads(data.removeprefix("data: ")) for _, data in events]
-    # Clients such as the Vercel AI SDK take a list or no field, and fail at null.
+    # Clients such as the Vercel AI SDK accept a list or an absent field, and fail at null.
     assert "citations" not in response.text
     assert all("citations" not in block for block in whole["content"])
     assert [name.removeprefix("event: ") for name, _ in events] == [d["type"] for d in datas]
@@ -124,7 +124,7 @@ def test_a_stop_sequence_is_named(client, say):
     assert answer["content"][0]["text"] == "one "
 
 
-def test_an_answer_that_was_cut_off(client, say):
+def test_a_response_that_was_cut_off(client, say):
     say(CALL[:40], reason="length")
     answer = client.post("/v1/messages", body(tools=[TOOL])).json()
     assert answer["stop_reason"] == "max_tokens"
@@ -288,7 +288,7 @@ def test_a_stream_that_fails_ends_with_an_error(sdk, engine, fakes):
         "He",
         Failed(message="the device is gone"),
     ]
-    # Both at once are one event, and a failure before the first byte has a status of its own.
+    # Both are merged into one event, and a failure before the first byte has its own status.
     with pytest.raises(anthropic.InternalServerError, match="the device is gone"):
         sdk.messages.create(**body(stream=True))
 
@@ -353,7 +353,8 @@ def test_an_aborted_message_says_so(client, engine, fakes):
 
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_system_messages_in_the_middle(checkpoint, make_app, engine, client_of, is_refused):
-    """Claude Code sends them; the templates of many models raise, and the user says them then."""
+    """Claude Code sends late system messages, and many templates refuse them; they become user
+    text."""
     refusal = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
         "{{ raise_exception('the system comes first') }}{% endif %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""The description of the API: whole, true, and fuzzed."""
+"""The description of the API: complete, correct, and fuzzed."""
 
 import os
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
 EXAMPLES = int(os.environ.get("OPENINFER_FUZZ_EXAMPLES", "6"))
-"""Of each kind, valid and not, for each route."""
+"""Valid and invalid requests of each kind, for each route."""
 COMMANDS = ("get_load", "reset_prefix_cache", "pause", "resume")
 BODIES = [
     "/v1/completions",

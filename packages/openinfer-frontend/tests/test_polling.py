@@ -1,4 +1,4 @@
-"""Whether the event loop waits for events or asks for them, and who has it do which."""
+"""When the event loop polls for events instead of waiting for them."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ from openinfer_frontend.http._polling import Polling
 
 
 class WatchedSelector(selectors.DefaultSelector):
-    """Notes how long each call may wait."""
+    """Records how long each call may wait."""
 
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class WatchedSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
     async def num_polls(self, duration_s):
-        """Calls that may not wait, within so long."""
+        """Returns the number of calls that may not wait, within some seconds."""
         self.waits.clear()
         await asyncio.sleep(duration_s)
         return self.waits.count(0)

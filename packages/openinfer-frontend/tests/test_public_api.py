@@ -1,4 +1,4 @@
-"""The public names exist, and importing them brings no torch."""
+"""The public names exist, and importing them does not import torch."""
 
 import subprocess
 import sys

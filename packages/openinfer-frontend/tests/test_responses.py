@@ -1,4 +1,4 @@
-"""OpenAI's Responses, by the official client and by hand."""
+"""OpenAI's Responses, with the official client and by hand."""
 
 import json
 
@@ -234,7 +234,7 @@ def test_an_end_of_text_is_ignored_on_demand(client, engine):
 
 
 def test_logprobs_are_spelled_once(client, engine, monkeypatch):
-    """Every event that ends something repeats those of its deltas."""
+    """Every event that ends something repeats the logprobs of its deltas."""
     spelled = []
 
     def spell(value):
@@ -357,13 +357,13 @@ def test_the_sdk_sees_openai_errors(sdk):
 
 
 @pytest.mark.parametrize("name", ["metadata", "tools", "tool_choice", "text"])
-def test_what_is_given_back_can_be(client, name):
+def test_repeated_fields_can_be_encoded(client, name):
     body = '{"input": "Hi", "%s": {"a": 1e999}}' % name  # noqa: UP031 - braces
     response = client.request("POST", ROUTE, content=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
-def test_what_a_failure_cuts_off_is_incomplete(make_app, fakes, client_of):
+def test_items_cut_off_by_a_failure_are_incomplete(make_app, fakes, client_of):
     engine = fakes.FakeEngine()
     engine.is_paced = True
     late = Failed(message="the deadline passed", is_retryable=False, field="deadline")

@@ -1,4 +1,4 @@
-"""Answers whose engine dies: another engine goes on with them, once."""
+"""Responses whose engine dies: another engine continues them, once."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ DIED = Failed(message="the engine has died: /opt/models/secret is gone", is_retr
 
 @pytest.fixture
 def lives(engine, fakes):
-    """Makes each life of the engine say its part: texts, then how it ends."""
+    """Gives each engine, one after another, its texts and its end."""
 
     def script(*parts):
         remaining = list(parts)
@@ -30,7 +30,7 @@ def lives(engine, fakes):
     return script
 
 
-def test_a_stream_goes_on_where_it_was(client, engine, lives):
+def test_a_stream_continues_where_it_was(client, engine, lives):
     lives(("He", "l", DIED), ("lo", Finished(reason="length")))
     body = {"prompt": "Hi", "seed": 7, "max_tokens": 9, "min_tokens": 4, "logprobs": 0}
     events = client.stream("/v1/completions", body | {"stream_options": {"include_usage": True}})
@@ -66,7 +66,7 @@ def test_two_lives_are_counted_as_one_request(client, lives):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_whole_answers_go_on_too(client, engine, lives, path):
+def test_whole_responses_continue_too(client, engine, lives, path):
     lives((DIED,), ("Hello", Finished(reason="length")))
     messages = [{"role": "user", "content": "Hi"}]
     body = {"model": "tiny", "max_tokens": 9, "messages": messages, "input": "Hi"}
@@ -76,7 +76,7 @@ def test_whole_answers_go_on_too(client, engine, lives, path):
     assert engine.requests[1].num_output_prefix == 0
 
 
-def test_every_sample_goes_on_by_itself(client, engine, lives):
+def test_every_sample_continues_by_itself(client, engine, lives):
     lives(("a", DIED), ("b", DIED), ("A", Finished(reason="length")))
     body = client.complete("Hi", n=2, seed=1)
     assert [choice["text"] for choice in body["choices"]] == ["aA", "bA"]
@@ -85,7 +85,7 @@ def test_every_sample_goes_on_by_itself(client, engine, lives):
     ]
 
 
-def test_what_kills_two_engines_is_given_up(client, engine, lives):
+def test_a_request_that_kills_two_engines_fails(client, engine, lives):
     lives(("a", DIED), ("b", DIED))
     response = client.post("/v1/completions", {"prompt": "Hi"})
     assert response.status_code == 503
@@ -96,7 +96,7 @@ def test_what_kills_two_engines_is_given_up(client, engine, lives):
 @pytest.mark.parametrize(
     "fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=["prompt", "echo"]
 )
-def test_what_was_scored_is_not_scored_again(client, engine, lives, fields):
+def test_scored_prompts_are_not_resumed(client, engine, lives, fields):
     lives(("a", DIED), ("b", Finished(reason="length")))
     assert client.post("/v1/completions", {"prompt": "Hi"} | fields).status_code == 503
     assert len(engine.requests) == 1
@@ -109,7 +109,7 @@ def test_a_failure_that_would_repeat_is_final(client, engine, lives):
 
 
 class Provider:
-    """An engine that is away for a while, or for good."""
+    """A provider whose engine is away for a while, or for good."""
 
     def __init__(self, engine):
         self.state = "ready"
@@ -123,14 +123,14 @@ class Provider:
 
 @pytest.fixture
 def dying(engine, text):
-    """An app whose engine is away from its first answer on, and that engine's provider."""
+    """An application whose engine dies after its first submission, and the engine's provider."""
 
     def make(**settings):
         provider, original = Provider(engine), engine.script
 
         def script(request):
             if len(engine.requests) == 1:
-                # This life's end is the beginning of the restart.
+                # The end of this engine is the beginning of the restart.
                 provider.state = "restarting"
             return original(request)
 
@@ -160,7 +160,7 @@ def test_it_waits_while_the_engine_restarts(dying, lives, state, status):
     assert response.status_code == status, response.text
 
 
-def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(dying, engine, lives):
+def test_an_abort_between_two_engines_reaches_the_next_one(dying, engine, lives):
     lives(("He", DIED), ("l",))
     app, provider = dying(resume_timeout_s=5)
 
@@ -188,7 +188,7 @@ def test_an_abort_while_nobody_works_on_it_is_obeyed_by_the_next(dying, engine, 
     [({}, {"deadline_ms": 200}, "deadline_ms"), ({"request_timeout_s": 0.2}, {}, None)],
     ids=["the request's", "the server's"],
 )
-def test_nobody_waits_for_an_engine_beyond_the_deadline(
+def test_no_wait_for_an_engine_outlasts_the_deadline(
     dying, lives, client_of, settings, fields, param
 ):
     lives(("He", DIED))

@@ -103,9 +103,9 @@ def test_keep_alive_carries_many_requests(start, app, engine):
 
 
 def test_a_signal_drains(make_app, fakes):
-    """Signals arrive in the main thread, so here the clients have a thread of their own."""
+    """Signals arrive in the main thread, so the clients run in a thread of their own."""
     engine = fakes.FakeEngine()
-    # The head of a response comes with the first token, so that must not wait for the client.
+    # The head of a response comes with the first token, which must not wait for the client.
     engine.script = lambda _: ["He"]
     app = make_app(engine)
     sock = bind("127.0.0.1", 0)
@@ -147,7 +147,7 @@ def test_a_signal_drains(make_app, fakes):
     assert not engine.aborted
 
 
-def test_what_does_not_end_in_time_is_cut_off(start, make_app, fakes):
+def test_unfinished_requests_are_cut_off(start, make_app, fakes):
     engine = fakes.FakeEngine()
     server = start(make_app(engine), drain_timeout_s=0.05)
     host, port = server.socket.getsockname()
@@ -181,14 +181,14 @@ def test_the_beginning_of_a_drain_is_told(start, make_app, fakes):
     assert told == [1]
 
 
-def test_a_port_that_somebody_listens_on(start, app):
+def test_a_port_that_is_in_use(start, app):
     server = start(app)
     host, port = server.socket.getsockname()[:2]
     with pytest.raises(ListenError, match="in use"):
         bind(host, port)
 
 
-def test_a_port_that_somebody_took_after_it_was_bound(app):
+def test_a_port_that_was_taken_after_it_was_bound(app):
     mine, theirs = bind("127.0.0.1", 0), socket.socket()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with mine, theirs:
@@ -208,7 +208,7 @@ def test_addresses_that_cannot_be_listened_on():
 def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
     engine = fakes.FakeEngine()
     server = start(make_app(engine, stall_timeout_s=0.2))
-    # Ids are bytes that cost little to make: the buffers between are full soon.
+    # Ids are bytes that cost little to make: they fill the buffers on the way quickly.
     fields = {"prompt": "Hi", "stream": True, "max_tokens": 400, "return_token_ids": True}
     body = json.dumps(fields).encode()
     with socket.socket() as sock:
@@ -223,12 +223,12 @@ def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
             taken = threading.Event()
             server.call(lambda: engine.live and engine.emit("x" * 2**14))
             server.call(taken.set)
-            # On a busy machine the loop would fall behind for ever.
+            # On a busy machine the loop would never catch up.
             assert taken.wait(10)
             time.sleep(0.02)
         poll = select.poll()
         poll.register(sock, 0)
-        # Nothing is read: a polite close would wait for the reader for ever.
+        # Nothing is read: a normal close would wait for the reader for ever.
         assert poll.poll(5000), "the connection is still there"
 
 
@@ -245,7 +245,7 @@ def test_a_body_that_does_not_arrive_ends_the_connection(start, make_app, engine
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_http_1_0_gets_no_chunks(start, make_app, fakes, is_streamed):
-    """What nginx speaks to servers behind it, unless told otherwise: the body ends at the close."""
+    """nginx speaks HTTP/1.0 to servers by default: the body ends at the close."""
     engine = fakes.FakeEngine()
     server = start(make_app(engine))
     body = json.dumps({"prompt": "Hi", "stream": is_streamed}).encode()

@@ -1,4 +1,4 @@
-"""What signals do behind a server that one of them has ended."""
+"""Signals after a server that a signal has ended."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture
 def seen():
-    """Signals that reach the handlers of the program around the server."""
+    """Signals that reach the program's own handlers around the server."""
     seen = []
     before = {number: signal.signal(number, lambda at, _: seen.append(at)) for number in NUMBERS}
     yield seen
@@ -23,7 +23,7 @@ def seen():
 
 @pytest.fixture
 def served():
-    """Ends a server by a signal of so many seconds ago."""
+    """Ends a server by a signal that arrived some seconds ago."""
 
     def end(ago_s):
         signals = ShutdownSignals()

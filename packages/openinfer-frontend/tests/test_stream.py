@@ -1,4 +1,4 @@
-"""Streams event by event: golden bytes, held-back text, stops, hang-ups, failures, slow readers."""
+"""Streams: golden bytes, held-back text, stops, disconnects, failures, slow readers."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from openinfer_contract import Failed, Finished, Rejected
 
 
 class Peer:
-    """One request at ASGI level; what the app sends is read as it comes."""
+    """One request at ASGI level; the test reads what the application sends as it comes."""
 
     def __init__(self, app, path, body, headers=()):
         self.sent = []
@@ -168,7 +168,7 @@ def test_nothing_is_sent_before_the_first_token(rig, fakes):
 
 
 def test_a_failure_that_is_the_requests_own_is_a_400_with_its_field(rig, fakes):
-    """Clients try a 500 again; this one would come to the same."""
+    """Clients retry a 500; this request would fail in the same way again."""
 
     async def test(r):
         body = {"prompt": "Hi", "structured_outputs": {"regex": "a+"}, "min_tokens": 9}
@@ -314,7 +314,7 @@ def test_a_failure_in_the_middle_is_the_last_event(rig):
     rig(test, resume_timeout_s=0)
 
 
-def test_a_slow_reader_gets_what_it_missed_as_one_event(rig):
+def test_a_slow_reader_gets_unread_events_merged(rig):
     async def test(r):
         peer = r.post({"prompt": "Hi", "stream": True})
         await r.wait_for(lambda: r.engine.live)
@@ -370,7 +370,7 @@ def test_events_may_come_from_another_thread(rig):
     rig(test)
 
 
-def test_what_follows_a_stop_string_is_nowhere(rig):
+def test_text_after_a_stop_string_is_dropped(rig):
     async def test(r):
         body = {"prompt": "Hi", "stop": "b", "return_token_ids": True, "logprobs": 0}
         for stream in (False, True):

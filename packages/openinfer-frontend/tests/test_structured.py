@@ -1,4 +1,4 @@
-"""What a body asks of its answer's form, as the engine hears of it."""
+"""Constraints on the output, as the engine receives them."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_the_operators_check_is_asked_before_the_prompt_is_read(make_app, engine
     assert engine.requests[0].grammar == asked[0]
 
 
-def test_what_the_engine_refuses_is_told_in_the_bodys_words(client, engine):
+def test_engine_refusals_name_the_bodys_fields(client, engine):
     rejected = Rejected(kind="invalid", field="grammar", message="grammar: a.not: no")
     engine.script = lambda request: [TokenEvent(end=rejected)]
     asked = {
@@ -95,7 +95,7 @@ def test_an_engine_without_grammars_is_asked_for_none(make_app, fakes, client_of
     assert not engine.requests
 
 
-def test_what_demands_calls_is_named_where_nothing_can_be_held(
+def test_the_field_that_demands_a_grammar_is_named_without_grammars(
     make_app, fakes, client_of, tool_text
 ):
     engine = fakes.FakeEngine(honoured={*FEATURES} - {"grammar"})
@@ -161,7 +161,7 @@ def test_json_may_stand_beside_calls(tool_client, engine):
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_a_form_begins_behind_the_reasoning(tool_client, engine, thinks):
+def test_a_grammar_begins_after_the_reasoning(tool_client, engine, thinks):
     tool_client.chat("Hi", response_format=FORMAT, chat_template_kwargs={"thinks": thinks})
     grammar = engine.requests[-1].grammar
     assert unpack_ids(grammar.start_after) == [262]
@@ -194,7 +194,7 @@ def test_a_form_begins_behind_the_reasoning(tool_client, engine, thinks):
         ({"structured_outputs": {"regex": "a"}, "tools": [_tool("f")]}, "structured_outputs"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(tool_client, engine, fields, param):
+def test_contradictory_constraints_are_refused_by_name(tool_client, engine, fields, param):
     response = tool_client.post("/v1/chat/completions", {"messages": [USER]} | fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
@@ -216,9 +216,7 @@ def test_what_makes_no_sense_is_refused_by_name(tool_client, engine, fields, par
         Failed(message="no", field="grammar"),
     ],
 )
-def test_what_the_engine_refuses_is_named_as_exactly_as_what_is_refused_here(
-    client, say, engine, fields, param, end
-):
+def test_engine_refusals_name_fields_as_exactly_as_our_own(client, say, engine, fields, param, end):
     engine.script = lambda request: [end]
     response = client.post("/v1/completions", {"prompt": "Hi"} | fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

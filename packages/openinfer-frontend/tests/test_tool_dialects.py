@@ -1,4 +1,4 @@
-"""What a parser is told of a request, through the server: tools for types, history for ids."""
+"""Parsers receive the request's tools, for types, and its history, for call ids."""
 
 import json
 

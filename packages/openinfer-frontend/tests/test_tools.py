@@ -66,7 +66,7 @@ def test_one_event_is_one_chunk(client, say):
     body = {"messages": [USER], "tools": [TOOL]}
     opening, *events = client.stream("/v1/chat/completions", body)
     choices = [event["choices"][0] for event in events]
-    # The fake engine answers at once, so that its events arrive merged in one.
+    # The fake engine emits at once, so its events arrive merged into one.
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     (delta,) = (choice["delta"] for choice in choices)
     assert delta["content"] == "So"
@@ -207,7 +207,7 @@ def test_half_a_surrogate_pair_stays_escaped_also_on_its_way_back(
         '{"arguments": {"a": NaN}, "name": "f"}',
     ],
 )
-def test_calls_that_no_answer_could_hold_are_content(client, say, call):
+def test_calls_that_no_response_could_contain_are_content(client, say, call):
     text = f"<tool_call>{call}</tool_call>"
     say(text)
     (choice,) = client.chat("Hi", tools=[TOOL])["choices"]
@@ -291,7 +291,7 @@ def test_tokenize_refuses_tools_that_the_template_would_drop(engine, make_app, c
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
 
 
-def test_a_stream_ends_with_what_was_held_back(client, say):
+def test_a_stream_ends_with_the_held_back_text(client, say):
     say("So <tool_c", reason="length")
     _, *events = client.stream("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
     choices = [event["choices"][0] for event in events]
@@ -316,7 +316,7 @@ def test_the_official_client_reads_and_answers_a_call(sdk, say, engine, fakes):
 
 
 def test_the_official_client_streams_a_call(sdk, start, make_app, tool_text, fakes):
-    """Events reach the client one by one here: arguments come in pieces, id and name once."""
+    """Events reach the client one by one: arguments come in pieces, id and name only once."""
     engine = fakes.FakeEngine()
     server = start(make_app(engine, text=tool_text))
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:

@@ -1,4 +1,4 @@
-"""What a scraper reads of `/metrics`."""
+"""Scrapes of `/metrics`."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,32 +19,32 @@ class Page:
         self._prefix = prefix
 
     def __call__(self, name, **labels):
-        """A value under our prefix and labels."""
+        """Returns a value by its name without the prefix, and by its labels."""
         return self._samples[self._prefix + name, frozenset((LABELS | labels).items())]
 
     def http(self, name, **labels):
         return self._samples.get((name, frozenset(labels.items())), 0)
 
     def counts(self, *names):
-        """Of histograms, how many values each has."""
+        """Returns the number of values of each histogram."""
         return [self(f"{name}_count") for name in names]
 
     @property
     def ends(self):
-        """Requests that ended, by how."""
+        """Ended requests by finish reason."""
         names = ("stop", "length", "abort", "error")
         return {name: self("request_success_total", finished_reason=name) for name in names}
 
     @property
     def refusals(self):
-        """HTTP requests that were not taken, by why."""
+        """Refused HTTP requests by reason."""
         names = ("draining", "max_in_flight", "pending_bodies", "queue_full", "engine_unavailable")
         found = {name: self("admission_rejections_total", reason=name) for name in names}
         return {name: count for name, count in found.items() if count}
 
     @property
     def num_searches(self):
-        """Answers that were searched for tool calls."""
+        """Responses that were searched for tool calls."""
         samples = self.families["vllm:tool_call_parser_invocations"].samples
         return sum(sample.value for sample in samples)
 

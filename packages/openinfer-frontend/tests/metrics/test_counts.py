@@ -1,4 +1,4 @@
-"""What was done is what a scraper reads, to the last request and token."""
+"""Scraped counts agree with the requests, to the last token."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ def test_what_was_asked_and_answered(client, scrape):
     client.complete("Hello", stream=False, max_tokens=7)
     client.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
     page = scrape()
-    prompts = 2 + 5 + len("<>user\nHi<>\n<>assistant\n") - 3  # special tokens are one each
+    prompts = 2 + 5 + len("<>user\nHi<>\n<>assistant\n") - 3  # each special token is one token
     assert page("prompt_tokens_total") == prompts
     assert page("generation_tokens_total") == 3 * 6
     assert page("prompt_tokens_cached_total") == 9
@@ -149,7 +149,7 @@ def test_our_own_faults_are_errors(client, engine, fakes, scrape, monkeypatch):
     assert page.http("http_requests_total", **status) == 1
 
 
-def test_aborts_before_and_behind_the_first_token(client, engine, fakes, scrape):
+def test_aborts_before_and_after_the_first_token(client, engine, fakes, scrape):
     scripts = iter(
         [
             [Finished(reason="abort")],

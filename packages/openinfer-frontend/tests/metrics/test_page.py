@@ -1,4 +1,4 @@
-"""The page of `/metrics`: what an engine holds, names and forms, and who waits for it."""
+"""The page of `/metrics`: the engine's state, names, media types, and concurrent readers."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ from openinfer_frontend.metrics import _exposition
 
 
 class Holding:
-    """An engine that holds something."""
+    """An engine whose load is not zero."""
 
     load_now = Load(
         num_running=3,
@@ -40,7 +40,7 @@ class Holding:
     )
 
 
-def test_what_an_engine_holds(client, engine, scrape, monkeypatch):
+def test_the_engines_state(client, engine, scrape, monkeypatch):
     monkeypatch.setattr(engine, "load", lambda: Holding.load_now)
     page = scrape()
     assert page("num_requests_running") == 3
@@ -53,7 +53,7 @@ def test_what_an_engine_holds(client, engine, scrape, monkeypatch):
     assert [page("engine_sleep_state", sleep_state=state) for state in states] == [1, 0, 0]
 
 
-def test_it_answers_without_an_engine(engine, text, client_of, page_of):
+def test_the_page_exists_without_an_engine(engine, text, client_of, page_of):
     class Provider(FixedEngine):
         is_dead = True
 
@@ -101,7 +101,7 @@ def test_several_front_processes_are_one_server(engine, text, client_of, page_of
     assert page_of(clients[0]).ends["stop"] == 4, "it has counted on"
 
 
-def test_who_may_read_it_and_in_which_form(engine, make_app, client_of):
+def test_access_and_media_types(engine, make_app, client_of):
     client = client_of(make_app(engine, api_keys=("k",), admin_api_key="a"))
     response = client.get("/metrics")
     assert response.status_code == 200
@@ -168,7 +168,7 @@ def test_the_names_that_dashboards_ask_for(client, engine, scrape, monkeypatch):
     assert page("cache_config_info", **labels) == 1
 
 
-def test_nothing_is_imported_before_somebody_asks():
+def test_nothing_is_imported_before_the_first_page():
     code = (
         "import sys, openinfer_frontend\n"
         "assert 'prometheus_client' not in sys.modules\n"

@@ -1,4 +1,4 @@
-"""What is counted besides answers: refusals, HTTP requests, searches for tool calls."""
+"""Counts of refusals, of HTTP requests and of searches for tool calls."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_refusals_for_want_of_room(engine, make_app, client_of, page_of):
     assert page_of(client).refusals == {"max_in_flight": 1}
 
 
-def test_probes_are_not_counted_and_what_nobody_serves_is_one_line(client, scrape):
+def test_probes_are_not_counted_and_unknown_paths_share_a_line(client, scrape):
     for path in ("/health", "/ping", "/ready", "/version", "/load", "/metrics"):
         client.get(path)
     client.get("/nowhere")
@@ -89,7 +89,7 @@ def test_searches_for_tool_calls(engine, make_app, client_of, tool_text, say, pa
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("end", [Failed(message="lost"), Finished(reason="abort")])
-def test_no_search_of_what_was_cut_off(
+def test_responses_that_were_cut_off_are_not_counted(
     engine, make_app, client_of, tool_text, fakes, is_stream, end, page_of
 ):
     client = client_of(make_app(engine, text=tool_text, resume_timeout_s=0))

@@ -1,4 +1,4 @@
-"""Events that are sent from the engine's callback, and those that have to wait for the reader."""
+"""Events that are sent from the engine's callback, and events that wait for the reader."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ from openinfer_frontend.routes._generate_routes import GenerateRoutes
 
 @pytest.fixture
 def count(monkeypatch):
-    """Counts what a method of connections says."""
+    """Counts the results of a method of connections."""
 
     def patch(name):
         seen, method = Counter(), getattr(Connection, name)
@@ -37,22 +37,23 @@ def count(monkeypatch):
 
 @pytest.fixture
 def sent(count):
-    """How often something was sent at once (True), and how often that could not be (False)."""
+    """Counts immediate sends: True if sent, False if the send would have had to wait."""
     return count("_send_now")
 
 
 @pytest.fixture
 def begun(count):
-    """The same of heads with their first events."""
+    """Counts immediate sends of heads with their first events."""
     return count("_begin_now")
 
 
 @pytest.fixture
 def ask(start, make_app, fakes, caplog):
-    """Begins a streamed completion: the engine, a socket to read, and a function that emits."""
+    """Begins a streamed completion: returns the engine, a socket to read, and a function that
+    emits."""
     engine = fakes.FakeEngine()
     server = start(make_app(engine))
-    # Connections inherit it: what does not fit into small buffers has to wait.
+    # Connections inherit the option: what does not fit into small buffers has to wait.
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     socks = []
 
@@ -70,7 +71,7 @@ def ask(start, make_app, fakes, caplog):
         return engine, sock, emit
 
     def emit(*entries):
-        """All in one turn of the loop; returns when that is over."""
+        """Emits everything in one turn of the loop, and returns afterwards."""
         done = threading.Event()
         server.call(lambda: [engine.emit(entry) for entry in entries if engine.live])
         server.call(done.set)
@@ -79,7 +80,7 @@ def ask(start, make_app, fakes, caplog):
     yield begin
     for sock in socks:
         sock.close()
-    # What a callback raises, the loop logs and goes on.
+    # The loop logs what a callback raises, and continues.
     assert not [r for r in caplog.get_records("call") if r.name == "asyncio"], caplog.text
 
 
@@ -98,7 +99,7 @@ def read_until(sock, mark):
 
 
 def events(data):
-    """What the events of a chunked body hold, without its [DONE]."""
+    """Returns the events of a chunked body, without its [DONE]."""
     body, rest = b"", data.partition(b"\r\n\r\n")[2]
     while rest:
         size, _, rest = rest.partition(b"\r\n")
@@ -116,7 +117,7 @@ def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
     for number in range(0, 150, 2):
         emit(*texts[number : number + 2])
         if number % 50 == 48:
-            # Nothing was read meanwhile; now all of it is.
+            # Nothing was read until now; now everything is.
             data += read_until(sock, b"%04d " % (number + 1))
     emit(Finished(reason="length"))
     data += read_until(sock, b"[DONE]\n\n\r\n0\r\n\r\n")
@@ -127,7 +128,7 @@ def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
 
 
 def test_a_stream_begins_in_the_callback(ask, begun):
-    """What is sent there has the head that uvicorn makes of the same headers."""
+    """The immediate head equals the one that uvicorn makes of the same headers."""
     heads = []
     for headers in (b"", b"connection: close\r\n"):
         _, sock, emit = ask(headers=headers + b"x-request-id: mine\r\n")
@@ -165,8 +166,8 @@ def test_a_request_sent_early_waits_for_its_turn(ask, begun):
     assert begun == {False: 1, True: 1}
 
 
-def test_a_head_behind_an_answer_that_nobody_reads_waits(ask, begun):
-    """The connection's buffer is full of the answer before."""
+def test_a_head_after_an_unread_response_waits(ask, begun):
+    """The connection's buffer is full of the previous response."""
     engine, sock, emit = ask(stream=False)
     long = "x" * 400_000
     emit(long)
@@ -187,7 +188,7 @@ def test_a_head_behind_an_answer_that_nobody_reads_waits(ask, begun):
     assert "".join(e["choices"][0]["text"] for e in events(head + stream)) == "firstsecond"
 
 
-def test_a_refusal_behind_events_that_could_not_be_sent_has_its_status(ask, monkeypatch):
+def test_a_refusal_after_unsent_events_keeps_its_status(ask, monkeypatch):
     monkeypatch.setattr(Connection, "_begin_now", lambda *_: False)
     _, sock, emit = ask()
     emit("first", Failed(message="too late", field="deadline"))
@@ -239,10 +240,10 @@ def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_fault_behind_the_submit_gives_the_request_back(
+def test_a_fault_after_the_submit_aborts_the_request(
     fakes, make_app, client_of, monkeypatch, is_streamed
 ):
-    """What only the answer needs is made once the engine has the request."""
+    """What only the response needs is made after the engine has the request."""
 
     def fail(*_):
         raise RuntimeError("a fault of a parser")

@@ -1,4 +1,4 @@
-"""Clients choose request ids, and a second one with the same must not harm the first."""
+"""Clients choose request ids; a duplicate id must not affect the first request."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ def test_a_duplicate_leaves_the_live_request_alone(make_app, fakes, name, n):
 
 
 def test_ids_that_the_engine_refused_are_not_aborted(make_app, fakes):
-    """Another front process may have them."""
+    """Another front process may have requests with these ids."""
     engine = fakes.FakeEngine()
     submit = engine.submit
 

@@ -1,4 +1,4 @@
-"""Clients that leave at every moment leave nothing behind."""
+"""Clients that disconnect at any moment leave no state on the server."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def _request(path, is_streaming):
 
 
 async def _leave(address, rng, limit):
-    """Connects, says some of a request, reads some of the answer, hangs up in one of two ways."""
+    """Sends part of a request, reads part of the response, and disconnects in one of two ways."""
     async with limit:
         reader, writer = await asyncio.open_connection(*address)
         data = _request(rng.choice(PATHS), rng.random() < 0.7)
@@ -43,7 +43,7 @@ async def _leave(address, rng, limit):
 
 
 def _ask(server, function):
-    """What a function returns on the server's event loop."""
+    """Runs a function on the server's event loop, and returns its result."""
     answer = Future()
     server.call(lambda: answer.set_result(function()))
     return answer.result(timeout=10)
@@ -52,7 +52,7 @@ def _ask(server, function):
 @pytest.mark.parametrize("is_answering", [True, False])
 def test_a_thousand_hang_ups(start, make_app, fakes, is_answering):
     engine = fakes.FakeEngine()
-    # Without an end they run until somebody aborts them.
+    # Without an end they run until they are aborted.
     engine.script = lambda request: ["He", "l"] if is_answering else []
     app = make_app(engine)
     server = start(app)
@@ -68,14 +68,15 @@ def test_a_thousand_hang_ups(start, make_app, fakes, is_answering):
         return [name for name in names if "HttpExchange" in name or "run_asgi" in name]
 
     def left():
-        """What of the crowd the server still holds; runs on its event loop."""
+        """Returns the server's state that belongs to these clients; runs on its event loop."""
         state = exchanges(), engine.live, dict(app._backend.live)
         return [each for each in (*state, app.num_in_flight, app._bodies.num_bytes) if each]
 
     def settle():
-        """Returns when the crowd is gone.
+        """Returns when the server has no state of these clients.
 
-        Connections are accepted in turn: once this one is answered, all of the crowd's are.
+        Connections are accepted in turn: a response to this client means that all others were
+        accepted.
         """
         with urllib.request.urlopen("http://{}:{}/health".format(*address), timeout=30) as answer:
             answer.read()

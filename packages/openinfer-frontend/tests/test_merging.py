@@ -1,4 +1,4 @@
-"""What a slow reader or a whole answer gathers is put together without much copying."""
+"""Merging the output of slow readers and whole responses copies little."""
 
 import asyncio
 import time
