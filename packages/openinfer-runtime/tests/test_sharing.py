@@ -35,8 +35,9 @@ class Rows:
 
     def of(self, slots, *, starts=(), ends=(), num_tokens=None):
         """Slots of a group, smallest first, to the blocks that they share."""
+        token_ids = None if num_tokens is None else [0]
         plan = SimpleNamespace(
-            rows=[SimpleNamespace(slot=slot) for slot in slots],
+            rows=[SimpleNamespace(slot=slot, token_ids=token_ids) for slot in slots],
             num_tokens=len(slots) if num_tokens is None else num_tokens,
             starts=starts,
             ends=ends,
@@ -153,7 +154,7 @@ def nested_rows(num_rows, lengths):
 
 
 def plan_of(slots):
-    rows = [SimpleNamespace(slot=slot) for slot in slots]
+    rows = [SimpleNamespace(slot=slot, token_ids=None) for slot in slots]
     return SimpleNamespace(rows=rows, num_tokens=len(rows), starts=(), ends=())
 
 

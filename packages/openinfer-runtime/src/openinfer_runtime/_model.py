@@ -1,4 +1,4 @@
-"""What the runtime asks of a model file."""
+"""Interface between the runtime and a model file."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from openinfer_nn import CacheSpec, CacheView, StepInputs, WeightMap
 class TorchModel(Protocol):
     """A network over a step's rows and the paged cache; an `nn.Module` in practice.
 
-    Called from the step thread only, under `torch.inference_mode`. It keeps no state besides its
-    weights, reads nothing back from a device and has no data-dependent shape.
+    The step thread calls it under `torch.inference_mode`. A model has no state besides its weights,
+    reads nothing back from the device, and has no shapes that depend on data.
     """
 
     def forward(self, inputs: StepInputs, cache: CacheView, /) -> torch.Tensor:
-        """Runs a step, writing to the cache: [num_tokens, hidden_size]."""
+        """Runs a step and writes to the cache; returns [num_tokens, hidden_size]."""
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None, /) -> torch.Tensor:
         """Maps hidden rows [n, hidden_size] to [n, vocab_size], in the model's dtype.
 
         Args:
-            hidden: What `forward` returned, or rows of it.
-            out: Where the result goes; None makes room for it.
+            hidden: Result of `forward`, or some of its rows.
+            out: Tensor for the result; None allocates one.
         """
 
     def cache_spec(self) -> CacheSpec:
-        """What is cached for every token."""
+        """Returns the spec of the cached tensors."""
 
     def weight_map(self) -> WeightMap:
-        """Where each tensor of a checkpoint goes."""
+        """Returns the parameter of each tensor of a checkpoint."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Every weight, shared ones once."""
+        """Yields every weight; shared weights come once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Errors of the runtime.
 
 DeviceError
-├── DeviceUnavailable    the device asked for is not there, or torch cannot use it
-├── InsufficientMemory   weights, buffers and the least useful cache do not fit; says which flag
-├── ModelRejected        the checkpoint's weights or the kernels say no; carries their words
-└── CaptureFailed      the device does not record a step; the step can be launched instead
+├── DeviceUnavailable    the device does not exist, or torch cannot use it
+├── InsufficientMemory   weights, buffers and the smallest useful cache do not fit
+├── ModelRejected        the checkpoint's weights or a kernel refuse
+└── CaptureFailed        a step cannot be captured; it can be launched instead
 """
 
 from openinfer_contract import OpenInferError
@@ -15,10 +15,10 @@ class DeviceError(OpenInferError):
 
 
 class DeviceUnavailable(DeviceError):
-    """The device asked for is not there, or torch cannot use it.
+    """The requested device does not exist, or torch cannot use it.
 
     Attributes:
-        device: what was asked for.
+        device: Requested device.
     """
 
     def __init__(self, device: str, reason: str) -> None:
@@ -27,11 +27,11 @@ class DeviceUnavailable(DeviceError):
 
 
 class InsufficientMemory(DeviceError):
-    """What must be held does not fit.
+    """Weights, buffers or the smallest useful cache do not fit; the message names the flag.
 
     Attributes:
-        needed_bytes: what would be enough.
-        available_bytes: what there is.
+        needed_bytes: Memory that would be enough.
+        available_bytes: Memory that exists.
     """
 
     def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
@@ -45,4 +45,4 @@ class ModelRejected(DeviceError):
 
 
 class CaptureFailed(DeviceError):
-    """The device does not record a step; nothing of it has been enqueued."""
+    """A step cannot be captured. Nothing of it has been enqueued."""

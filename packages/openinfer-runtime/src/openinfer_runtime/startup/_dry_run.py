@@ -1,8 +1,8 @@
-"""Every kernel that an executor's steps may launch, found on a device that computes nothing.
+"""Lists every kernel that an executor's steps may launch, on a device that computes nothing.
 
-The executor itself runs over a model of one layer on torch's meta device: through every recorded
-kind of step, and through those that are launched operation by operation. Layers launch the same
-kernels, and which ones follows from shapes alone.
+The executor runs on torch's meta device, over a model with one layer of each kind. It runs through
+every captured shape and through steps that are launched operation by operation. Layers of one kind
+launch the same kernels, and shapes alone decide which.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,9 +34,9 @@ META = torch.device("meta")
 
 
 class _DryExecutor(TorchExecutor):
-    """Raises at once what goes wrong: nobody waits for these steps, and half a list is none."""
+    """Raises errors at once: no `wait` follows, and an incomplete list of kernels is useless."""
 
-    def _judge(self, error: Exception, plan: StepPlan) -> Never:
+    def _failure(self, error: Exception, plan: StepPlan) -> Never:
         raise error
 
     def _stop_capturing(self, error: CaptureFailed) -> Never:
@@ -44,14 +44,14 @@ class _DryExecutor(TorchExecutor):
 
 
 def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
-    """Runs steps of every kind, under `openinfer_kernels.CompileAhead`.
+    """Runs steps of every kind, for `openinfer_kernels.CompileAhead`.
 
     Args:
-        model: on the meta device; a layer of it is enough.
-        info: of the executor that it stands for, but for the device.
+        model: Model on the meta device, with at least one layer of each kind.
+        info: Info of the real executor, except for the device.
 
     Raises:
-        Exception: whatever a step raises.
+        Exception: Any error of a step.
     """
     spec = model.cache_spec()
     (group,) = info.cache_groups
@@ -59,7 +59,7 @@ def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
     arena = allocate_arena(num_blocks * spec.bytes_per_block(block_size), META)
     cache = CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
     executor = _DryExecutor(model, cache, info, _run_once)
-    # The draws first: theirs is the kernel that takes longest to compile.
+    # Draws come first: their kernel takes longest to compile.
     for step_id, (request, has_mask) in enumerate(_draws()):
         _prefill(executor, step_id, request, has_mask)
     while executor.prepare():
@@ -70,13 +70,13 @@ def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
 
 
 def _run_once(work: Callable[[], T]) -> Callable[[], T]:
-    """A `Capture` whose recordings need not be right."""
+    """Runs work once, as a `Capture` whose replays do nothing."""
     result = work()
     return lambda: result
 
 
 def _uncaptured(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
-    """Prompts that are launched as they come: the long, and those whose logprobs are wanted."""
+    """Yields prompts of steps without captures: long ones, and prompts with logprobs."""
     num_tokens = 2
     while num_tokens <= (longest := min(info.max_num_batched_tokens, info.max_model_len)):
         for max_seqlen_k in {num_tokens, info.max_model_len}:
@@ -85,9 +85,9 @@ def _uncaptured(info: ExecutorInfo, block_size: int) -> Iterator[StepInputs]:
 
 
 def _draws() -> Iterator[tuple[GenerateRequest, bool]]:
-    """A request for each kind of draw, and whether a grammar's mask is with it.
+    """Yields a request for each kind of draw, and whether its row has a grammar's mask.
 
-    Prompts that are scored are drawn for as they come, and so are rows with masks.
+    Draws of rows with masks, and of prompts with logprobs, are not captured.
     """
     filtered = Sampling(top_k=2, top_p=0.5)
     controlled = Sampling(repetition_penalty=2.0)

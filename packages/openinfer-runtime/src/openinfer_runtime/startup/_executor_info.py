@@ -1,4 +1,4 @@
-"""What an executor says of itself: limits, cache and identity."""
+"""Limits, cache groups and identity of an executor."""
 
 import hashlib
 import json
@@ -21,10 +21,10 @@ ABILITIES: frozenset[Ability] = frozenset()
 
 
 def fingerprint(spec: LaunchSpec) -> str:
-    """Digest over a checkpoint's config, its tensors' names, dtypes and shapes, and quantization.
+    """Returns a digest of a checkpoint: config, quantization, tensor names, dtypes and shapes.
 
     Raises:
-        ModelRejected: the tensors' headers are unreadable.
+        ModelRejected: The headers of the tensors are unreadable.
     """
     tensors: list[tuple[str, str, tuple[int, ...]]] = []
     if spec.engine.load_format != "dummy":
@@ -47,7 +47,7 @@ def executor_info(
     device: torch.device,
     model_fingerprint: str,
 ) -> ExecutorInfo:
-    """What an executor says of itself."""
+    """Returns the info of an executor."""
     return ExecutorInfo(
         device=str(device),
         dtype=plan.dtype,
@@ -69,7 +69,7 @@ def executor_info(
 
 
 def cache_group(spec: CacheSpec, block_size: int) -> CacheGroup:
-    """What a model caches, as the cache knows it."""
+    """Returns the cache group of a model's cache spec."""
     planes = tuple(
         Plane(
             name=plane.name,

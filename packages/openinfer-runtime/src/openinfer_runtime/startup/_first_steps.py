@@ -1,7 +1,7 @@
-"""The first steps of an executor, before anyone is waiting for them.
+"""The first steps of an executor, before it takes requests.
 
-A device compiles kernels and loads libraries when they are first used, and a model that cannot run
-should say so while it starts.
+The first use of a kernel or library loads it, which takes time. A model that cannot run fails here
+and not with the first request.
 """
 
 import logging
@@ -19,15 +19,16 @@ _logger = logging.getLogger(__name__)
 
 
 def run_first_steps(executor: TorchExecutor) -> None:
-    """Records steps ahead, then prefills and decodes in slot 0 and the first blocks.
+    """Captures urgent steps, then runs a prefill and a decode step in slot 0.
 
-    It leaves nothing behind: a block is written before its entries are attended to.
+    The first blocks of the cache are overwritten. That does no harm: every step writes the entries
+    of a block before attention reads them.
 
     Raises:
-        StepFailed: the model does not run.
-        ExecutorDead: the device is lost.
+        StepFailed: The model does not run.
+        ExecutorDead: The device is lost.
     """
-    _record(executor)
+    _capture_urgent(executor)
     if executor.info.max_model_len > len(_PROMPT):
         _run_steps(executor)
     executor.begin_service()
@@ -36,7 +37,7 @@ def run_first_steps(executor: TorchExecutor) -> None:
 def _run_steps(executor: TorchExecutor) -> None:
     info = executor.info
     request = GenerateRequest(
-        request_id="rehearsal",
+        request_id="first-steps",
         prompt_token_ids=pack_ids(_PROMPT),
         stop=StopRules(max_tokens=2),
         sampling=Sampling(),
@@ -72,11 +73,11 @@ def _run_steps(executor: TorchExecutor) -> None:
         executor.wait(ticket)
 
 
-def _record(executor: TorchExecutor) -> None:
-    """Records the steps that every load needs, as far as the executor records any."""
-    started, num_recorded = time.perf_counter(), 0
+def _capture_urgent(executor: TorchExecutor) -> None:
+    """Captures the shapes that the first requests may need."""
+    started, num_captured = time.perf_counter(), 0
     while executor.prepare(is_urgent=True):
-        num_recorded += 1
-    if num_recorded:
+        num_captured += 1
+    if num_captured:
         seconds = time.perf_counter() - started
-        _logger.info("%d kinds of steps recorded in %.2f s", num_recorded, seconds)
+        _logger.info("%d kinds of steps captured in %.2f s", num_captured, seconds)

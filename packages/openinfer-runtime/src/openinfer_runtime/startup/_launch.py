@@ -35,18 +35,18 @@ _logger = logging.getLogger(__name__)
 def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecutor:
     """Builds and loads a model and returns its executor, ready to step.
 
-    A sequence length that nobody asked for shrinks to what the cache holds; `info` says to what.
+    If no sequence length was requested, it shrinks to what the cache holds (`info.max_model_len`).
 
     Args:
-        spec: what was asked for.
-        plan: what the line decided.
-        build: allocates the model; its weights are filled here.
+        spec: Launch request.
+        plan: Limits, device and dtype that the model line chose.
+        build: Allocates the model; this function fills its weights.
 
     Raises:
-        DeviceUnavailable: no such device.
-        InsufficientMemory: it does not fit; says which flag to turn.
-        ModelRejected: the checkpoint or the kernels say no.
-        StepFailed: the model does not run.
+        DeviceUnavailable: The device does not exist.
+        InsufficientMemory: The model does not fit; the message names the flag to change.
+        ModelRejected: The checkpoint or a kernel refuses.
+        StepFailed: The model does not run.
     """
     device = _resolve_device(plan.device)
     block_size = spec.engine.block_size
@@ -84,13 +84,13 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
                 shapes=shapes,
             )
         cache_spec = model.cache_spec()
-        num_blocks = memory.num_blocks + 1  # the last is where padding writes
+        num_blocks = memory.num_blocks + 1  # padding writes to the last block
         arena = allocate_arena(num_blocks * cache_spec.bytes_per_block(block_size), device)
         cache = CacheView(arena, cache_spec, block_size=block_size, num_blocks=num_blocks)
     if memory.max_model_len < plan.max_model_len:
         _logger.warning(
-            "max_model_len is %d instead of the model's %d: that is what the KV cache holds; "
-            "--kv-cache-memory-bytes gives it more",
+            "max_model_len is %d instead of the model's %d, because the KV cache holds no more; "
+            "raise --kv-cache-memory-bytes for longer sequences",
             memory.max_model_len,
             plan.max_model_len,
         )
@@ -118,18 +118,18 @@ def _compiling_ahead(
 
 @contextmanager
 def _timed(done: str) -> Iterator[None]:
-    """Says how long a part of the start has taken."""
+    """Logs the duration of a part of the start."""
     begun = time.perf_counter()
     yield
     _logger.info("%s in %.2f s", done, time.perf_counter() - begun)
 
 
 def _captured_shapes(spec: LaunchSpec, plan: ServePlan, device: torch.device) -> StepShapes | None:
-    """The steps that are recorded and replayed; None, said why, where every one is launched."""
+    """Returns the shapes that are captured; None where every operation is launched."""
     if device.type != "cuda":
         return None
     if spec.engine.enforce_eager:
-        _logger.info("no step is recorded: --enforce-eager")
+        _logger.info("no steps are captured: --enforce-eager")
         return None
     return StepShapes(max_num_seqs=plan.max_num_seqs, max_num_tokens=plan.max_num_batched_tokens)
 
@@ -144,7 +144,7 @@ def _resolve_device(name: str) -> torch.device:
     reason = (
         "this torch is built without CUDA"
         if torch.version.cuda is None
-        else "torch finds no usable NVIDIA GPU; see nvidia-smi, or take --device cpu"
+        else "torch finds no usable NVIDIA GPU; see nvidia-smi, or use --device cpu"
     )
     raise DeviceUnavailable(name, reason)
 
@@ -152,7 +152,7 @@ def _resolve_device(name: str) -> torch.device:
 def _set_threads(wanted: int | None, weights_bytes: int) -> None:
     if wanted is not None and wanted > (cores := physical_cores()):
         _logger.warning(
-            "--num-threads %d on %d cores: threads that wait for a core make every step slower",
+            "--num-threads %d on %d cores: threads that wait for a core slow down every step",
             wanted,
             cores,
         )
@@ -164,7 +164,7 @@ def _load(spec: LaunchSpec, build: Build, options: BuildOptions) -> TorchModel:
         model = build(options)
         assert isinstance(model, torch.nn.Module)
         if options.device.type == "cpu":
-            # Before they are written: until then they take address space and no memory.
+            # Weights that are not written yet take address space, but no memory.
             check_host_memory(weight_bytes(model))
         if spec.engine.load_format == "dummy":
             fill_dummy_weights(model)
@@ -178,14 +178,14 @@ def _load(spec: LaunchSpec, build: Build, options: BuildOptions) -> TorchModel:
 
 @contextmanager
 def _memory_errors_explained() -> Iterator[None]:
-    """What a device says when it is full, as a sentence about what to do."""
+    """Turns a device's out-of-memory error into one that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
         raise InsufficientMemory(
-            "the device is out of memory while the model is loaded and measured: free memory that "
-            "others hold, lower --max-num-batched-tokens, --max-num-seqs or "
+            "the device ran out of memory while the model was loaded and measured: free memory of "
+            "other processes, lower --max-num-batched-tokens, --max-num-seqs or "
             "--kv-cache-memory-bytes, or take a smaller model",
             needed_bytes=total,
             available_bytes=free,

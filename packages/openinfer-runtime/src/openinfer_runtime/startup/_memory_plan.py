@@ -1,4 +1,4 @@
-"""The memory plan: what is held before the first request, and how many blocks the rest makes.
+"""The memory plan: bytes taken before the first request, and blocks that fit in the rest.
 
 device memory = weights + activations of the largest step + sampling + KV cache
 """
@@ -17,21 +17,20 @@ from openinfer_runtime.steps._step_shapes import StepShapes
 from openinfer_sampler import Sampler
 
 _MAX_CPU_POOL_BYTES = 4 << 30
-# Allocations of a step differ in size from one to the next; the allocator keeps some of each.
+# Steps allocate tensors of different sizes, and the allocator caches some of each size.
 _FRAGMENTATION_BYTES = 128 << 20
-
-# Of launches and their arguments, in the driver's own memory.
+# The driver keeps the launches of a CUDA graph and their arguments in memory of its own.
 _BYTES_PER_GRAPH = 3 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Where the memory goes.
+    """Use of a device's memory.
 
     Attributes:
-        parts: (what, bytes), in the order of the start log's table.
-        num_blocks: blocks of the KV cache.
-        max_model_len: the one asked for, or what the cache holds if none was asked for.
+        parts: (name, bytes), in the order of the start log's table.
+        num_blocks: Blocks of the KV cache.
+        max_model_len: Longest sequence, in tokens: as requested, or else what the cache holds.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -51,21 +50,21 @@ def plan_memory(
     eos_token_ids: tuple[int, ...] = (),
     shapes: StepShapes | None = None,
 ) -> MemoryPlan:
-    """Measures what the largest step needs and gives the rest to the cache.
+    """Measures the memory of the largest step and gives the rest to the cache.
 
     Args:
-        model: built and loaded.
-        device: where it is.
-        options: what was asked for.
-        vocab_size: columns of the logits.
-        max_model_len: longest sequence; may come out shorter if `options` leaves it open.
-        max_num_seqs: rows of the largest step.
-        max_num_batched_tokens: its tokens.
-        eos_token_ids: stop ids of every request.
-        shapes: of the steps that are recorded on a device; None: none are.
+        model: Model with its weights.
+        device: Device of the model.
+        options: Options of the engine.
+        vocab_size: Columns of the logits.
+        max_model_len: Longest sequence, in tokens. If `options` sets none, the plan may shorten it.
+        max_num_seqs: Rows of the largest step.
+        max_num_batched_tokens: Tokens of the largest step.
+        eos_token_ids: Stop ids of every request.
+        shapes: Shapes that are captured; None captures no steps.
 
     Raises:
-        InsufficientMemory: one sequence of the length asked for does not fit.
+        InsufficientMemory: One sequence of the requested length does not fit.
     """
     weights = sum(parameter.nbytes for parameter in model.parameters())
     spec = model.cache_spec()
@@ -87,7 +86,8 @@ def plan_memory(
         available = options.kv_cache_bytes
     bytes_per_block = spec.bytes_per_block(options.block_size)
     num_blocks = max(0, available) // bytes_per_block
-    # Nothing gains from more than every slot at its longest, and as much again to remember.
+    # More blocks than this bring nothing: every slot at its longest, and as much again for cached
+    # prefixes.
     useful = 2 * max_num_seqs * -(-max_model_len // options.block_size)
     if options.kv_cache_bytes is None:
         num_blocks = min(num_blocks, useful)
@@ -106,7 +106,10 @@ def plan_memory(
 
 
 def _graph_bytes(shapes: StepShapes, activations: int, max_num_batched_tokens: int) -> int:
-    """What recorded steps take but for logits: shared activations, and each its launches."""
+    """Returns the bytes of captured steps without logits.
+
+    All captures share one pool of activations, and each has its launches.
+    """
     share = min(1.0, shapes.max_num_tokens / max_num_batched_tokens)
     return int(share * activations) + shapes.count * _BYTES_PER_GRAPH
 
@@ -116,7 +119,7 @@ def _weights_label(options: EngineOptions) -> str:
 
 
 def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """[num_bytes], uint8, all zero; on the CPU it takes memory only where it has been written."""
+    """Returns [num_bytes], uint8, all zero. On the CPU a page takes memory once it is written."""
     if device.type == "cpu":
         return zeros_in_huge_pages(num_bytes)
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -124,7 +127,7 @@ def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _LargestStep:
-    """One sequence that fills the token budget, and logits for every slot."""
+    """A step of one sequence that fills the token budget, with logits for every slot."""
 
     vocab_size: int
     num_logits: int
@@ -133,7 +136,7 @@ class _LargestStep:
     eos_token_ids: tuple[int, ...]
 
     def measure(self, model: TorchModel, device: torch.device) -> tuple[int, int]:
-        """Peak bytes of the forward pass and of sampling, by running them on a device."""
+        """Runs the step on a CUDA device; returns peak bytes of forward pass and sampling."""
         spec = model.cache_spec()
         num_blocks = -(-self.num_tokens // self.block_size)
         arena = allocate_arena(num_blocks * spec.bytes_per_block(self.block_size), device)
@@ -152,16 +155,16 @@ class _LargestStep:
         return forward, sampling
 
     def estimate(self, model: TorchModel) -> tuple[int, int]:
-        """Likewise on the host, from shapes: torch does not count host allocations."""
+        """Returns the same on the host, from shapes: torch does not count host allocations."""
         matrices = [p for p in model.parameters() if p.dim() == 2 and p.shape[0] != self.vocab_size]
         widest = max((p.shape[0] + p.shape[1] for p in matrices), default=0)
         itemsize = max((p.itemsize for p in model.parameters()), default=4)
         scores = 4 * self.num_logits * self.vocab_size
-        # The sampler's temporaries, and the two tables of a number per slot and id.
+        # 4 copies of the scores as temporaries, and two tables with a number per slot and id.
         return 2 * self.num_tokens * widest * itemsize + scores, (4 + 2) * scores
 
     def _sample(self, logits: torch.Tensor, device: torch.device) -> None:
-        # Like the executor's, so that it launches the same kernels.
+        # The executor's sampler has the same arguments, so it launches the same kernels.
         sampler = Sampler(
             num_slots=self.num_logits,
             vocab_size=self.vocab_size,
@@ -186,10 +189,13 @@ def _cuda_cache_bytes(device: torch.device, options: EngineOptions, step_bytes: 
 
 
 def check_host_memory(held_bytes: int) -> int:
-    """What a host that holds so much has left; filling its memory gets a process killed.
+    """Returns the host memory that is left, in bytes. The OOM killer ends a process beyond it.
+
+    Args:
+        held_bytes: Bytes of weights and buffers.
 
     Raises:
-        InsufficientMemory: nothing is left.
+        InsufficientMemory: No memory is left.
     """
     total = host_memory_bytes()
     if held_bytes >= total:
@@ -207,8 +213,8 @@ def _host_cache_bytes(options: EngineOptions, held_bytes: int) -> int:
     asked = options.kv_cache_bytes
     if asked is not None and asked > left:
         raise InsufficientMemory(
-            f"--kv-cache-memory-bytes asks for {gib(asked)}, weights and buffers leave {gib(left)} "
-            "of this machine's memory; lower it",
+            f"--kv-cache-memory-bytes asks for {gib(asked)}, but weights and buffers leave only "
+            f"{gib(left)} of this machine's memory; lower it",
             needed_bytes=held_bytes + asked,
             available_bytes=held_bytes + left,
         )
@@ -222,30 +228,26 @@ def _fitting_length(
     max_model_len: int,
     device: torch.device,
 ) -> int:
-    """The longest sequence the cache holds, at most `max_model_len`."""
-    room = num_blocks * options.block_size
-    if room >= max_model_len:
+    """Returns the longest sequence that the cache holds, at most `max_model_len` tokens."""
+    num_tokens = num_blocks * options.block_size
+    if num_tokens >= max_model_len:
         return max_model_len
-    if options.max_model_len is None and room:
-        return room
+    if options.max_model_len is None and num_tokens:
+        return num_tokens
     needed = -(-max_model_len // options.block_size) * spec.bytes_per_block(options.block_size)
     raise InsufficientMemory(
-        f"one sequence of {max_model_len} tokens needs {gib(needed)} of KV cache and "
-        f"{gib(num_blocks * spec.bytes_per_block(options.block_size))} are left for it: "
-        f"{_advice(device, room)}",
+        f"one sequence of {max_model_len} tokens needs {gib(needed)} of KV cache, but only "
+        f"{gib(num_blocks * spec.bytes_per_block(options.block_size))} are left: "
+        f"{_advice(device, num_tokens)}",
         needed_bytes=needed,
         available_bytes=num_blocks * spec.bytes_per_block(options.block_size),
     )
 
 
-def _advice(device: torch.device, room: int) -> str:
-    shorter = f"set --max-model-len to {room} or less, " if room else ""
+def _advice(device: torch.device, num_tokens: int) -> str:
+    shorter = f"set --max-model-len to {num_tokens} or less, " if num_tokens else ""
     if device.type == "cpu":
-        return (
-            f"{shorter}or raise --kv-cache-memory-bytes"
-            if shorter
-            else ("raise --kv-cache-memory-bytes")
-        )
+        return f"{shorter}{'or ' if shorter else ''}raise --kv-cache-memory-bytes"
     return (
         f"{shorter}raise --gpu-memory-utilization, or lower --max-num-seqs or "
         "--max-num-batched-tokens"
@@ -253,7 +255,7 @@ def _advice(device: torch.device, room: int) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """A size for people."""
+    """Returns a number of bytes as text, in MiB or GiB."""
     if num_bytes < 1 << 30:
         return f"{num_bytes / (1 << 20):.2f} MiB"
     return f"{num_bytes / (1 << 30):.2f} GiB"

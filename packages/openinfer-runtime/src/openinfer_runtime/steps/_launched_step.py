@@ -1,4 +1,4 @@
-"""A step between launch and wait, and what it has come to."""
+"""A step between launch and wait, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,17 +17,17 @@ from openinfer_scheduler import StepPlan, StepResult
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """What an executor knows of one step. Filled by the step thread as it goes on.
+    """State of one step, filled by the step thread.
 
     Attributes:
-        plan: that it follows.
-        rows: of the plan; None: it has none, or its forward pass was not launched.
-        logits: until the draw.
-        prompts: scores of prompts that ask for them.
-        sampled: what was drawn; None: nothing.
-        drawn_at: by sampled row, its row in `sampled`.
-        packed: scores and draws on their way to the host.
-        error: what went wrong, to be raised by who waits.
+        plan: Plan of the step.
+        rows: Rows of the plan; None if it has none, or if its forward pass was not launched.
+        logits: Logits, until the draw.
+        prompts: Logprobs of prompt tokens.
+        sampled: Drawn tokens; None if no row is sampled.
+        drawn_at: [num_sampled]: row of each sampled row in `sampled`.
+        packed: Logprobs of prompts, then draws, on their way to the host.
+        error: Error that `wait` raises.
     """
 
     plan: StepPlan
@@ -40,10 +40,10 @@ class LaunchedStep:
     error: StepFailed | ExecutorDead | None = None
 
     def read(self, refused: Mapping[int, str]) -> StepResult:
-        """What the step has come to. Waits for the device.
+        """Waits for the device and returns the step's result.
 
         Args:
-            refused: by slot, why the sampling parameters of the request in it were refused.
+            refused: Reason why the sampling parameters of a slot's request were refused, by slot.
         """
         packed = self.packed.wait() if self.packed is not None else np.zeros(0, np.int32)
         prompts: dict[int, TokenLogprobs] = {}
@@ -74,7 +74,7 @@ def _with_more(
     drawn_at: Indices,
     refused: Mapping[int, str],
 ) -> StepResult:
-    """Adds tokens, logprobs, and rows that have failed."""
+    """Returns the result with tokens, logprobs and failed rows."""
     sampled_rows = rows.sampled_rows
     row_of = dict(zip(drawn_at.tolist(), sampled_rows.tolist(), strict=True))
     failed = {row_of[at]: why for at, why in tokens.failed.items() if at in row_of}
@@ -96,7 +96,7 @@ def _with_more(
 
 
 def _refusals(rows: HostRows, refused: Mapping[int, str]) -> dict[int, str]:
-    """Sampled rows whose parameters were refused when they started, and why."""
+    """Returns the sampled rows whose parameters were refused when they started, with reasons."""
     if not refused:
         return {}
     slots = rows.sampled_slots.tolist()

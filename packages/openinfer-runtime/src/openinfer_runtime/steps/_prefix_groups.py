@@ -1,16 +1,17 @@
-"""Which rows of a decode step begin with the same cache blocks, found when rows come and go.
+"""Groups of rows of a decode step that begin with the same cache blocks.
 
-Sequences that hit the same cached prefix have the same blocks in their tables, so the blocks' ids
-tell. Nobody shares who has not hit a long prefix or is not hit: where too few rows have, nothing is
-looked at. Groups hold as long as the rows of a step stay the same ones.
+Sequences that hit the same cached prefix have the same block ids in their tables, so comparing ids
+finds the groups. Only rows that hit a long prefix can share one: if fewer than `min_rows` - 1 rows
+did, the tables are not read. Groups hold as long as the step has the same rows.
 
-Tables are not read through. A block is found by a key that covers all tokens before its end, so
-rows with the same block somewhere have the same tokens up to there. Tables are compared at a few
-depths, and cost what they cost however rows are nested.
+Tables are not compared block by block. The prefix cache finds a block by a key that covers all
+tokens before its end, so two rows with the same block at one place have the same tokens up to it.
+Comparing tables at `NUM_DEPTHS` places therefore suffices, however groups are nested.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -24,24 +25,26 @@ from openinfer_kernels import (
     SharedPrefixes,
     upload,
 )
-from openinfer_scheduler import StepPlan
+from openinfer_scheduler import PlannedRow, StepPlan
 
 BlockTables = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 
 NUM_DEPTHS = 32
-"""Blocks of a table that tell groups apart. Each is at most a fifth deeper than the one before in
-tables of 131,072 tokens: what groups that part between two of them would save more is given up."""
+"""Number of depths at which tables are compared.
+
+In tables of 131,072 tokens each depth is at most a fifth larger than the one before. Groups that
+differ between two depths alone are not told apart, so a step may save up to a fifth less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingThresholds:
-    """From where on attending to shared blocks once is faster, as measured on an H200.
+    """Sizes from which reading shared blocks once is faster, measured on an H200.
 
     Attributes:
-        min_rows: of a group.
-        min_tokens: that a group shares.
-        min_saved_tokens: of a step: tokens that need not be read again, over all rows.
+        min_rows: Lower bound on the rows of a group.
+        min_tokens: Lower bound on the tokens that a group shares.
+        min_saved_tokens: Lower bound on the tokens that a step need not read again, over all rows.
     """
 
     min_rows: int = 4
@@ -50,13 +53,13 @@ class SharingThresholds:
 
 
 class PrefixGroups:
-    """The groups of the steps of one executor. Use from the step thread.
+    """Finds the groups of each step of one executor. Use from the step thread.
 
     Args:
-        block_tables: [num_slots, max_blocks]: by slot, kept by their owner.
-        num_blocks: [num_slots]: how many of them a slot has, likewise.
-        block_size: tokens of a block.
-        thresholds: who may be in a group.
+        block_tables: [num_slots, max_blocks]: block ids of each slot. The owner changes them.
+        num_blocks: [num_slots]: number of blocks of each slot. The owner changes them.
+        block_size: Tokens per block.
+        thresholds: Sizes from which a group pays.
     """
 
     def __init__(
@@ -73,38 +76,47 @@ class PrefixGroups:
         self._min_blocks = -(-thresholds.min_tokens // block_size)
         self._has_hit = np.zeros(len(num_blocks), bool)
         self._num_hits = 0
+        self._rows: tuple[PlannedRow, ...] = ()
         self._slots: list[int] | None = None
         self._groups: tuple[PrefixGroup, ...] = ()
 
     def of(self, plan: StepPlan) -> tuple[PrefixGroup, ...]:
-        """Groups among a plan's rows, best first. Call it for every plan, before it is applied."""
+        """Returns the groups among a plan's rows, best first.
+
+        Call it for every plan, before the plan changes the block tables.
+        """
         if plan.starts or plan.ends:
-            self._follow(plan)
-        # A step that starts a row has its blocks' ids only afterwards. It rarely is one of decode.
+            self._note_hits(plan)
+        # Blocks of a row that starts are not in the tables yet. Such steps are rarely decode steps.
         if self._num_hits < self._thresholds.min_rows - 1 or plan.starts:
             return ()
-        slots = [row.slot for row in plan.rows]
-        if plan.num_tokens != len(slots):
+        rows = plan.rows
+        # Decode rows come first.
+        if not rows or (rows[-1].token_ids is not None and plan.num_tokens != len(rows)):
             return ()
+        if len(rows) == len(self._rows) and all(map(is_, rows, self._rows)):
+            return self._groups
+        self._rows = rows
+        slots = [row.slot for row in rows]
         if slots != self._slots:
             self._slots, self._groups = slots, self._found(np.array(slots, np.int64))
         return self._groups
 
-    def _follow(self, plan: StepPlan) -> None:
-        self._slots = None
+    def _note_hits(self, plan: StepPlan) -> None:
+        self._rows, self._slots = (), None
         self._has_hit[list(plan.ends)] = False
         for start in plan.starts:
             self._has_hit[start.slot] = start.num_cached_tokens >= self._thresholds.min_tokens
         self._num_hits = int(self._has_hit.sum())
 
     def _found(self, slots: Rows) -> tuple[PrefixGroup, ...]:
-        # A row's last block is the one it writes to, which nobody shares.
+        # A row writes to its last block, which no other row shares.
         shareable = self._num_blocks[slots] - 1
         rows = (shareable >= self._min_blocks).nonzero()[0]
         min_rows = self._thresholds.min_rows
         if len(rows) < min_rows:
             return ()
-        # Deeper than so no group of enough rows can be.
+        # No group of enough rows shares more blocks than this.
         deepest = int(np.partition(shareable[rows], -min_rows)[-min_rows])
         depths = np.unique(np.geomspace(self._min_blocks, deepest, NUM_DEPTHS).astype(np.int64))
         order, levels = self._in_order(slots, shareable, rows, depths)
@@ -118,15 +130,15 @@ class PrefixGroups:
     def _in_order(
         self, slots: Rows, shareable: Rows, rows: Rows, depths: Rows
     ) -> tuple[list[int], list[int]]:
-        """Puts rows that share most next to each other.
+        """Sorts rows so that rows that share most are neighbours.
 
         Returns:
-            The order, and by neighbours at how many of the depths they are still the same.
+            The order, and for each pair of neighbours the number of depths at which they agree.
         """
         blocks = self._blocks(slots[rows, None], depths)
-        # What lies behind a row's own is like nobody's.
-        nobodys = -1 - rows[:, None].astype(np.int32)
-        blocks = np.where(depths <= shareable[rows, None], blocks, nobodys)
+        # After a row's own blocks come ids that no other row has.
+        unique_ids = -1 - rows[:, None].astype(np.int32)
+        blocks = np.where(depths <= shareable[rows, None], blocks, unique_ids)
         data, width = blocks.tobytes(), blocks.itemsize * len(depths)
         keys = [data[begin : begin + width] for begin in range(0, len(data), width)]
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -138,22 +150,22 @@ class PrefixGroups:
     def _as_groups(
         self, slots: Rows, shareable: Rows, rows: Rows, spans: list["_Span"], depths: list[int]
     ) -> list[PrefixGroup]:
-        """Groups of spans of rows in order, each up to the very block where its rows part."""
+        """Returns the groups of spans of ordered rows, each with all blocks that its rows share."""
         owners = np.full(len(rows), len(spans))
-        # What is deeper lies within what is not, and has its rows first.
+        # A deeper span lies within a less deep one and takes its rows from it.
         for index, span in sorted(enumerate(spans), key=lambda each: each[1].level):
             owners[span.begin : span.end] = index
         counts = np.bincount(owners, minlength=len(spans))[: len(spans)]
-        # Rows of a group that was given up for better ones may have left none to another.
+        # A span may have lost too many rows to deeper spans.
         found = (counts >= self._thresholds.min_rows).nonzero()[0]
         if not len(found):
             return []
         levels = np.array([span.level for span in spans])[found]
         counts = counts[found]
-        # By group from here on.
+        # From here on arrays are ordered by group.
         members = np.concatenate([rows[owners == index] for index in found])
         begins = np.cumsum(counts) - counts
-        # They part before the next depth looked at.
+        # The rows of a group differ at the next depth; a binary search finds the last same block.
         ends, limits = np.array([depths, [*depths[1:], depths[-1]]])[:, levels]
         limits = np.minimum(limits, np.minimum.reduceat(shareable[members], begins))
         while (ends < limits).any():
@@ -168,13 +180,13 @@ class PrefixGroups:
         ]
 
     def _blocks(self, slots: Rows, depths: Rows | int) -> BlockTables:
-        """The last of so many blocks of slots."""
+        """Returns the block at a depth of each slot; depth 1 is the first block."""
         blocks: BlockTables = self._tables.take(slots * self._tables.shape[1] + (depths - 1))
         return blocks
 
 
 class _Span(NamedTuple):
-    """Neighbours of an order that make a group, without those of deeper spans within."""
+    """Neighbouring rows that form a group, without the rows of deeper spans within."""
 
     saved_tokens: int
     begin: int
@@ -184,14 +196,14 @@ class _Span(NamedTuple):
 
 
 def _best_spans(levels: list[int], num_tokens: list[int], min_rows: int) -> list[_Span]:
-    """The groups of ordered rows that save most, or nearly.
+    """Returns the groups of ordered rows that save most, or nearly.
 
     Args:
-        levels: [num_rows - 1]: how much a row shares with its next.
-        num_tokens: by level; level 0 is nothing shared.
-        min_rows: of a group.
+        levels: [num_rows - 1]: number of depths at which a row agrees with the next one.
+        num_tokens: Shared tokens by level; level 0 shares none.
+        min_rows: Lower bound on the rows of a group.
     """
-    # Open spans, of rising levels: level, first row, and groups within that have ended.
+    # Open spans, by rising level: level, first row, and closed groups within.
     stack: list[tuple[int, int, list[_Span]]] = [(0, 0, [])]
     last = 0
     for row, level in enumerate([*levels, 0]):
@@ -214,10 +226,10 @@ def _best_spans(levels: list[int], num_tokens: list[int], min_rows: int) -> list
 def _closed(
     within: list[_Span], begin: int, end: int, level: int, num_tokens: int, min_rows: int
 ) -> list[_Span]:
-    """Groups of rows that are the same up to a level.
+    """Returns the groups among rows that agree up to a level.
 
-    Some share more among themselves. They stay a group of their own if that saves more than
-    their part in the group of all.
+    Some of these rows share more among themselves. They stay a group of their own if this saves
+    more tokens than joining the group of all rows.
     """
     within = _best(within)
     kept = [span for span in within if span.saved_tokens > span.num_rows * num_tokens]
@@ -238,12 +250,12 @@ def _saved_tokens(group: PrefixGroup) -> int:
 
 
 class PrefixInput:
-    """The groups of steps of one shape, on the device and always in the same place.
+    """Groups of the steps of one shape, on the device, always at the same addresses.
 
     Args:
-        num_seqs: sequences of a step, padding included.
-        num_kv_heads: key heads of the model's attention.
-        device: where the steps run.
+        num_seqs: Sequences of a step, padding included.
+        num_kv_heads: Key heads of the model's attention.
+        device: Device of the steps.
     """
 
     def __init__(self, num_seqs: int, num_kv_heads: int, device: torch.device) -> None:
@@ -253,7 +265,7 @@ class PrefixInput:
         self.shared: SharedPrefixes = self._table.view(self._packed)
 
     def fill(self, groups: Sequence[PrefixGroup]) -> None:
-        """Sends groups, unless they are the very ones of the step before."""
+        """Sends groups, unless they are the same object as in the step before."""
         if groups is not self._groups:
             self._groups = groups
             self._packed.copy_(upload(self._table.packed(groups), self._packed.device))

@@ -1,7 +1,7 @@
-"""Logprobs of prompt tokens, chunk by chunk as they are forwarded.
+"""Logprobs of prompt tokens, computed for each chunk as it is forwarded.
 
-The logits at position p are about the token at p + 1, so a chunk [a, b) scores the prompt's tokens
-in [max(a + 1, start), min(b + 1, num_prompt_tokens)). Requests without the wish cost nothing.
+Logits at position p predict the token at p + 1. A chunk [a, b) therefore scores the prompt tokens
+in [max(a + 1, start), min(b + 1, num_prompt_tokens)).
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from openinfer_sampler import MIN_SCORED_ROWS, Sampler, unpack_scores, upload
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The scores of one row of the plan, on the device."""
+    """Logprobs of prompt tokens of one row of the plan, on the device."""
 
     row: int
     packed: torch.Tensor
     """[num_tokens, columns], int32."""
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> TokenLogprobs:
-        """Reads the flattened `packed` once it is on the host."""
+        """Returns the logprobs, from the numbers of `packed` on the host."""
         return unpack_scores(packed.reshape(self.packed.shape))
 
 
@@ -37,14 +37,14 @@ def score_prompts(
     rows: HostRows,
     requests: Mapping[int, GenerateRequest],
 ) -> list[PromptScores]:
-    """Scores the prompt tokens that this step's chunks are about.
+    """Computes logprobs of the prompt tokens that this step's chunks predict.
 
     Args:
-        model: for its logits.
-        sampler: for its scores.
-        hidden: [num_tokens, hidden_size], of the step.
-        rows: of the step.
-        requests: by row of the plan, those that ask for prompt logprobs.
+        model: Computes logits.
+        sampler: Computes logprobs.
+        hidden: [num_tokens, hidden_size]: result of the forward pass.
+        rows: Rows of the step.
+        requests: Requests that want prompt logprobs, by row of the plan.
     """
     scores = []
     for row, request in requests.items():
@@ -60,7 +60,7 @@ def score_prompts(
         targets = upload(prompt[first:last].astype(np.int32), hidden.device)
         begin += first - position - 1
         about = hidden[begin : begin + last - first]
-        # In parts: the logits of a long chunk would not fit beside the largest step.
+        # Logits of a whole chunk would take more memory than the plan has for the largest step.
         parts = [
             sampler.score_tokens(
                 model.logits(about[at : at + MIN_SCORED_ROWS]),

@@ -1,4 +1,4 @@
-"""Copies to and from the device that do not make the host wait."""
+"""Copies to and from the device that do not block the host."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A tensor on its way to the host."""
+    """A tensor that is being copied to the host."""
 
     tensor: torch.Tensor
     arrived: torch.cuda.Event | None
 
     def wait(self) -> npt.NDArray[np.int32]:
-        """The numbers, once they are there. Blocks in a native call, without the interpreter."""
+        """Returns the numbers once they have arrived. Releases the GIL while it blocks."""
         if self.arrived is not None:
             self.arrived.synchronize()
         numbers: npt.NDArray[np.int32] = self.tensor.numpy()
@@ -23,20 +23,22 @@ class Download:
 
 
 def staged(num_numbers: int, device: torch.device) -> torch.Tensor:
-    """[num_numbers], int64, on the host, to be filled and copied to a device without waiting.
+    """Returns [num_numbers], int64, in host memory that can be copied to the device without a wait.
 
-    It is new for every copy: steps may pile up, and torch's allocator knows when one is done.
+    Each copy needs a new tensor, because the copies of two steps may be in flight. The memory is
+    not allocated anew: torch's allocator reuses it once its copy is done.
     """
     return torch.empty(num_numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 def download(tensor: torch.Tensor) -> Download:
-    """Starts copying an int32 tensor to the host."""
+    """Starts to copy an int32 tensor to the host."""
     if tensor.device.type != "cuda":
         return Download(tensor, None)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    # An event of this kind spins: being woken would cost more than a small model's step has.
+    # The host spins on an event of this kind. A blocking wait would add the time of a wake-up,
+    # which a step of a small model does not have.
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return Download(host, arrived)
