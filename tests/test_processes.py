@@ -455,7 +455,7 @@ def _assert_one_sentence(status, stderr, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--max-model-len", "1x"), "'1x' is no count such as 4096"),
+        (("--max-model-len", "1x"), "'1x' is not a count such as 4096"),
         (("--device", "tpu"), "invalid choice: 'tpu'"),
         (("--quantization", "fp8"), "invalid choice: 'fp8' (choose from 'int8', 'int4')"),
         (("--port",), "expected one argument"),

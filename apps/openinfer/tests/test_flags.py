@@ -96,12 +96,12 @@ def test_short_flags_of_others_are_not_taken_for_ours(name):
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("--max-model-len", "1x", "no count such as"),
-        ("--dtype", "fp8", "none of auto"),
-        ("--block-size", "many", "no whole number"),
+        ("--max-model-len", "1x", "count such as"),
+        ("--dtype", "fp8", "one of auto"),
+        ("--block-size", "many", "whole number"),
         ("--seed", str(2**70), "must be at most"),
         ("--max-model-len", "0", "must be at least 1"),
-        ("--gpu-memory-utilization", "all", "no number"),
+        ("--gpu-memory-utilization", "all", "a number"),
         ("--device", "tpu", "choose from"),
     ],
 )

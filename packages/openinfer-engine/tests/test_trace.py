@@ -313,7 +313,7 @@ def test_a_trace_needs_a_place(make_request: Request, tmp_path: Path) -> None:
             EngineOptions(trace_file=str(tmp_path / "t.json"), trace_kernels=True),
         )
     assert not (tmp_path / "t.json").exists()
-    with pytest.raises(TraceFailed, match="no, is not there"):
+    with pytest.raises(TraceFailed, match="no, does not exist"):
         assemble(ZeroCostExecutor(), EngineOptions(trace_dir=str(tmp_path / "no")))
     with pytest.raises(ValueError, match="trace_kernels"):
         EngineOptions(trace_kernels=True)

@@ -135,7 +135,7 @@ End = Finished | Failed | Rejected
 
 
 class TokenEvent(Struct, frozen=True, kw_only=True):
-    """What happened to one request since its previous event, in the order of the fields."""
+    """The events of one request since its previous `TokenEvent`, in the order of the fields."""
 
     scheduled: Scheduled | None = None
     prompt_logprobs: PromptLogprobs | None = None

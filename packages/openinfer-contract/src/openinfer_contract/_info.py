@@ -1,4 +1,4 @@
-"""What an engine reports about itself: `EngineInfo` once, and `Load` several times a second."""
+"""An engine's reports about itself: `EngineInfo` once, and `Load` several times a second."""
 
 from msgspec import Struct
 
@@ -93,7 +93,7 @@ class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, array_like=True, kw_only=True):
-    """What an engine holds at one moment. Blocks are summed over the cache groups."""
+    """The load of an engine at one moment. Blocks are summed over the cache groups."""
 
     step_id: int = 0
     num_running: int = 0

@@ -1,1 +1,1 @@
-"""Command-line flags: the tables, the kinds of values, and the flags of an engine."""
+"""Flags of a command line, and the options structs that they come from."""

@@ -15,7 +15,7 @@ _KINDS: Mapping[object, Kind] = {bool: "switch", int: "int", float: "float", str
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field of an options struct needs to become a flag: `Annotated[type, Option(...)]`."""
+    """The part of a flag that its field does not say: `Annotated[type, Option(...)]`."""
 
     help: str
     """One line for `--help` and for the guide's table."""

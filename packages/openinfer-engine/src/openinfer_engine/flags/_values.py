@@ -1,4 +1,4 @@
-"""Values of flags as a command line spells them: counts with suffixes, dtypes, JSON objects."""
+"""Values of flags as users write them: counts with suffixes, dtypes, JSON objects."""
 
 import json
 import re
@@ -21,30 +21,30 @@ _DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "f
 
 
 def parse_count(text: str) -> int:
-    """`4096`, `32k` (decimal) or `32K` (binary) as an integer.
+    """Returns `4096`, `32k` (decimal) or `32K` (binary) as an integer.
 
     Raises:
-        ValueError: for anything else, zero and negative numbers included.
+        ValueError: the text is anything else, including zero and negative numbers.
     """
     match = _COUNT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no count such as 4096, 32k (32,000) or 32K (32,768)")
+        raise ValueError(f"{text!r} is not a count such as 4096, 32k (32,000) or 32K (32,768)")
     value = Decimal(match[1]) * _SUFFIXES[match[2]]
     if value != int(value):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return _check_range(int(value), 1)
 
 
 def parse_int(text: str) -> int:
-    """An integer that a message between processes can carry.
+    """Returns an integer that fits into 64 bits.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text is anything else.
     """
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no whole number") from None
+        raise ValueError(f"{text!r} is not a whole number") from None
     return _check_range(value, -_MOST - 1)
 
 
@@ -57,39 +57,39 @@ def _check_range(value: int, least: int) -> int:
 
 
 def parse_float(text: str) -> float:
-    """A number.
+    """Returns a number.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text is not a number.
     """
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def parse_dtype(text: str) -> str:
-    """A dtype under one of its names.
+    """Returns the canonical name of a dtype.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text names no supported dtype.
     """
     name = _DTYPES.get(text, text)
     if name not in ("auto", "bfloat16", "float16", "float32"):
-        raise ValueError(f"{text!r} is none of auto, bfloat16, float16 and float32")
+        raise ValueError(f"{text!r} is not one of auto, bfloat16, float16 and float32")
     return name
 
 
 def parse_json(text: str) -> dict[str, Any]:
-    """A JSON object.
+    """Returns a JSON object.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text is not a JSON object.
     """
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no JSON: {error}") from None
+        raise ValueError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is no JSON object")
+        raise ValueError(f"{text!r} is not a JSON object")
     return value

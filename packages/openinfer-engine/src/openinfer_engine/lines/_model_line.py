@@ -13,33 +13,35 @@ from openinfer_engine.flags._engine_options import EngineOptions
 
 
 class LaunchSpec(Struct, frozen=True, kw_only=True):
-    """Everything an engine process needs to know; crosses the process boundary as msgpack."""
+    """Everything that an engine process needs to know. It travels between processes as msgpack."""
 
     model_path: str
-    """A local checkpoint folder."""
+    """Path of a local checkpoint folder."""
     model_line: str
-    """Name of the installed line that serves it, or of the engine when there is no line."""
+    """Name of the installed line that serves the checkpoint, or of the engine if there is no line.
+    """
     engine: EngineOptions = EngineOptions()
     line_options: dict[str, Any] = {}
     """Values of the line's own options, by field name."""
 
 
 class Claim(Struct, frozen=True):
-    """The line serves this checkpoint exactly."""
+    """A line's statement that it serves a checkpoint."""
 
     architecture: str
     rank: Literal["exact", "fallback"] = "exact"
-    """A fallback serves the checkpoint only where no line of rank exact claims it."""
+    """A fallback line serves a checkpoint only if no exact line claims it."""
 
 
 class Refusal(Struct, frozen=True):
-    """The line does not serve this checkpoint, and why, by name of the field."""
+    """A line's statement that it does not serve a checkpoint."""
 
     reason: str
+    """Why not, with the name of the field in config.json."""
 
 
 class ServePlan(Struct, frozen=True, kw_only=True):
-    """What can be known before anything is loaded."""
+    """Device, dtype, limits and ids of an engine, decided before weights are loaded."""
 
     device: str
     dtype: str
@@ -51,33 +53,32 @@ class ServePlan(Struct, frozen=True, kw_only=True):
 
 
 class ModelLine(Protocol):
-    """One family of models. `probe` and `plan` cost milliseconds and import no torch."""
+    """One family of models. `probe` and `plan` take milliseconds and do not import torch."""
 
     name: str
     options: type[Struct]
-    """A frozen struct with a default for every field: the options this line owns."""
+    """The options of this line: a frozen struct with a default for every field."""
 
     def probe(self, config: Mapping[str, Any], /) -> Claim | Refusal:
-        """Looks at a checkpoint's config.json."""
+        """Returns whether the line serves the checkpoint of this config.json."""
 
     def plan(self, spec: LaunchSpec, /) -> ServePlan:
-        """Decides what follows from the options alone.
+        """Decides everything that follows from the options and the checkpoint's config files.
 
         Raises:
-            OptionRejected: an option is set that this line does not honour, or cannot with this
-                model; nothing is silently dropped.
+            OptionRejected: the line, or this model, does not support an option's value.
         """
 
     def launch(self, spec: LaunchSpec, /) -> Executor:
         """Loads the weights and returns the executor, ready to step.
 
         Raises:
-            OpenInferError: with a sentence that says what to do.
+            OpenInferError: the checkpoint cannot be launched. The message says what to do.
         """
 
 
 def read_config(model_path: str | Path) -> dict[str, Any]:
-    """A checkpoint folder's config.json.
+    """Returns the content of a checkpoint folder's config.json.
 
     Raises:
         CheckpointNotFound: the folder or the file is missing or unreadable.

@@ -67,12 +67,12 @@ def detect_line(
 
 
 def launch_line(spec: LaunchSpec) -> Executor:
-    """The executor of the installed line that `spec` names: an engine's default factory.
+    """Launches the installed line that `spec` names: the default factory of an engine process.
 
     Raises:
         NoModelLine: that line is not installed.
         PluginError: it does not load.
-        OpenInferError: whatever the line says.
+        OpenInferError: the line cannot launch the checkpoint.
     """
     return _named_line(spec.model_line, spec.model_path).launch(spec)
 

@@ -74,11 +74,11 @@ class Connection:
         self._replies: list[EngineMessage] = []
         self._rows: dict[int, TokenEvent] = {}
         self._load: Load | None = None
-        self._is_behind = False
+        self._is_slow = False
 
     @property
     def is_flooded(self) -> bool:
-        """Whether so many streams have unsent events that no further request should be read."""
+        """Whether too many streams have unsent events to read further requests."""
         return len(self._rows) > _MAX_UNREAD_ROWS
 
     @property
@@ -140,9 +140,9 @@ class Connection:
                 sent = self.sock.send(self._unsent)
                 self._unsent = self._unsent[sent:]
                 self.blocked_since = None
-            self._is_behind = False
+            self._is_slow = False
         except BlockingIOError:
-            self._is_behind = True
+            self._is_slow = True
             if self.blocked_since is None:
                 self.blocked_since = now
         except OSError:
@@ -170,7 +170,7 @@ class Connection:
     def _take_rows(self) -> dict[int, TokenEvent]:
         """Returns the backlog; at most about one frame of it, if the client is slow."""
         rows, self._rows = self._rows, {}
-        if not self._is_behind:
+        if not self._is_slow:
             return rows
         num_bytes = 0
         for num, event in enumerate(rows.values(), 1):

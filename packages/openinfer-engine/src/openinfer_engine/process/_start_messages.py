@@ -34,7 +34,7 @@ MAX_START_FRAME_BYTES = 1 << 20
 
 
 class ProcessSpec(Struct, frozen=True, kw_only=True):
-    """What an engine process shall run: the first frame on the inherited socket."""
+    """The configuration of an engine process: the first frame on the inherited socket."""
 
     launch: LaunchSpec
     factory: str = LINE_FACTORY

@@ -1,1 +1,1 @@
-"""Traces of what an engine did when, as files that Perfetto opens."""
+"""Traces: files for Perfetto that show what an engine did when."""

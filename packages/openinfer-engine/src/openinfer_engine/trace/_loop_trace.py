@@ -1,4 +1,4 @@
-"""What a trace shows of the loop: steps and their phases, requests, what is held."""
+"""The loop's part of a trace: steps and their phases, requests, and counters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from openinfer_engine.trace._tracer import Tracer
 from openinfer_scheduler import PlannedRow, StepPlan
 
 COUNTER_INTERVAL_S = 0.01
-"""What is held is looked at so often at most."""
+"""Minimum seconds between two samples of the counters."""
 
 _REQUEST = "request"
 _QUEUED = "queued"
@@ -17,42 +17,43 @@ _RECOMPUTE = "recompute"
 
 
 class LoopTrace:
-    """What the loop tells while no trace is being written: nobody listens."""
+    """The loop's reports while no trace is being written: every method does nothing."""
 
     def resume(self) -> None:
-        """The next phase begins now."""
+        """Marks the beginning of the next phase."""
 
     def planned(self, plan: StepPlan) -> None:
-        """A step has been planned."""
+        """Reports a new plan."""
 
     def mark(self, step_id: int, phase: str) -> None:
-        """A phase of a step ends now, and the next one begins."""
+        """Ends a phase of a step and begins the next one."""
 
     def waited(self, step_id: int) -> None:
-        """A step has run, and well; nobody has been told yet."""
+        """Reports that a step has run without failing. Its events are not delivered yet."""
 
     def completed(self, step_id: int, failure: str = "") -> None:
-        """A step is over and its events are delivered."""
+        """Reports that a step is settled and its events are delivered."""
 
     def arrived(self, request: GenerateRequest, now: float) -> None:
-        """A request has been taken in."""
+        """Reports a request that was taken in."""
 
     def ended(self, request_id: str, event: TokenEvent) -> None:
-        """A request has its last event."""
+        """Reports a request's last event."""
 
 
 class StepTrace(LoopTrace):
-    """Tells a tracer what happens in a loop. For the step thread.
+    """Records what a loop does. Used by the step thread.
 
-    The tracks of steps, one for each that may be in flight, hold a span for every step, from its
-    plan to the delivery of its events, and within it its phases. A request is open from its arrival
-    to its last event; within it one of queued, prefill, decode and, after a preemption, recompute;
-    and the chunks of its prompt. Those that came before the trace are left out.
+    There is one track for each step that may be in flight. A track has a span for every step, from
+    its plan to the delivery of its events, and within it the step's phases. A request spans from
+    its arrival to its last event. Within it are its states (queued, prefill, decode, and recompute
+    after a preemption) and the chunks of its prompt. Requests that arrived before the trace began
+    are left out.
 
     Args:
-        tracer: what it is told to.
-        depth: steps in flight at most.
-        load: what is held right now.
+        tracer: records the events.
+        depth: upper bound of steps in flight.
+        load: returns the present load.
     """
 
     def __init__(self, tracer: Tracer, depth: int, load: Callable[[], Load]) -> None:
@@ -63,18 +64,18 @@ class StepTrace(LoopTrace):
         self._cursor = self._clock()
         self._steps: dict[int, _Step] = {}
         self._phase_of: dict[str, str] = {}
-        """Of every request in the trace."""
+        """State of every request in the trace, by request id."""
         self._in_slot: dict[int, str] = {}
         self._waited_at = self._cursor
         self._counted_at = self._cursor
         self._count(self._cursor)
 
     def resume(self) -> None:
-        """The next phase begins now."""
+        """Marks the beginning of the next phase."""
         self._cursor = self._clock()
 
     def planned(self, plan: StepPlan) -> None:
-        """Begins a step with its plan, and the prefill of the requests that start."""
+        """Begins a step with its plan, and the prefill of the requests that it starts."""
         now = self._clock()
         self._steps[plan.step_id] = _Step(plan, self._cursor, now)
         self._cursor = now
@@ -95,12 +96,12 @@ class StepTrace(LoopTrace):
         self._cursor = now
 
     def waited(self, step_id: int) -> None:
-        """Ends the wait for a step: its chunks have run, and prompts that are through decode."""
+        """Ends the wait for a step; records its prompt chunks and the requests that now decode."""
         self.mark(step_id, "wait")
         step, now = self._steps.get(step_id), self._cursor
         if step is None:
             return
-        # One behind the other, as on the device, although two may be in flight.
+        # The device runs steps one after the other, although two may be in flight.
         began = max(step.planned_at, self._waited_at)
         self._waited_at = now
         for row in step.prefill_rows:
@@ -117,7 +118,7 @@ class StepTrace(LoopTrace):
                 self._enter(request_id, "decode", now)
 
     def completed(self, step_id: int, failure: str = "") -> None:
-        """Tells the step and its phases, and what is held."""
+        """Records the step with its phases, and the counters if they are due."""
         self.mark(step_id, "apply")
         step = self._steps.pop(step_id, None)
         if step is None:
@@ -131,7 +132,7 @@ class StepTrace(LoopTrace):
             self._count(self._cursor)
 
     def arrived(self, request: GenerateRequest, now: float) -> None:
-        """Opens a request, at the arrival that it was given."""
+        """Opens a request at the time of its arrival."""
         at = now if request.arrival is None else min(now, request.arrival)
         request_id = request.request_id
         args = {
@@ -146,12 +147,12 @@ class StepTrace(LoopTrace):
         self._phase_of[request_id] = _QUEUED
 
     def ended(self, request_id: str, event: TokenEvent) -> None:
-        """Shuts a request."""
+        """Closes a request."""
         if request_id in self._phase_of:
             self._close(request_id, self._clock(), _describe_end(event))
 
     def close(self) -> None:
-        """Shuts what is open still."""
+        """Closes all requests that are still open."""
         now = self._clock()
         for request_id in tuple(self._phase_of):
             self._close(request_id, now, {"end": "after the trace"})
@@ -179,7 +180,7 @@ class StepTrace(LoopTrace):
 
 
 class _Step:
-    """A step between its plan and its end."""
+    """A step from its plan until it is settled."""
 
     __slots__ = ("_plan", "begin", "phases", "planned_at", "prefill_rows")
 

@@ -1,4 +1,4 @@
-"""Traces of one loop: started, stopped, given up when they fail."""
+"""Control of a loop's traces: starting, stopping, and ending a trace whose file fails."""
 
 import logging
 import os
@@ -28,32 +28,32 @@ _logger = logging.getLogger(__name__)
 
 
 def check_places(file: str | None, folder: str | None) -> None:
-    """Looks for the folders of a trace's file and of later traces.
+    """Checks that the folders of the trace file and of later traces exist.
 
     Raises:
-        TraceFailed: one is not there.
+        TraceFailed: one does not exist.
     """
     if folder is not None and not Path(folder).is_dir():
-        raise TraceFailed(f"the folder for traces, {folder}, is not there; make it first")
+        raise TraceFailed(f"the folder for traces, {folder}, does not exist; create it first")
     if file is not None and not (parent := Path(file).absolute().parent).is_dir():
-        raise TraceFailed(f"trace {file}: the folder {parent} is not there; make it first")
+        raise TraceFailed(f"trace {file}: the folder {parent} does not exist; create it first")
 
 
 class TraceControl:
-    """At most one trace at a time. For the step thread.
+    """At most one trace at a time. Used by the step thread.
 
     Args:
-        executor: told of traces, if it can add to them.
-        clock: of the trace.
-        load: what the loop holds.
-        folder: where traces go whose file nobody names; None: such are refused.
-        max_bytes: of a trace that nobody bounds.
+        executor: reports its steps to the trace, if it is a `TracedExecutor`.
+        clock: monotonic seconds of the trace.
+        load: returns the loop's load.
+        folder: folder for traces whose `StartTrace` names no file; None: such commands fail.
+        max_bytes: upper bound of a trace's size, unless its `StartTrace` sets another one.
 
     Raises:
-        TraceFailed: there is no such folder.
+        TraceFailed: the folder does not exist.
 
     Attributes:
-        steps: what the loop tells of its steps and requests; inert while there is no trace.
+        steps: gets the loop's reports; does nothing while there is no trace.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TraceControl:
         self._tracer: Tracer | None = None
         self._trace: StepTrace | None = None
         self._failure = ""
-        """Why the last trace has ended by itself."""
+        """Why the last trace ended on its own; empty if it did not."""
 
     @property
     def is_on(self) -> bool:
@@ -82,7 +82,7 @@ class TraceControl:
         return self._tracer is not None
 
     def run_command(self, command: StartTrace | StopTrace) -> CommandResult:
-        """Begins or ends a trace, with no step in flight."""
+        """Starts or stops a trace, with no step in flight."""
         try:
             path = self.start(command) if isinstance(command, StartTrace) else self.stop()
         except TraceFailed as error:
@@ -90,10 +90,10 @@ class TraceControl:
         return CommandDone(message=path, load=self._load())
 
     def start(self, command: StartTrace) -> str:
-        """Begins a trace, with no step in flight; returns the path of its file.
+        """Starts a trace, with no step in flight; returns the path of its file.
 
         Raises:
-            TraceFailed: there is one already, or its file cannot be made.
+            TraceFailed: a trace is being written already, or the file cannot be created.
         """
         executor, path = self._executor, command.path or self._default_path()
         if self._tracer is not None:
@@ -112,7 +112,7 @@ class TraceControl:
         """Ends the trace, with no step in flight; returns the path of its file.
 
         Raises:
-            TraceFailed: there is none, or its file failed.
+            TraceFailed: there is no trace, or its file has failed.
         """
         tracer = self._tracer
         if tracer is None:
@@ -123,7 +123,7 @@ class TraceControl:
         return str(tracer.path)
 
     def add(self, command: AddSpans, *, is_idle: bool) -> None:
-        """Adds what a client did; nothing while there is no trace."""
+        """Adds a client's spans; does nothing while there is no trace."""
         tracer = self._tracer
         if tracer is None or not command.spans:
             return
@@ -138,7 +138,7 @@ class TraceControl:
         self.write(is_idle=is_idle)
 
     def write(self, *, is_idle: bool = False) -> None:
-        """Writes events if there are many, or if nothing else is to be done."""
+        """Writes the buffered events if there are many of them, or if the engine is idle."""
         tracer = self._tracer
         if tracer is None or not (is_idle or tracer.is_due):
             return
@@ -158,13 +158,13 @@ class TraceControl:
         tracer.close()
         self._failure = tracer.failure or ""
         if tracer.failure is None:
-            dropped = f", without {tracer.num_dropped} events that found no room"
+            dropped = f"; {tracer.num_dropped} events were dropped because it was full"
             _logger.info(
                 "the trace %s is complete%s", tracer.path, dropped if tracer.num_dropped else ""
             )
 
     def _default_path(self) -> str:
         if self._folder is None:
-            raise TraceFailed("no folder for traces is named; start the engine with --trace-dir")
+            raise TraceFailed("there is no folder for traces; start the engine with --trace-dir")
         name = f"openinfer-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
         return str(Path(self._folder) / name)

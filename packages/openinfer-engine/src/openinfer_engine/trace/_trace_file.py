@@ -1,6 +1,7 @@
-"""A file of trace events that is whole at any moment.
+"""A file of trace events that can be loaded at any moment.
 
-Trace Event Format, as JSON: https://ui.perfetto.dev and chrome://tracing open it.
+The format is the Trace Event Format in JSON, which https://ui.perfetto.dev and chrome://tracing
+open.
 """
 
 import logging
@@ -17,18 +18,18 @@ from openinfer_engine.errors import TraceFailed
 _HEAD = b'{"displayTimeUnit":"ns","traceEvents":[\n'
 _TAIL = b'\n],"otherData":{"clock":"CLOCK_MONOTONIC","num_dropped_events":%20d}}\n'
 _MAX_NAMESAKES = 10_000
-"""Files of one name, told apart by numbers."""
+"""Upper bound of files with one name, told apart by numbers."""
 
 _logger = logging.getLogger(__name__)
 
 
 class TraceEvent(Struct, omit_defaults=True, gc=False):
-    """One event, with the format's own names. Times are microseconds of the monotonic clock."""
+    """One event, with the format's field names. Times are microseconds of the monotonic clock."""
 
     name: str
     ph: Literal["X", "b", "n", "e", "C", "M"]
-    """X: a span; b, n, e: begin, instant and end of something that others overlap; C: a counter; M:
-    the name of a process or track."""
+    """Kind of the event. X: a span. b, n, e: begin, instant and end of spans that may overlap. C: a
+    counter. M: the name of a process or track."""
     pid: int
     tid: int = 0
     ts: float | None = None
@@ -39,22 +40,22 @@ class TraceEvent(Struct, omit_defaults=True, gc=False):
 
 
 class TraceFile:
-    """Takes events until it is closed, has `max_bytes` or fails. Use from one thread.
+    """A trace file, written until it is closed, is full or fails. Used by one thread.
 
-    Every write ends with the end of the JSON text, which the next one overwrites: between two
-    writes, after a kill and on a full disk the file can be loaded. What exists is not overwritten:
-    `trace.json` becomes `trace.1.json`, and so on.
+    Every write ends with the end of the JSON text, which the next write overwrites. The file can
+    therefore be loaded between two writes, after a kill and on a full disk. No existing file is
+    overwritten: `trace.json` becomes `trace.1.json`, and so on.
 
     Args:
-        path: of the file; its folder exists.
-        max_bytes: what comes after them is dropped, and counted.
+        path: path of the file; its folder must exist.
+        max_bytes: upper bound of the file's size. Later events are dropped and counted.
 
     Attributes:
-        path: where it really is.
-        num_dropped: events that found no room.
+        path: path of the file, with the number that was added.
+        num_dropped: events dropped because the file is full.
 
     Raises:
-        TraceFailed: the file cannot be made.
+        TraceFailed: the file cannot be created.
     """
 
     def __init__(self, path: str | Path, max_bytes: int) -> None:
@@ -74,7 +75,7 @@ class TraceFile:
         """Writes events.
 
         Raises:
-            TraceFailed: the disk is full, or worse; what was written before can be loaded.
+            TraceFailed: the disk is full or failed. Events written before can still be loaded.
         """
         try:
             content = self._separator + self._encoder.encode(events)[1:-1]
@@ -100,7 +101,7 @@ class TraceFile:
             self._separator = b",\n"
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the file. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -112,7 +113,7 @@ class TraceFile:
             offset, data = offset + written, data[written:]
 
     def _mend(self) -> None:
-        """Puts the end back where it was, over bytes that the file has already."""
+        """Restores the end of the JSON text, over existing bytes: this works on a full disk."""
         tail = _TAIL % self.num_dropped
         with suppress(OSError):
             os.pwrite(self._fd, tail, self._end)
@@ -128,7 +129,7 @@ def _create(path: Path) -> tuple[Path, int]:
                 return name, os.open(name, flags, 0o644)
     except OSError as error:
         raise _failure(path, error) from error
-    raise TraceFailed(f"trace {path}: there are {_MAX_NAMESAKES} of this name")
+    raise TraceFailed(f"trace {path}: there are {_MAX_NAMESAKES} files of this name already")
 
 
 def _failure(path: Path, error: OSError) -> TraceFailed:

@@ -1,4 +1,4 @@
-"""What the loop, the executor and clients say to a trace: spans, counters, things that overlap."""
+"""The recorder of one trace: spans and counters of the loop, the executor and clients."""
 
 import logging
 import os
@@ -14,21 +14,21 @@ _logger = logging.getLogger(__name__)
 
 
 class Tracer:
-    """Collects the events of one trace and writes them in batches. Use from the step thread.
+    """Records the events of one trace and writes them in batches. Used by the step thread.
 
-    Recording costs well under a microsecond and never fails. A trace whose file fails has ended:
-    what is recorded later is forgotten.
+    Recording an event takes well under a microsecond and never fails. Once the file has failed,
+    later events are ignored.
 
     Args:
-        file: closed by `close`.
+        file: written to; closed by `close`.
         clock: monotonic seconds, the same clock in all processes of a machine.
-        has_kernels: whether the executor is asked for single kernels, at their price.
+        has_kernels: whether the executor shall record single kernels, which slows steps down.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         clock: as given.
         has_kernels: as given.
-        failure: why the trace has ended by itself; None while it goes on.
+        failure: why the trace ended on its own; None while it is being written.
     """
 
     def __init__(
@@ -47,23 +47,26 @@ class Tracer:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many events wait that `flush` should be called."""
+        """Whether enough events are buffered that `flush` should be called."""
         return len(self._events) >= MAX_BUFFERED_EVENTS
 
     @property
     def num_dropped(self) -> int:
-        """Events that found no room in the file."""
+        """Events dropped because the file is full."""
         return self._file.num_dropped
 
     def name_process(self, pid: int, name: str) -> None:
-        """Says what a process is, the first time."""
+        """Records a process's name, the first time it is given."""
         if pid not in self._processes:
             self._processes.add(pid)
             args = {"name": f"{name} ({pid})"}
             self._events.append(TraceEvent("process_name", "M", pid, args=args))
 
     def track(self, name: str) -> int:
-        """A track of this process by its name; tracks are shown in the order of first use."""
+        """Returns the id of this process's track of that name.
+
+        Tracks are shown in order of first use.
+        """
         tid = self._tracks.get(name)
         if tid is None:
             tid = self._tracks[name] = len(self._tracks) + 1
@@ -76,14 +79,14 @@ class Tracer:
     def span(
         self, track: int, name: str, begin: float, end: float, args: dict[str, Any] | None = None
     ) -> None:
-        """Something that took a while. Spans of one track nest, the outer one is told first.
+        """Records a span. Spans of one track nest, and the outer span is recorded first.
 
         Args:
-            track: of `track`.
-            name: what it was.
+            track: id from `track`.
+            name: name of the span.
             begin: in seconds of `clock`.
-            end: likewise.
-            args: more about it.
+            end: in seconds of `clock`.
+            args: details shown with the span.
         """
         ts = _microseconds(begin)
         self._events.append(
@@ -100,20 +103,20 @@ class Tracer:
         *,
         pid: int | None = None,
     ) -> None:
-        """Something begins that others of its kind overlap; those of one key nest.
+        """Begins a span that may overlap others of its kind. Spans of one kind and key nest.
 
         Args:
-            kind: what is grouped.
-            key: which one of the kind.
-            name: what begins; `shut` says the same.
+            kind: category, such as `request`.
+            key: id within the category, such as a request id.
+            name: name of the span; `shut` repeats it.
             at: in seconds of `clock`.
-            args: more about it.
-            pid: the process it belongs to, if not this one.
+            args: details shown with the span.
+            pid: process of the span; None: this one.
         """
         self._overlapping("b", kind, key, name, at, args, pid)
 
     def note(self, kind: str, key: str, name: str, at: float) -> None:
-        """Something happens within what is open."""
+        """Records an instant within the open spans of one kind and key."""
         self._overlapping("n", kind, key, name, at, None, None)
 
     def shut(
@@ -126,16 +129,16 @@ class Tracer:
         *,
         pid: int | None = None,
     ) -> None:
-        """What `open` began has ended."""
+        """Ends a span that `open` began."""
         self._overlapping("e", kind, key, name, at, args, pid)
 
     def counter(self, name: str, at: float, values: dict[str, int]) -> None:
-        """Values from now on, drawn one above the other."""
+        """Records new values of a counter, drawn stacked."""
         ts = _microseconds(at)
         self._events.append(TraceEvent(name, "C", self._pid, ts=ts, args=values))
 
     def flush(self) -> None:
-        """Writes what has been recorded. A file that fails ends the trace, and is logged."""
+        """Writes the buffered events. If the file fails, logs that and ends the trace."""
         events, self._events = self._events, []
         if not events or self.failure is not None:
             return
@@ -143,10 +146,10 @@ class Tracer:
             self._file.append(events)
         except TraceFailed as error:
             self.failure = str(error)
-            _logger.error("%s; the trace ends here, serving goes on", error)
+            _logger.error("%s; the trace ends here, serving continues", error)
 
     def close(self) -> None:
-        """Writes the rest and closes the file. Idempotent."""
+        """Writes the buffered events and closes the file. Idempotent."""
         self.flush()
         self._file.close()
 
@@ -168,5 +171,5 @@ class Tracer:
 
 
 def _microseconds(seconds: float) -> float:
-    """To an eighth: differences and nanoseconds of such numbers are exact, so that spans nest."""
+    """Rounds to an eighth of a microsecond. Differences of such floats are exact, so spans nest."""
     return round(seconds * 8e6) / 8
