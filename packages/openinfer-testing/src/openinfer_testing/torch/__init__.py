@@ -11,6 +11,13 @@ from openinfer_testing.torch._gate import (
     next_token_only,
     run_gate,
 )
+from openinfer_testing.torch._model_paths import (
+    MODEL_PATHS,
+    CachedSequence,
+    ModelHarness,
+    ModelPath,
+    decoded_at_length,
+)
 from openinfer_testing.torch._reference import (
     FloatArray,
     reference_logits,
@@ -34,6 +41,12 @@ __all__ = [
     "reference_logits",
     "release_references",
     "teacher_forced_logprobs",
+    # A model without an engine
+    "CachedSequence",
+    "MODEL_PATHS",
+    "ModelHarness",
+    "ModelPath",
+    "decoded_at_length",
     # The gate
     "GateReport",
     "LogprobPath",
