@@ -12,6 +12,7 @@ from openinfer_text.errors import (
     TemplateError,
     TextError,
 )
+from openinfer_text.output._output_stream import OutputDelta, OutputStream
 from openinfer_text.output._output_text import OutputText, TextDelta
 from openinfer_text.output._stop_strings import StopSet, StopStrings
 from openinfer_text.parsers._assistant_turn import AssistantTurn, ToolCall
@@ -71,6 +72,8 @@ __all__ = [
     "MAX_TEMPLATE_CHARS",
     "check_tools",
     # output streams
+    "OutputStream",
+    "OutputDelta",
     "OutputText",
     "TextDelta",
     "IncrementalDetokenizer",
