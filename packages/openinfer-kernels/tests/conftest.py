@@ -3,7 +3,8 @@ import os
 import pytest
 import torch
 
-# Kernels are interpreted where there is no GPU; it is decided when a kernel's module is imported.
+# Without a GPU, Triton's interpreter runs the kernels. Triton reads the variable when a kernel's
+# module is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -15,8 +16,8 @@ def triton_device() -> str:
 
 @pytest.fixture(autouse=True)
 def native_cases_need_the_kernels(request):
-    """Skips cases of the native backends, with the reason, where they do not run."""
-    # Imported late: it is when a Triton kernel's module is imported that the above counts.
+    """Skips cases of native back ends where they cannot run, with the reason."""
+    # Imported here, after the variable above is set.
     from openinfer_kernels.native import why_not
 
     params = getattr(request.node, "callspec", None) and request.node.callspec.params
@@ -28,7 +29,7 @@ def native_cases_need_the_kernels(request):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """Fresh tensors hold NaN, so an output that is not written shows."""
+    """Fills new tensors with NaN, so that outputs that are not written fail the test."""
     empty, empty_like = torch.empty, torch.empty_like
 
     def poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,7 +41,7 @@ def poisoned_memory(monkeypatch):
     )
 
 
-# dtype -> (relative, absolute) tolerance of one op against the reference.
+# Dtype to (relative, absolute) tolerance of one op against the reference.
 TOLERANCES = {
     torch.float32: (1e-5, 1e-5),
     torch.float16: (2e-3, 2e-3),
@@ -61,7 +62,7 @@ def assert_close():
 
 @pytest.fixture
 def random():
-    """Draws tensors, the same in every test of the same order."""
+    """Draws random tensors: the same sequence in every test."""
     generator = torch.Generator().manual_seed(42)
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

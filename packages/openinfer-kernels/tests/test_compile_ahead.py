@@ -1,4 +1,4 @@
-"""In a process of its own: the interpreter of the other tests compiles nothing."""
+"""Compile-ahead, in processes of their own: the other tests' interpreter compiles nothing."""
 
 import json
 import os
@@ -84,15 +84,15 @@ def test_what_steps_launch_is_compiled_once_and_then_found(compile_ahead, tmp_pa
     assert counts == (2, 2, 0)
     assert f"into {tmp_path}" in log
     assert "2 of 2 kernels compiled in" in log
-    # The list of an earlier start: nothing is even looked for.
+    # With the list of an earlier start, there is no dry run.
     counts, log = compile_ahead("a", "256")
     assert counts == (2, 0, 0)
     assert "compil" not in log
-    # Other steps, some of which launch what is there.
+    # Other steps, which launch one cached kernel.
     counts, log = compile_ahead("b", "128")
     assert counts == (2, 1, 0)
     assert "1 of 2 kernels compiled in" in log
-    # A kernel that somebody has deleted.
+    # A kernel that was deleted from the cache.
     for metadata in tmp_path.glob("*/__grp___silu_and_mul_kernel.json"):
         metadata.unlink()
     assert compile_ahead("a", "256")[0] == (2, 1, 0)
@@ -111,7 +111,7 @@ def test_a_compiler_that_crashes_fails_one_kernel(compile_ahead, tmp_path):
     counts, log = compile_ahead("a", "256", "crash")
     assert counts == (2, 2, 0)
     assert re.search("compiling ahead: _silu_and_mul_kernel: .* has ended early", log)
-    # It is tried again; the other kernel is there.
+    # The next start compiles it again; the other kernel is cached.
     assert compile_ahead("a", "256")[0] == (2, 1, 0)
 
 

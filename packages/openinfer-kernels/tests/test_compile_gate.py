@@ -1,4 +1,4 @@
-"""The gate itself, on few kernels: CI runs `python -m openinfer_kernels.compile_gate` for all."""
+"""The compile gate, on few kernels; CI runs `python -m openinfer_kernels.compile_gate` on all."""
 
 import os
 import subprocess
@@ -103,7 +103,7 @@ for case in compile_cases(["fused_linear"]):
         compiled = compiled_for(case, 90)
         assert "ld.global" not in compiled.asm["ptx"].split("griddepcontrol.wait")[0], case.name
         sass = compiled.asm["sass"]
-        # Each warpgroup's loop over a box, in one piece; and registers hold what they must.
+        # Each warpgroup's loop over a box is unrolled, and no register is spilled.
         assert sass.count("HGMMA.64x256x16") == 2 * 4, case.name
         assert "STL" not in sass and "LDL" not in sass, case.name
         print(case.name)
@@ -132,7 +132,7 @@ for case in cases:
         print(case.name, order[0])
 """
 
-# Whether the kernel behind may start before this one's own wait is over.
+# Whether the next kernel may start before this one has waited for the kernel before it.
 _IS_EARLY = {
     "fused_linear-bf16-2560x6144": True,
     "fused_attention.decode-bf16-32x8x128-1": False,
@@ -155,7 +155,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _checked(script: str, *arguments: str) -> list[str]:
-    """Runs a check of compiled code; the words that it prints, names of cases."""
+    """Runs a check of compiled code and returns the words that it prints: names of cases."""
     done = _run("-c", script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
@@ -191,7 +191,7 @@ def test_what_does_not_compile_or_fit_fails_the_gate():
 
 @pytest.mark.long
 def test_the_widest_shape_is_compiled_everywhere():
-    """Wherever it stands among the cases of one width; the others on one architecture."""
+    """Its place among the cases does not matter; the others are compiled for one architecture."""
     done = _run("-c", _WIDEST_FIRST)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = [line.split()[:2] for line in done.stdout.splitlines()]
@@ -221,17 +221,17 @@ def test_only_the_first_weights_are_read_before_the_kernel_before_is_done():
 
 
 @pytest.mark.long
-def test_nor_is_the_residual_where_one_step_is_a_whole_product():
+def test_the_residual_is_not_read_early_where_one_step_is_a_whole_product():
     _checked(_ONE_STEP)
 
 
 @pytest.mark.long
-def test_nor_are_rows_or_residuals_of_the_kernel_for_many_rows():
+def test_rows_and_residuals_of_the_kernel_for_many_rows_are_not_read_early():
     assert len(_checked(_MANY_ROWS)) == 12
 
 
 @pytest.mark.long
-def test_kernels_behind_start_where_that_was_found_best():
+def test_the_next_kernel_starts_early_where_that_was_measured_to_be_faster():
     printed = _checked(_LAUNCHES, *_IS_EARLY)
     found = dict(zip(printed[::2], printed[1::2], strict=True))
     assert {name: order == "launch_dependents" for name, order in found.items()} == _IS_EARLY
@@ -248,7 +248,7 @@ def test_prepared_heads_are_stored_in_vectors():
 
 
 def test_what_is_compiled_is_what_is_launched():
-    """Registers are bounded as in launches, and what launches leave out is left out."""
+    """Cases bound registers as launches do, and leave out the same arguments."""
     cases = {case.name: case for case in compile_cases(["fused_attention", "fused_linear"])}
     decode = "fused_attention.decode-bf16-32x8x128"
     for name, registers in (("1", None), ("8", None), ("1024", 128), ("64-shared", 128)):

@@ -20,7 +20,7 @@ from openinfer_kernels.gpu import _support as triton_support
 
 SPEC = SiluAndMulSpec(intermediate_size=8, dtype=torch.float32)
 
-# A package outside with an op of its own, and with a back end for one of ours.
+# An outside package with an op, and with a back end for an op of this package.
 _OP = """
 from dataclasses import dataclass
 
@@ -166,7 +166,7 @@ def test_a_back_end_of_this_package_is_not_replaced(install, caplog):
 
 
 def test_the_sources_of_installed_packages_have_a_digest(install, tmp_path):
-    """The list of an executor's kernels is looked up by it."""
+    """The digest is part of the key of an executor's kernel list."""
     before = outside_digest()
     install(silu_and_mul__fast="outside.fast", scale="outside.scale")
     installed = outside_digest()

@@ -1,4 +1,4 @@
-"""Host memory in huge pages: it is what was asked for, and they are there where Linux has them."""
+"""Host memory in huge pages: its size and contents, and the pages where Linux gives them."""
 
 import mmap
 import subprocess
@@ -79,5 +79,5 @@ lines = open("/proc/self/smaps_rollup").read().splitlines()
 print(next(line.split()[1] for line in lines if line.startswith("AnonHugePages")))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    # A fragmented machine may lack some.
+    # A fragmented machine may give fewer.
     assert int(run.stdout) >= 90 * 1024 * 3 // 4, run.stderr

@@ -78,7 +78,7 @@ def test_rows_are_those_of_the_weight(backend, quantization, random):
 
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.0062), ("int4", 0.0875)])
 def test_quantization_loses_what_its_bits_cost(quantization, bound, random):
-    """Relative error of normal weights: a step is about 2.4 (8 bits: 37) times below sigma."""
+    """A quantization step is sigma / 37 with 8 bits and sigma / 2.4 with 4 bits."""
     weight = random(256, 512)
     q, scales = quantize_weight(weight, quantization)
     error = dequantize_weight(q, scales) - weight
@@ -90,7 +90,7 @@ def test_quantization_loses_what_its_bits_cost(quantization, bound, random):
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_on_the_grid_are_kept_exactly(quantization):
-    """One group a row; an extreme value fixes the scale."""
+    """Rows of one group, in which an extreme value determines the scale."""
     q = torch.arange(-8, 8, dtype=torch.float32).repeat(2, 2)
     q[1] *= -0.5
     if quantization == "int8":
@@ -104,7 +104,7 @@ def test_zeros_stay_zeros():
         assert torch.equal(stored, torch.zeros(2, 64))
 
 
-# Groups, as the bits of bf16, of which two scales lose the same but for the order of the sum.
+# Groups, as bits of bf16, for which two scales have the same error except for the sum's order.
 NEAR_TIES = [
     [
         -16569,
@@ -312,7 +312,7 @@ def test_bytes_of_a_weight_are_known_before_it_is_packed(backend, random):
 
 @pytest.mark.parametrize("backend", ["native"])
 def test_a_row_does_not_depend_on_its_neighbours(backend, random):
-    """A token's logits are the same alone and in a batch, bit for bit."""
+    """A row's result is bit-identical alone and in a batch."""
     for quantization in (None, "int8", "int4"):
         spec = LinearSpec(
             in_features=96, out_features=48, dtype=torch.bfloat16, quantization=quantization

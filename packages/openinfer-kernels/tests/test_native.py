@@ -1,4 +1,4 @@
-"""How the C kernels are had, and what is said where they cannot be."""
+"""Compiling and loading the C kernels, and the reasons where that is impossible."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """A process that has not asked for the library yet, with a cache of its own."""
+    """A process that has not loaded the library, with an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     _library._load.cache_clear()
     yield tmp_path / "openinfer" / "native"
@@ -27,7 +27,7 @@ def fresh(monkeypatch, tmp_path):
 
 @pytest.fixture
 def machine(fresh):
-    """The same where the kernels could be compiled."""
+    """A process as above on a machine that can compile the kernels."""
     try:
         _build.check_machine()
     except native.NativeUnavailable as error:
@@ -39,7 +39,7 @@ def machine(fresh):
 
 @pytest.fixture(scope="session")
 def compiled():
-    """The library's file in the cache of this machine."""
+    """The library's file in this machine's own cache."""
     if native.why_not(torch.bfloat16, CPU) is not None:
         pytest.skip("no native kernels here")
     return native.library()._name
@@ -47,7 +47,7 @@ def compiled():
 
 @pytest.fixture
 def quick(compiled, machine, monkeypatch):
-    """A machine whose compiler only copies."""
+    """A machine whose compiler copies the finished library."""
     monkeypatch.setattr(_build, "_run", lambda command: shutil.copy(compiled, command[-1]))
     return machine
 
@@ -91,7 +91,7 @@ print(len({line.split()[-1] for line in maps if "omp" in line.rsplit("/")[-1]}))
 
 
 def test_the_exponential_is_as_exact_as_float32_allows(machine, tmp_path):
-    """Within 2 ulp of e^x; what is beyond float32 is infinite, NaN is NaN."""
+    """The result is within 2 ulp of e^x, infinite past float32's range, and NaN for NaN."""
     source, library = tmp_path / "exp.c", tmp_path / "exp.so"
     source.write_text("""
 #include "common.h"
@@ -214,7 +214,7 @@ def test_a_folder_of_another_user_is_named(fresh, monkeypatch):
 
 
 def test_a_full_disk_is_named(monkeypatch):
-    """ld says why in a line of its own, before gcc says that ld failed."""
+    """The linker's line with the cause comes before gcc's line that the linker failed."""
     stderr = "ld: final link failed: No space left on device\ncollect2: error: ld returned 1\n"
     failed = subprocess.CompletedProcess([], 1, stderr=stderr)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)

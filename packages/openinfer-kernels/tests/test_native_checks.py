@@ -1,4 +1,4 @@
-"""Tensors that are not what a native op was planned for are refused, not read as if they were."""
+"""Native ops refuse tensors that they were not planned for."""
 
 from types import SimpleNamespace
 
@@ -85,7 +85,7 @@ def paged_attention():
 
 
 class Step(SimpleNamespace):
-    """What `fused_attention` reads of a step."""
+    """The fields of a step that `fused_attention` reads."""
 
     max_seqlen_q, max_seqlen_k = 1, 20
 
@@ -151,7 +151,7 @@ def test_every_tensor_is_checked(op, fault):
             continue
         if isinstance(argument, tuple):
             changed = tuple(fault(part) for part in argument)
-            # A weight is taken by its size: it is what `pack` returned.
+            # A packed weight is checked by its size alone.
             if fault is not half_as_wide:
                 continue
         else:
@@ -160,11 +160,11 @@ def test_every_tensor_is_checked(op, fault):
             continue  # made contiguous
         if fault is transposed and isinstance(changed, torch.Tensor) and changed.is_contiguous():
             continue
-        # A narrower table is a shorter bound, and half of one length is none.
+        # A narrower table only lowers the bound; half of a one-element length is not a case.
         is_table = (op, index) in {(paged_attention, 5), (fused_attention, 10)}
         if is_table and fault is half_as_wide:
             continue
-        # It is `linear` with more around it.
+        # fused_linear runs the class of `linear`, which names itself in errors.
         name = "linear" if op is fused_linear else op.__name__
         with pytest.raises(ValueError, match=f"^{name} takes "):
             call(*arguments[:index], changed, *arguments[index + 1 :])

@@ -24,7 +24,7 @@ def test_results_come_in_the_order_of_the_work_from_processes_of_their_own():
     assert len({os.getpid(), *(pid for _, pid in results)}) == 4
 
 
-def test_so_many_run_at_a_time(tmp_path):
+def test_at_most_the_limit_run_at_a_time(tmp_path):
     def count(name):
         (tmp_path / name).touch()
         time.sleep(0.1)
@@ -88,7 +88,7 @@ def test_work_that_dies_between_two_adds_fails_alone():
     assert [answer for answer, _ in others] == ["second", "third"]
 
 
-def test_work_that_is_killed_as_it_answers_has_no_result():
+def test_a_job_that_is_killed_while_it_sends_its_result_has_none():
     job = ForkedJob(partial(time.sleep, 60))
     job.connection.close()
     job.connection, sender = multiprocessing.Pipe(duplex=False)
@@ -115,7 +115,7 @@ def _no_process(work):
     raise BlockingIOError("Resource temporarily unavailable")
 
 
-def test_work_that_takes_too_long_is_given_up():
+def test_a_job_that_takes_too_long_raises():
     with pytest.raises(ChildProcessError, match=r"takes more than 0\.1 s"):
         ForkedJob(partial(time.sleep, 60)).result(0.1)
 
@@ -126,7 +126,7 @@ def test_what_is_closed_ends():
     assert time.monotonic() - begun < 10
 
 
-def test_work_ends_with_whoever_began_it(tmp_path):
+def test_a_job_ends_with_the_process_that_started_it(tmp_path):
     def outer():
         inner = ForkedJob(partial(_after, 60, None))
         (tmp_path / "pid").write_text(str(inner._process.pid))

@@ -43,7 +43,7 @@ def test_rope(
 
 @pytest.mark.parametrize("num_tokens", [204, 205, 1000])
 def test_a_long_prefill_is_rotated_in_blocks(num_tokens, random):
-    # 640 elements a token: a block has 204 tokens.
+    # A token has 640 elements, so a block has 204 tokens.
     spec = RopeSpec(num_heads=4, num_kv_heads=1, head_dim=128, dtype=torch.bfloat16)
     fused = random(num_tokens, 7, 128, dtype=torch.bfloat16)
     q, k, _ = fused.split((4, 1, 2), dim=1)

@@ -9,7 +9,7 @@ from openinfer_kernels import StoreKVSpec, plan_store_kv
 def test_tokens_land_in_their_slots_and_nowhere_else(backend, slots, dtype, random, triton_device):
     device = triton_device if backend == "triton" else "cpu"
     spec = StoreKVSpec(num_kv_heads=3, head_dim=64, block_size=16, dtype=dtype)
-    # Two layers of keys and values in each block: a layer's cache is not contiguous.
+    # A block holds keys and values of two layers, so a layer's cache is not contiguous.
     arena = random(5, 2, 2, 16, 3, 64, dtype=dtype).to(device)
     expected = arena.clone()
     fused = random(len(slots), 8, 3, 64, dtype=dtype).to(device)
@@ -24,7 +24,7 @@ def test_tokens_land_in_their_slots_and_nowhere_else(backend, slots, dtype, rand
 
 @pytest.mark.slow
 def test_offsets_beyond_two_billion_elements(triton_device):
-    """A block past 2^31 elements: 32-bit offsets would write somewhere else."""
+    """The block lies past 2^31 elements; 32-bit offsets would write elsewhere."""
     spec = StoreKVSpec(num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.float16)
     block = 2**31 // (16 * 64) + 3
     cache = torch.zeros(block + 1, 16, 1, 64, dtype=torch.float16, device=triton_device)

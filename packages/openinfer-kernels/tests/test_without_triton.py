@@ -1,4 +1,4 @@
-"""Triton is for Linux, and its Gluon of one version: everything else works without."""
+"""The package without Triton, as on macOS, and with a Triton that has another Gluon."""
 
 import os
 import subprocess

@@ -1,17 +1,16 @@
-"""Ops for serving transformers: reference, CPU and GPU side by side, chosen once.
+"""Operations of a transformer, each with a definition in torch and back ends for CPUs and GPUs.
 
-Every op is a folder. `plan_<op>(spec, device, backend="auto")` chooses an implementation when a
-model is built and returns a callable that does no checking and no choosing. `_reference.py` defines
-what is right; the others are held to it by one parametrised test.
+An op is a folder of `ops`. `plan_<op>(spec, device, backend="auto")` chooses a back end when a
+model is built and returns a callable. A test compares every back end with the op's `_reference.py`.
 """
 
 from openinfer_kernels.compile._ahead import CompileAhead
-from openinfer_kernels.compile._case import CompileCase
 from openinfer_kernels.compile._count import num_compiled_kernels
 from openinfer_kernels.compile._folder import kernel_folder
 from openinfer_kernels.compile._kernel_report import KernelReport
 from openinfer_kernels.dispatch import KERNELS, OpReport, Regime, backend_module, describe
 from openinfer_kernels.errors import BackendUnavailable, KernelError
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._gpu import Gpu, gpu_of
 from openinfer_kernels.memory._huge_pages import empty_weight, zeros_in_huge_pages
 from openinfer_kernels.memory._upload import upload
@@ -80,7 +79,6 @@ __all__ = [
     # Normalisation
     "RMSNorm",
     "RMSNormSpec",
-    "RecordableSample",
     "plan_rms_norm",
     # Projections and the MLP
     "Linear",
@@ -93,7 +91,7 @@ __all__ = [
     "plan_linear",
     "plan_silu_and_mul",
     "quantize_weight",
-    # What a layer does around its products, fused where a backend can
+    # Parts of a layer as one op each
     "AttentionStep",
     "FusedAttention",
     "FusedAttentionSpec",
@@ -129,6 +127,7 @@ __all__ = [
     "IN_PROMPT",
     "Needs",
     "PADDING",
+    "RecordableSample",
     "Sample",
     "SampleRows",
     "SampleSpec",
@@ -137,12 +136,12 @@ __all__ = [
     "ScoreTokensSpec",
     "plan_sample",
     "plan_score_tokens",
-    # Copying without waiting
+    # Copies to a device
     "upload",
-    # Host memory that is read fast
+    # Host memory in huge pages
     "empty_weight",
     "zeros_in_huge_pages",
-    # Triton's kernels, compiled before they are needed
+    # GPUs, and compiling kernels before they are launched
     "CompileAhead",
     "CompileCase",
     "Gpu",

@@ -17,11 +17,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from openinfer_kernels.compile._case import CompileCase
 from openinfer_kernels.compile._noted_kernels import COMPILER_BYTES
 from openinfer_kernels.compile._processes import ForkedJobs, num_processes
 from openinfer_kernels.dispatch import find_op, op_names
 from openinfer_kernels.errors import BackendUnavailable
+from openinfer_kernels.gpu._compile_case import CompileCase
 
 # Compute capability to the most shared memory a program may take, KiB (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").

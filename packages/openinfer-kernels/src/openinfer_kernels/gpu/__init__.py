@@ -1,1 +1,4 @@
-"""What a GPU and the installed Triton can run."""
+"""GPUs: their families and sizes, and the kernels that they and the installed Triton can run.
+
+The modules are imported one by one, since some need Triton and others must not.
+"""
