@@ -21,3 +21,13 @@ def test_cuda_is_what_transformers_computes(
     folder = checkpoint(shape)
     model = harness(folder, dtype, device="cuda", attention_backend=backend)
     run_gate(folder, lambda ids: way(model, ids), prompts, dtype).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["gqa2-d64-untied", "gqa2-yarn"])
+def test_layers_as_forward_is_written_are_what_transformers_computes(
+    shape, dtype, checkpoint, harness, way, prompts
+):
+    folder = checkpoint(shape)
+    model = harness(folder, dtype, device="cuda", is_fused=False)
+    run_gate(folder, lambda ids: way(model, ids), prompts, dtype).check()
