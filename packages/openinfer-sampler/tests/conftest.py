@@ -1,4 +1,4 @@
-"""What every test of the sampler builds: requests, and a sampler to draw from."""
+"""Requests and draws for the tests of the sampler."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ def request_of() -> Callable[..., GenerateRequest]:
 
 @pytest.fixture
 def draw() -> Callable[..., HostTokens]:
-    """Draws from logits [n, vocab], row i with parameters i: `draw(logits, [dict, ...])`."""
+    """Returns `draw(logits, [dict, ...])`: draws from [n, vocab], each row with its parameters."""
 
     def run(logits, rows, *, positions=None, seeds=None, masks=None, eos=(), slots=None):
         num_rows, vocab_size = logits.shape

@@ -1,6 +1,6 @@
-"""A recorded draw with logprobs beside it, against the draw that is launched for the rows at hand.
+"""A captured draw and its logprobs give the same bits as a draw that is launched for its rows.
 
-On a device: pytest -m gpu packages/openinfer-sampler/tests/test_recorded.py
+On a device: pytest -m gpu packages/openinfer-sampler/tests/test_captured.py
 """
 
 import os
@@ -44,7 +44,7 @@ def sampler(samplings, wishes):
     return sampler
 
 
-def recorded(work):
+def captured(work):
     if device == "cpu":
         return work
     torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def compare(samplings, wishes):
     positions = torch.full((num_rows,), 3, device=device)
     needs = ours.capturable_needs(slots)
     ours.draw_captured(logits, torch.full_like(held, padding), positions, needs)  # compiles
-    draw = recorded(lambda: ours.draw_captured(logits, held, positions, needs))
+    draw = captured(lambda: ours.draw_captured(logits, held, positions, needs))
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
         logits.copy_(torch.randn(num_rows, vocab_size, generator=generator) * 2)

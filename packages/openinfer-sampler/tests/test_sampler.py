@@ -164,7 +164,7 @@ def test_masks_rule_ids_out_of_their_rows_alone(draw):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("repetition_penalty", [0.01, 100.0])
 def test_no_controls_within_their_bounds_make_scores_infinite(draw, repetition_penalty, sign):
-    """A client would have the model blamed, and with it the prefix cache."""
+    """Otherwise a client's bans would look like a broken model, and reset the prefix cache."""
     controls = {
         "temperature": GREEDY_TEMPERATURE,
         "repetition_penalty": repetition_penalty,

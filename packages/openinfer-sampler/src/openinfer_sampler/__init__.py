@@ -1,12 +1,11 @@
 """Logits to tokens: every sampling control, counter-based seeds and logprobs.
 
-`Sampler` keeps every sequence's parameters in a table on the device, by slot, and draws one token
-a row of a step without making the host wait.
+`Sampler` keeps the parameters of every sequence in tables on the device, one row per slot. It draws
+one token for each row of a step and never blocks the host.
 """
 
 from openinfer_kernels import upload
 from openinfer_sampler._logprobs import unpack_scores
-from openinfer_sampler._rows import HONOURED
 from openinfer_sampler._sampler import (
     CAPTURED_NEEDS,
     MIN_SCORED_ROWS,
@@ -14,6 +13,7 @@ from openinfer_sampler._sampler import (
     SampledTokens,
     Sampler,
 )
+from openinfer_sampler._sampling_rows import HONOURED
 from openinfer_sampler.errors import RowTooSmall, SamplerError
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "HostTokens",
     "HONOURED",
     "CAPTURED_NEEDS",
-    # Scoring tokens that are given
+    # Logprobs of given tokens
     "MIN_SCORED_ROWS",
     "unpack_scores",
-    # Copying without waiting
+    # Copies that do not block the host
     "upload",
     # Errors
     "SamplerError",

@@ -1,4 +1,4 @@
-"""Logprobs of tokens: what is asked of `openinfer_kernels.ScoreTokens`, and what it has packed."""
+"""Logprobs of tokens: input of `openinfer_kernels.ScoreTokens`, and its packed output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from openinfer_contract import TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobLayout:
-    """What the packed logprobs of some rows are, known to the host.
+    """Layout of the packed logprobs of some rows.
 
-    See `openinfer_kernels.ScoreTokens`, with `max_top` likeliest tokens and the ids of `wanted`.
+    `openinfer_kernels.ScoreTokens` packs them, for the `max_top` most likely tokens and the ids of
+    `wanted`.
 
     Attributes:
-        rows: the rows of the step that have logprobs.
-        num_top: by entry of `rows`, top tokens asked for.
-        by_id: by entry of `rows`, token ids asked for, int64.
+        rows: [n]: rows of the step with logprobs.
+        num_top: [n]: number of most likely tokens that each row wants.
+        by_id: [n]: token ids that each row wants, int64.
     """
 
     rows: npt.NDArray[np.int64]
@@ -27,17 +28,17 @@ class LogprobLayout:
 
     @property
     def max_top(self) -> int:
-        """Top tokens of the row that asked for most."""
+        """Largest `num_top`."""
         return max(self.num_top, default=0)
 
     @property
     def max_by_id(self) -> int:
-        """Token ids of the row that asked for most."""
+        """Largest number of token ids that a row wants."""
         return max(map(len, self.by_id), default=0)
 
     @property
     def wanted(self) -> npt.NDArray[np.int64]:
-        """[rows, max_by_id]: token ids by entry, filled up with some id."""
+        """[n, max_by_id]: token ids of each row, then id 0."""
         wanted = np.zeros((len(self.rows), self.max_by_id), np.int64)
         for entry, ids in enumerate(self.by_id):
             wanted[entry, : len(ids)] = ids
@@ -45,11 +46,11 @@ class LogprobLayout:
 
     @property
     def width(self) -> int:
-        """Numbers of a packed row."""
+        """Number of int32 in a packed row."""
         return 2 + 2 * self.max_top + self.max_by_id
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> dict[int, TokenLogprobs]:
-        """The logprobs by row, from what was packed, on the host."""
+        """Returns the logprobs of each row, from the packed numbers on the host."""
         table = packed.reshape(len(self.rows), self.width)
         top_ids, top, by_id = 2, 2 + self.max_top, 2 + 2 * self.max_top
         return {
@@ -68,7 +69,7 @@ class LogprobLayout:
 
 
 def unpack_scores(packed: npt.NDArray[np.int32]) -> TokenLogprobs:
-    """The logprobs of n consecutive tokens, from `Sampler.score_tokens`' numbers on the host."""
+    """Returns logprobs of n consecutive tokens, from the result of `Sampler.score_tokens`."""
     num_top = (packed.shape[1] - 2) // 2
     return TokenLogprobs(
         ranks=packed[:, 0].tobytes(),

@@ -1,7 +1,7 @@
-"""Logits to tokens and logprobs, in one copy for the host.
+"""Logits to tokens and logprobs, packed into one tensor for the host.
 
-Which work a step needs is known on the host (`SamplingRows`); everything else stays on the device
-and is enqueued without waiting for it. The draw itself is `openinfer_kernels.Sample`.
+The host knows which kernels a step needs (`SamplingRows`) and enqueues them without waiting for the
+device. The draw itself is `openinfer_kernels.Sample`.
 """
 
 from dataclasses import dataclass, replace
@@ -31,30 +31,30 @@ from openinfer_kernels import (
     upload,
 )
 from openinfer_sampler._logprobs import LogprobLayout
-from openinfer_sampler._rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
+from openinfer_sampler._sampling_rows import LOGPROBS, RAW_LOGPROBS, Indices, SamplingRows, TokenIds
 
 CAPTURED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
-"""What `Sampler.capturable_needs` answers, besides None."""
+"""Results of `Sampler.capturable_needs`, besides None."""
 
 MIN_SCORED_ROWS = 64
-"""Rows that every sampler's `score_tokens` takes at once."""
+"""Number of rows that `Sampler.score_tokens` takes at once, however few slots there are."""
 
 _REASONS = {
     Failure.NOT_FINITE: "the logits of this sequence are NaN or infinite; no token can be drawn",
     Failure.NOTHING_LEFT: "every token of this sequence is ruled out; none can be drawn",
 }
-"""Why a row failed."""
+"""Messages of failed rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTokens:
-    """What a step's sampling came to, on the host.
+    """Result of a step's sampling, on the host.
 
     Attributes:
-        token_ids: [n], uint32. Of failed rows: some id of the vocabulary.
-        failed: by row, why no token could be drawn.
-        exhausted: rows of `failed` whose every token was ruled out.
-        logprobs: by row, of rows whose request asks for them; one token each.
+        token_ids: [n], uint32. A failed row has an arbitrary id of the vocabulary.
+        failed: Reason why no token could be drawn, by row.
+        exhausted: Rows of `failed` whose every token was ruled out.
+        logprobs: Logprobs of one token, by row, for rows whose request wants them.
     """
 
     token_ids: npt.NDArray[np.uint32]
@@ -65,12 +65,12 @@ class HostTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """What a step's sampling came to, on the device.
+    """Result of a step's sampling, on the device.
 
     Attributes:
-        num_rows: n.
-        packed: [any], int32: everything the host wants to know, for one copy.
-        layouts: of the logprobs in it.
+        num_rows: Number of rows, n.
+        packed: [any], int32: token ids, failures and logprobs, for one copy to the host.
+        layouts: Layouts of the logprobs in `packed`.
     """
 
     num_rows: int
@@ -83,7 +83,7 @@ class SampledTokens:
         return self.packed[: self.num_rows]
 
     def unpack(self, packed: npt.NDArray[np.int32]) -> HostTokens:
-        """Reads `packed` once it has arrived on the host."""
+        """Returns the result, from the numbers of `packed` on the host."""
         num_rows = self.num_rows
         failures = packed[num_rows : 2 * num_rows]
         failed = {row: int(failures[row]) for row in failures.nonzero()[0].tolist()}
@@ -102,11 +102,11 @@ class SampledTokens:
 
 
 class Sampler:
-    """Draws tokens for up to `num_slots` sequences. One thread, one stream.
+    """Draws tokens for up to `num_slots` sequences. Use from one thread, on one stream.
 
-    Randomness depends on (seed, position, token id) alone: a sequence gets the same random numbers
-    alone, in any batch, after a preemption or a prefix hit, and the same tokens wherever its
-    logits are the same bits.
+    Random numbers depend on (seed, position, token id) alone. A sequence therefore gets the same
+    numbers alone, in any batch, and after a preemption or a prefix hit. If its logits have the same
+    bits, it gets the same tokens.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class Sampler:
         max_stop_token_ids: int = 64,
         backend: str = "auto",
     ) -> None:
-        """Allocates the tables and chooses what draws.
+        """Allocates the tables and chooses the back end of the draw.
 
         Args:
-            num_slots: sequences at most.
-            vocab_size: columns of the logits.
-            device: where the logits are.
-            eos_token_ids: stop ids of every request that does not ignore them.
-            max_stop_token_ids: stop ids of one request at most, besides those.
-            backend: of `openinfer_kernels.plan_sample`.
+            num_slots: Upper bound on the number of sequences.
+            vocab_size: Columns of the logits.
+            device: Device of the logits.
+            eos_token_ids: Stop ids of every request that does not ignore them.
+            max_stop_token_ids: Upper bound on the other stop ids of one request.
+            backend: Back end, see `openinfer_kernels.plan_sample`.
 
         Raises:
-            BackendUnavailable: the backend cannot run here.
+            BackendUnavailable: The back end cannot run here.
         """
         self._device = torch.device(device)
         self._eos_token_ids = eos_token_ids
@@ -156,19 +156,21 @@ class Sampler:
         token_ids: TokenIds | None = None,
         num_output_tokens: int | None = None,
     ) -> None:
-        """A sequence takes a slot; what the slot held before is forgotten.
+        """Sets the parameters of a slot to those of a request.
 
         Args:
-            slot: in [0, num_slots).
-            request: whose `sampling`, `stop` and `logprobs` hold from now on.
-            seed: unsigned 64-bit; the request's own, or one drawn for it.
-            token_ids: [num_known], uint32: prompt and output so far; None: the request's prompt.
-            num_output_tokens: how many of them, at the end, are output; None: the request's
-                output prefix.
+            slot: Slot in [0, num_slots).
+            request: Request with `sampling`, `stop` and `logprobs`.
+            seed: Unsigned 64-bit seed of the request, or one that was drawn for it.
+            token_ids: [num_known], uint32: prompt and output tokens so far; None means the
+                request's prompt.
+            num_output_tokens: Number of output tokens at the end of `token_ids`; None means the
+                request's output prefix.
 
         Raises:
-            RowTooSmall: it has more stop ids, bad words or ids of one than a row holds.
-            ValueError: it names an id outside the vocabulary, or holds an empty bad word.
+            RowTooSmall: The request has more stop ids, bad words or ids of a bad word than a row
+                holds.
+            ValueError: The request names an id outside the vocabulary or has an empty bad word.
         """
         if token_ids is None:
             token_ids = np.frombuffer(request.prompt_token_ids, "<u4")
@@ -185,15 +187,15 @@ class Sampler:
         device_slots: torch.Tensor | None = None,
         masks: tuple[Indices, torch.Tensor] | None = None,
     ) -> SampledTokens:
-        """Draws one token a row. On a device it enqueues and returns.
+        """Draws one token per row. On a GPU it enqueues the draw and returns.
 
         Args:
-            logits: [n, vocab_size], any float dtype, left as they are.
-            slots: [n], on the host: whose rows they are, none twice.
-            positions: [n], int64, on the device: index in the sequence of the token to draw.
+            logits: [n, vocab_size], any float dtype; not changed.
+            slots: [n], on the host: slot of each row, all different.
+            positions: [n], int64, on the device: sequence index of the token to draw.
             device_slots: [n], int64, on the device: `slots`, if they are there already.
-            masks: rows of the step, and for each of them [ceil(vocab_size / 32)], int32 on the
-                device: a bit per id, least significant first, set where the id is allowed.
+            masks: Rows with a mask, and their masks [num_masks, ceil(vocab_size / 32)], int32 on
+                the device. Each id has a bit, least significant first, set where it is allowed.
         """
         rows = self._rows.rows(slots, positions, device_slots, masks)
         drawn = self._draw(logits, rows)
@@ -205,22 +207,22 @@ class Sampler:
 
     @property
     def last_token(self) -> torch.Tensor:
-        """[num_slots], int64, on the device: the token drawn last; every draw enters its own."""
+        """[num_slots], int64, on the device: the token drawn last. Every draw updates it."""
         return self._rows.state.last_token
 
     @property
     def is_capturable(self) -> bool:
-        """Whether `draw_captured` may be recorded here."""
+        """Whether `draw_captured` may be captured with this back end."""
         return self._draw.is_recordable
 
     def capturable_needs(self, slots: Indices) -> int | None:
-        """What `draw_captured` must have been told to serve these rows; sends their parameters.
+        """Sends changed parameters and returns which captured draw serves these rows.
 
         Args:
-            slots: [n], on the host: whose rows they are.
+            slots: [n], on the host: slot of each row.
 
         Returns:
-            One of `CAPTURED_NEEDS`; None if there is nothing that could be recorded.
+            One of `CAPTURED_NEEDS`; None if the back end cannot be captured.
         """
         if not self.is_capturable:
             return None
@@ -231,16 +233,16 @@ class Sampler:
     def draw_captured(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, needs: int
     ) -> SampledTokens:
-        """Draws one token a row; may be recorded and replayed over other contents of the tensors.
+        """Draws one token per row; may be captured, and replayed with new contents of the tensors.
 
-        Logprobs that rows ask for are left to `add_logprobs`.
+        It computes no logprobs, see `add_logprobs`.
 
         Args:
             logits: [n, vocab_size], any float dtype.
-            slots: [n], int64, on the device: whose rows they are. A slot that was never set may
-                stand there more than once.
-            positions: [n], int64, on the device.
-            needs: of `capturable_needs`, for all rows of all replays.
+            slots: [n], int64, on the device: slot of each row. A slot that was never set may occur
+                more than once.
+            positions: [n], int64, on the device: sequence index of the token to draw.
+            needs: One of `CAPTURED_NEEDS`, for all rows of all replays.
         """
         rows = SampleRows(slots, positions, np.full(len(slots), needs, np.int64))
         drawn = self._draw(logits, rows)
@@ -257,21 +259,21 @@ class Sampler:
         slots: Indices,
         at: Indices,
     ) -> SampledTokens:
-        """Scores what `draw_captured` has drawn, in the rows that ask for it. Enqueues and returns.
+        """Enqueues the logprobs of tokens that `draw_captured` has drawn, where rows want them.
 
-        Rows that do not ask are not read, so that they pay for the launches at most.
+        Kernels read the rows that want logprobs and no others.
 
         Args:
-            sampled: of the draw before.
-            logits: as they were drawn from.
-            device_slots: of the draw.
-            positions: of the draw.
-            needs: of the draw.
-            slots: [m], on the host: of the rows that are more than padding.
-            at: [m], on the host: which rows of the draw they are.
+            sampled: Result of the draw.
+            logits: Argument of the draw.
+            device_slots: Argument of the draw.
+            positions: Argument of the draw.
+            needs: Argument of the draw.
+            slots: [m], on the host: slots of the rows that are sampled.
+            at: [m], on the host: rows of the draw that are sampled.
 
         Returns:
-            The same tokens with the logprobs; `sampled` itself if none are asked for.
+            The same tokens with logprobs; `sampled` itself if no row wants them.
         """
         wanted = self._rows.all_needs(slots)
         if not wanted & LOGPROBS:
@@ -287,13 +289,13 @@ class Sampler:
     def score_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> torch.Tensor:
-        """Logprobs of given tokens and of the most likely ones. Enqueues and returns.
+        """Enqueues the logprobs of given tokens and of the most likely ones.
 
         Args:
-            logits: [n, vocab_size], any float dtype; n at most the larger of `num_slots` and
+            logits: [n, vocab_size], any float dtype; n is at most the larger of `num_slots` and
                 `MIN_SCORED_ROWS`.
-            token_ids: [n], int32, on the device: the token of each row.
-            num_top: most likely tokens wanted, at most vocab_size.
+            token_ids: [n], int32, on the device: token of each row.
+            num_top: Number of most likely tokens, at most `vocab_size`.
 
         Returns:
             [n, 2 + 2 * num_top], int32, for `unpack_scores`.
@@ -302,10 +304,10 @@ class Sampler:
         return self._score(logits, token_ids, rows, num_top, np.zeros((len(rows), 0), np.int64))
 
     def sample_costliest(self, logits: torch.Tensor) -> None:
-        """Runs the costliest step there is, for those who measure its memory.
+        """Samples with every control at once, to measure the memory of the costliest step.
 
         Args:
-            logits: [n, vocab_size], n at most `num_slots`. Slots 0 to n - 1 are overwritten.
+            logits: [n, vocab_size]; n is at most `num_slots`. Slots 0 to n - 1 are overwritten.
         """
         costly = GenerateRequest(
             request_id="",
@@ -332,9 +334,14 @@ class Sampler:
         slots: Indices,
         at: Indices,
     ) -> SampledTokens:
-        """`sampled` with the logprobs that `slots` ask for, which are in rows `at`.
+        """Returns `sampled` with the logprobs that slots want.
 
-        `processed` has the rows that ask for it alone.
+        Args:
+            sampled: Drawn tokens.
+            logits: [n, vocab_size].
+            processed: Processed logits of the rows that want processed logprobs; None if none do.
+            slots: [m], on the host: slots of the sampled rows.
+            at: [m], on the host: the sampled rows.
         """
         parts, layouts = [sampled.packed], []
         for need in (RAW_LOGPROBS, Needs.PROCESSED):

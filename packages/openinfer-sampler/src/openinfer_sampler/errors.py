@@ -1,7 +1,7 @@
 """Errors of the sampler.
 
 SamplerError
-└── RowTooSmall   a request has more stop ids, bad words or ids of one than a row holds
+└── RowTooSmall   a request has more stop ids, bad words or ids of a bad word than a row holds
 """
 
 from openinfer_contract import OpenInferError
@@ -12,16 +12,16 @@ class SamplerError(OpenInferError):
 
 
 class RowTooSmall(SamplerError):
-    """A request has more of something than a row holds.
+    """A field of a request has more entries than a row of the tables holds.
 
     Attributes:
-        field: of the request.
-        got: how many it has.
-        limit: how many a row holds.
+        field: Name of the field.
+        got: Entries of the field.
+        limit: Upper bound on the entries.
     """
 
     def __init__(self, field: str, got: int, limit: int) -> None:
-        super().__init__(f"{field} has {got} entries, this sampler takes {limit}")
+        super().__init__(f"{field} has {got} entries, but this sampler takes at most {limit}")
         self.field = field
         self.got = got
         self.limit = limit

@@ -1,7 +1,7 @@
-"""Every sequence's sampling parameters, in tables on the device, by slot.
+"""Sampling parameters of every sequence, in tables on the device, one row per slot.
 
-The host keeps a copy of what decides which work a step needs at all, so that a row without extra
-controls pays nothing for those with, and no step asks the device.
+The host keeps a copy of the parameters that decide which kernels a step needs. A row without
+controls then costs nothing extra, and no step reads anything back from the device.
 """
 
 import math
@@ -43,7 +43,7 @@ HONOURED = frozenset(
 """The names of `openinfer_contract.FEATURES` that this sampler honours."""
 
 RAW_LOGPROBS = 1 << 16
-"""A further bit of a row's needs, beside `Needs`."""
+"""Bit of a row's needs, beside those of `Needs`."""
 
 LOGPROBS = RAW_LOGPROBS | Needs.PROCESSED
 
@@ -55,13 +55,13 @@ class SamplingRows:
     """Sampling parameters by slot.
 
     Args:
-        spec: of the tables.
-        state: the tables.
-        enter: of the `openinfer_kernels.Sample` over them.
-        device: where they are.
+        spec: Sizes of the tables.
+        state: Tables on the device.
+        enter: `openinfer_kernels.Sample.enter`, which writes numbers into a row of a table.
+        device: Device of the tables.
 
     Attributes:
-        state: the tables.
+        state: Tables on the device.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SamplingRows:
     ) -> None:
         """See `Sampler.set`."""
         stop_ids = _stop_ids(request, eos_token_ids, self._spec.vocab_size)
-        _check_room("stop.stop_token_ids", len(stop_ids), self._spec.max_stop_ids)
+        _check_size("stop.stop_token_ids", len(stop_ids), self._spec.max_stop_ids)
         words = [_ids(word) for word in request.sampling.bad_words]
         self._check_words(words)
         by_id = _ids(request.logprobs.token_ids if request.logprobs else b"")
@@ -122,7 +122,7 @@ class SamplingRows:
             self._set_bad_words(slot, words, output, len(prompt))
 
     def repeat_first(self, num_slots: int) -> None:
-        """Gives the first slots what slot 0 needs; of its tables of numbers they get nothing."""
+        """Copies the parameters of slot 0 to the first slots, without counts and biases."""
         self._host[:num_slots] = self._host[0]
         self._needs[:num_slots] = self._needs[0]
         self._num_top[:num_slots] = self._num_top[0]
@@ -136,7 +136,7 @@ class SamplingRows:
         device_slots: torch.Tensor | None,
         masks: tuple[Indices, torch.Tensor] | None,
     ) -> SampleRows:
-        """The rows of one step, after sending what has changed."""
+        """Sends changed parameters and returns the rows of one step."""
         self.send()
         needs = self._needs[slots]
         max_top_k, has_top_p = self._filter_bounds(slots[(needs & Needs.FILTER) != 0])
@@ -150,7 +150,7 @@ class SamplingRows:
         )
 
     def send(self) -> None:
-        """Brings the table on the device up to date."""
+        """Sends the parameters that changed to the device."""
         if self._stale:
             stale = np.fromiter(self._stale, np.int64)
             self._stale.clear()
@@ -158,15 +158,15 @@ class SamplingRows:
             self.state.table.index_copy_(0, upload(stale, self._device), changed)
 
     def all_needs(self, slots: Indices) -> int:
-        """What any of these slots needs."""
+        """Returns the union of the slots' needs."""
         return int(np.bitwise_or.reduce(self._needs[slots]))
 
     def with_need(self, slots: Indices, need: int) -> Indices:
-        """Indices of the slots with any of these needs."""
+        """Returns the indices of the slots that have any bit of `need`."""
         return (self._needs[slots] & need).nonzero()[0]
 
     def _filter_bounds(self, slots: Indices) -> tuple[int, bool]:
-        """The largest top_k in force (0: none), and whether any row has top_p."""
+        """Returns the largest active top_k (0 if there is none), and whether any row has top_p."""
         if not len(slots):
             return 0, False
         top_k = self._host[slots, Column.TOP_K]
@@ -175,7 +175,7 @@ class SamplingRows:
         return int(top_k.max(initial=0)), bool((top_p < 1.0).any())
 
     def logprobs_of(self, slots: Indices) -> tuple[list[int], list[Indices]]:
-        """Top tokens and token ids whose logprobs are wanted, by slot."""
+        """Returns the number of top tokens and the token ids whose logprobs each slot wants."""
         return self._num_top[slots].tolist(), [self._by_id[slot] for slot in slots]
 
     def _needs_of(self, request: GenerateRequest, *, has_stop_ids: bool) -> int:
@@ -274,11 +274,11 @@ class SamplingRows:
 
     def _check_words(self, words: list[Indices]) -> None:
         field = "sampling.bad_words"
-        _check_room(field, len(words), self._spec.max_bad_words)
+        _check_size(field, len(words), self._spec.max_bad_words)
         for ids in words:
             if not len(ids):
                 raise ValueError(f"{field} must not hold an empty word")
-            _check_room(f"a word of {field}", len(ids), self._spec.max_bad_word_ids)
+            _check_size(f"a word of {field}", len(ids), self._spec.max_bad_word_ids)
             self._check_ids(field, ids)
 
     def _check_ids(self, field: str, ids: Indices) -> None:
@@ -286,7 +286,7 @@ class SamplingRows:
             raise ValueError(f"{field} must be below {self._spec.vocab_size}")
 
 
-def _check_room(field: str, got: int, limit: int) -> None:
+def _check_size(field: str, got: int, limit: int) -> None:
     if got > limit:
         raise RowTooSmall(field, got, limit)
 
@@ -304,10 +304,10 @@ def _stop_ids(
     request: GenerateRequest, eos_token_ids: tuple[int, ...], vocab_size: int
 ) -> list[int]:
     eos = () if request.stop.ignore_eos else eos_token_ids
-    # An id outside the vocabulary cannot be drawn; some checkpoints name such an EOS.
+    # Some checkpoints name an EOS id outside the vocabulary, which is never drawn.
     return sorted({i for i in (*request.stop.stop_token_ids, *eos) if i < vocab_size})
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where Triton's kernels are compiled for: at an address that 16 divides."""
+    """Returns the tensor at a multiple of 16 bytes, as Triton's kernels are compiled for."""
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
