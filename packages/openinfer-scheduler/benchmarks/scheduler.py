@@ -32,14 +32,14 @@ from openinfer_testing import results
 
 NUM_ROWS, NUM_WAITING, NUM_PROMPT_TOKENS = 256, 1024, 100_000
 STEPS_A_ROUND = 512
-"""In so many steps every row takes blocks four times and has blocks sealed once."""
+"""In this number of steps, every row takes blocks twice and has blocks sealed once."""
 STEPS_A_SLICE = 32
 NUM_ROUNDS = 5
 NUM_HITS = 20
 
 GOALS_S = {"steady": 150e-6, "waiting": 300e-6, "full_hit": 1.5e-3}
-"""plan + apply of 256 decode rows; the same with 1,024 waiting; admission of 100,000 cached
-tokens, hashing left out."""
+"""steady: plan + apply of 256 decode rows. waiting: the same with 1,024 waiting requests. full_hit:
+admission of 100,000 cached tokens without hashing."""
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fcfs": FCFS,
@@ -51,7 +51,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def make(policy: Policy, *, num_seqs: int, max_model_len: int = 8192) -> Scheduler:
-    """A scheduler over 200,000 blocks of 16 tokens."""
+    """Returns a scheduler over 200,000 blocks of 16 tokens."""
     config = SchedulerConfig(
         max_model_len=max_model_len,
         max_num_seqs=num_seqs,
@@ -65,7 +65,7 @@ def make(policy: Policy, *, num_seqs: int, max_model_len: int = 8192) -> Schedul
 
 
 def request(rng: np.random.Generator, number: int, num_tokens: int) -> GenerateRequest:
-    """A request of random tokens."""
+    """Returns a request of random tokens."""
     ids = rng.integers(0, 30_000, num_tokens, dtype=np.uint32)
     return GenerateRequest(
         request_id=str(number),
@@ -78,7 +78,7 @@ def request(rng: np.random.Generator, number: int, num_tokens: int) -> GenerateR
 
 
 def result_of(rng: np.random.Generator, plan: StepPlan | None) -> StepResult:
-    """Random tokens for a plan's sampled rows."""
+    """Returns random tokens for a plan's sampled rows."""
     assert plan is not None
     counts = np.array([row.is_sampled for row in plan.rows], np.int32)
     ids = rng.integers(0, 30_000, int(counts.sum()), dtype=np.uint32)
@@ -91,19 +91,18 @@ Change = Literal["none", "queue", "slots"]
 def slices(
     policy: Policy, num_waiting: int, *, has_free_slot: bool = False, change: Change = "none"
 ) -> Iterator[tuple[float, float]]:
-    """Mean seconds of plan and of apply over one slice after another, two plans deep.
+    """Yields the mean seconds of plan and of apply in each slice, two plans deep.
 
-    The same work comes back every round of `STEPS_A_ROUND // STEPS_A_SLICE` slices, unless slots
-    change.
+    The work repeats every round of `STEPS_A_ROUND // STEPS_A_SLICE` slices, unless slots change.
 
     Args:
         policy: ranks the sequences.
         num_waiting: requests in the queue, beside 256 that decode.
-        has_free_slot: whether the queue is ranked and its first refused in every plan, because the
-            pool must not be filled any further; else no slot is free, and nobody looks at it.
-        change: before every plan one request comes, and one of those that wait ("queue") or of
-            those that decode ("slots") is aborted; so the queue is ranked anew, and in the second
-            case its first starts, with its prompt.
+        has_free_slot: whether a slot is free, so that plans look at the queue. Its first request is
+            refused, because the watermark forbids to fill the pool further.
+        change: what happens before every plan. "queue": one request arrives and a waiting one is
+            aborted, so the queue is ranked anew. "slots": one request arrives and a decoding one is
+            aborted, so the first of the queue starts with its prompt.
     """
     rng = np.random.default_rng(0)
     scheduler = make(policy, num_seqs=NUM_ROWS + has_free_slot)
@@ -116,7 +115,7 @@ def slices(
         return [str(number) for number in ids]
 
     add(NUM_ROWS)
-    for _ in range(40):  # the prompts are in, and first blocks taken
+    for _ in range(40):  # prompts are computed and first blocks taken
         scheduler.apply(result_of(rng, scheduler.plan(0.0)), 0.0)
     if has_free_slot:
         scheduler._capacity._watermark = 200_000
@@ -156,7 +155,7 @@ def slices(
 
 
 def full_hit_rounds() -> Iterator[tuple[float, float]]:
-    """Seconds of add + plan of a long prompt that is cached, and of hashing it, again and again."""
+    """Yields seconds of add + plan of a long cached prompt, and of hashing it."""
     rng = np.random.default_rng(0)
     scheduler = make(FCFS(), num_seqs=256, max_model_len=NUM_PROMPT_TOKENS + 8000)
     first = request(rng, 0, NUM_PROMPT_TOKENS)
@@ -184,7 +183,7 @@ def full_hit_rounds() -> Iterator[tuple[float, float]]:
 
 
 def best_round(timed: Iterator[tuple[float, float]]) -> tuple[float, float]:
-    """Mean seconds of plan and of apply in a round whose every slice is the best of five."""
+    """Returns mean seconds of plan and of apply in a round whose slices are the best of five."""
     num_slices = STEPS_A_ROUND // STEPS_A_SLICE
     rounds = [[next(timed) for _ in range(num_slices)] for _ in range(NUM_ROUNDS)]
     best = [min(same, key=sum) for same in zip(*rounds, strict=True)]
@@ -193,7 +192,7 @@ def best_round(timed: Iterator[tuple[float, float]]) -> tuple[float, float]:
 
 
 def measure() -> dict[str, object]:
-    """Every figure, printed as it comes."""
+    """Measures and prints every figure."""
     steady = {}
     for name, policy in POLICIES.items():
         for what, timed in (
@@ -216,7 +215,7 @@ def measure() -> dict[str, object]:
             steady[label] = {"plan_us": plan_us, "apply_us": apply_us, "both_us": both_us}
             print(f"{label:62} plan {plan_us:6.1f} + apply {apply_us:6.1f} = {both_us:6.1f} us")
     hits = full_hit_rounds()
-    # The best of each by itself: the least difference would reward a disturbed hashing.
+    # The best of each by itself: the least difference would reward a disturbed hashing run.
     admitted_s, hashed_s = map(min, zip(*islice(hits, NUM_HITS), strict=True))
     hits.close()
     admitted_us, hashed_us = round(1e6 * admitted_s, 1), round(1e6 * hashed_s, 1)

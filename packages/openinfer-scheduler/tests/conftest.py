@@ -1,4 +1,4 @@
-"""Scheduler and modelled executor in a loop that is stepped by hand."""
+"""A loop of scheduler and modelled executor that tests step by hand."""
 
 import random
 from collections import deque
@@ -25,7 +25,7 @@ from openinfer_testing.content import EOS, ContentExecutor, HostilePolicy, alone
 
 
 class Loop:
-    """Scheduler and executor, stepped by hand; every stream is held to the contract."""
+    """Scheduler and executor, stepped by hand. Checks that every stream keeps the contract."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Loop:
         self.ends = {}
 
     def add(self, prompt, *, max_tokens=8, request_id=None, **fields):
-        """Queues a request; returns its id, or the rejection."""
+        """Queues a request; returns its id or the rejection."""
         request_id = request_id or f"r{self.num_added}"
         stop = StopRules(
             max_tokens=max_tokens,
@@ -144,7 +144,7 @@ class Loop:
             if not isinstance(self.policy, HostilePolicy):
                 raise error
             self.num_faults += 1
-            self.scheduler._policy.__init__(self.policy)  # asked again, where an engine would not
+            self.scheduler._policy.__init__(self.policy)  # ask it again; an engine would not
         return plan
 
     def complete(self):
@@ -161,7 +161,7 @@ class Loop:
         return effects
 
     def force(self, request_id, num_tokens):
-        """Forces the tokens that a request without drafts comes to next anyway."""
+        """Forces the tokens that a request would sample next; only requests with a grammar."""
         request = self.requests[request_id]
         if request.grammar is None:
             return []
@@ -180,14 +180,14 @@ class Loop:
         return self.take(self.scheduler.abort(request_ids, self.now))
 
     def step(self):
-        """What an engine does: keep `depth` plans in flight, complete the oldest."""
+        """Fills the pipeline with `depth` plans and completes the oldest, as an engine does."""
         while self.plan() is not None:
             pass
         if self.in_flight:
             self.complete()
 
     def run(self, max_steps=1500):
-        """Steps until nothing is left, then checks that nothing is."""
+        """Steps until no work remains, then checks that nothing is held."""
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 break
@@ -203,7 +203,7 @@ class Loop:
         assert not self.executor.slots
 
     def check_streams(self):
-        """Every request ended, with the tokens that a run of it alone gives."""
+        """Checks that every request ended with the tokens that a run of it alone gives."""
         for request_id, request in self.requests.items():
             assert self.streams[request_id].is_ended
             seed = self.executor.seeds.get(request_id)
@@ -223,12 +223,12 @@ class Loop:
 
 
 def crowd(luck, policy=lambda _: None, **fields):
-    """30 requests at once in a pool that has room for two, run to their end.
+    """Runs 30 requests at once in a pool that has room for two.
 
     Args:
-        luck: seed of what is drawn, by policy and executor, too.
-        policy: makes one from the random numbers.
-        fields: of every request; `force` is the loop's.
+        luck: seed of all random choices, including those of policy and executor.
+        policy: makes a policy from the random number generator.
+        fields: fields of every request; `force` goes to the loop.
     """
     rng = random.Random(luck)
     subject = Loop(
@@ -252,13 +252,13 @@ def crowd(luck, policy=lambda _: None, **fields):
 
 @pytest.fixture(scope="session")
 def loop():
-    """The `Loop` class."""
+    """Returns the class `Loop`."""
     return Loop
 
 
 @pytest.fixture(scope="session", name="crowd")
 def _crowd():
-    """The function."""
+    """Returns the function `crowd`."""
     return crowd
 
 

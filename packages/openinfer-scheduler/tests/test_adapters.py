@@ -1,4 +1,4 @@
-"""Places for a few adapters at a time."""
+"""Limits on the number of adapters in use, and their slots."""
 
 import pytest
 
@@ -8,23 +8,23 @@ from openinfer_scheduler.state._adapter_slots import AdapterSlots
 ADAPTERS = {name: Adapter(name, name.encode() * 16) for name in "abcd"}
 
 
-def test_places_are_kept_while_nobody_else_needs_them():
+def test_an_idle_adapter_keeps_its_slot_until_another_needs_it():
     slots = AdapterSlots(2)
     assert [slots.take(b"a"), slots.take(b"b"), slots.take(b"a")] == [0, 1, 0]
     assert not slots.has_room(b"c")
     assert slots.has_room(b"a")
     slots.release(b"a")
-    assert not slots.has_room(b"c"), "one of two users is left"
+    assert not slots.has_room(b"c"), "one of two users remains"
     slots.release(b"a")
     assert slots.has_room(b"c")
-    assert slots.take(b"a") == 0, "nobody took its place meanwhile"
+    assert slots.take(b"a") == 0, "its slot was not reassigned"
     slots.release(b"a")
     slots.release(b"b")
-    assert slots.take(b"c") == 0, "the longest idle makes room"
+    assert slots.take(b"c") == 0, "the longest idle adapter loses its slot"
     assert slots.take(b"b") == 1
 
 
-def test_no_limit_no_places():
+def test_without_a_limit_there_are_no_slots():
     slots = AdapterSlots(None)
     assert slots.has_room(b"x")
     assert slots.take(b"x") is None
@@ -41,11 +41,11 @@ def started(plan):
     return [start.request.request_id for start in plan.starts]
 
 
-def test_at_most_so_many_adapters_run_and_the_base_model_passes(loop):
+def test_adapters_in_use_are_limited_and_the_base_model_passes(loop):
     subject = loop(max_adapters=1, max_num_seqs=6, num_blocks=300)
     adds(subject, ["a", "b", "", "a"])
     plan = subject.plan()
-    # r1 waits for an adapter to end; r3 would keep that adapter busy, r2 needs none.
+    # r1 waits for an adapter to become idle. r3 would keep that adapter in use; r2 needs none.
     assert started(plan) == ["r0", "r2"]
     assert [start.adapter_slot for start in plan.starts] == [0, None]
     seen = []
@@ -58,7 +58,7 @@ def test_at_most_so_many_adapters_run_and_the_base_model_passes(loop):
     subject.run()
 
 
-def test_sequences_share_the_place_of_their_adapter(loop):
+def test_sequences_share_the_slot_of_their_adapter(loop):
     subject = loop(max_adapters=2, max_num_seqs=6, num_blocks=300)
     adds(subject, ["a", "a", "b", "a", "b"])
     assert [start.adapter_slot for start in subject.plan().starts] == [0, 0, 1, 0, 1]
@@ -66,7 +66,7 @@ def test_sequences_share_the_place_of_their_adapter(loop):
 
 
 @pytest.mark.parametrize("end", ["abort", "preempt"])
-def test_places_return_however_a_sequence_leaves(loop, end):
+def test_slots_are_released_however_a_sequence_ends(loop, end):
     subject = loop(
         max_adapters=1, num_blocks=6, max_model_len=24, watermark=0.0, max_num_batched_tokens=40
     )

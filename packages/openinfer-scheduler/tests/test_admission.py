@@ -127,7 +127,7 @@ def test_a_sequence_without_room_has_not_asked_the_cache(loop):
 
 
 class Asked(FCFS):
-    """Notes how long the queue was whenever it was asked to rank it."""
+    """Notes the length of the queue at each call of `order`."""
 
     def __init__(self):
         self.num_waiting = []
@@ -148,7 +148,7 @@ def test_a_queue_without_room_is_left_alone_until_something_changes(loop):
     subject.add([2] * 30, max_tokens=2, ignore_eos=True)
     for _ in range(19):
         subject.step()
-    assert policy.num_waiting == [1, 1, 1], "the first; then once, and again 16 plans later"
+    assert policy.num_waiting == [1, 1, 1], "at first, after a change, and again 16 plans later"
     subject.add([3] * 31, max_tokens=2, ignore_eos=True)
     subject.step()
     assert policy.num_waiting[3:] == [2]

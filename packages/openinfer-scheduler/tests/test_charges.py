@@ -1,4 +1,4 @@
-"""What policies hear of who was served: late at times, but never too late."""
+"""Charging policies for served tokens: delayed, but by a bounded number of steps."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from openinfer_scheduler.state._service_accounts import CHARGED_EVERY
 
 
 class Booked(FCFS):
-    """Holds, whenever it is asked for an order, what was charged to what was planned."""
+    """Compares charged with planned tokens at each call of `order`."""
 
     def __init__(self):
         self.planned, self.charged, self.prompts = Counter(), Counter(), Counter()
@@ -24,9 +24,9 @@ class Booked(FCFS):
         self.num_orders += 1
         for name, num_planned in self.planned.items():
             num_charged = self.charged[name]
-            # It may know of the plan that is being made; that others came takes a second round.
+            # The plan being built may be charged already. Starts of others can delay a round.
             assert num_planned - 2 * CHARGED_EVERY <= num_charged <= num_planned + 1
-            assert num_charged >= self.prompts[name], "of prompts it hears at once"
+            assert num_charged >= self.prompts[name], "prompt chunks are charged at once"
         return sequences
 
     def note(self, subject, plan):
@@ -38,7 +38,7 @@ class Booked(FCFS):
 
 
 def long_decoding(loop, policy, depth):
-    """A loop with three requests, and room for three more."""
+    """Returns a loop with three requests and room for three more."""
     subject = loop(
         policy=policy,
         num_blocks=300,
@@ -53,7 +53,7 @@ def long_decoding(loop, policy, depth):
 
 
 def served(loop, policy, depth):
-    """A loop that has served a few requests under the policy."""
+    """Returns a loop that has served a few requests under the policy."""
     subject = long_decoding(loop, policy, depth)
     num_plans = 0
     while subject.scheduler.has_work:
@@ -74,12 +74,12 @@ def test_everything_is_charged_in_time(loop, depth):
     policy = Booked()
     served(loop, policy, depth)
     assert policy.num_orders > 3
-    assert policy.charged == policy.planned, "of whom it is over, all is told"
+    assert policy.charged == policy.planned, "ended requests are charged in full"
     assert policy.num_charges < sum(policy.planned.values()) / 2
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_who_decodes_on_is_charged_in_time_whoever_comes_and_goes_meanwhile(loop, depth):
+def test_long_requests_are_charged_in_time_while_short_ones_start_and_end(loop, depth):
     policy = Booked()
     subject = long_decoding(loop, policy, depth)
     num_plans = 0
@@ -92,7 +92,7 @@ def test_who_decodes_on_is_charged_in_time_whoever_comes_and_goes_meanwhile(loop
     assert policy.num_orders > 100
 
 
-def test_a_charge_that_raises_where_a_request_ends_is_told_by_the_next_plan(loop):
+def test_a_charge_that_raises_when_a_request_ends_replaces_the_policy(loop):
     class Raising(FCFS):
         is_broken = False
 

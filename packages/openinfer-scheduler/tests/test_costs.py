@@ -1,6 +1,7 @@
-"""What the scheduler costs: red at twice the goals of `benchmarks/scheduler.py`.
+"""CPU time of the scheduler: fails at twice the goals of `benchmarks/scheduler.py`.
 
-CPU time of this thread, the best of many rounds, so that a busy machine costs time and no truth.
+Measures this thread's CPU time and takes the best of many rounds, so that other load on the machine
+does not fail a test.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ def benchmark():
 
 
 def least(measure, bound_s):
-    """The least of so many measurements, or the first within the bound."""
+    """Returns the least of `MAX_TRIES` measurements, or the first within the bound."""
     best_s = float("inf")
     for _ in range(MAX_TRIES):
         best_s = min(best_s, measure())
@@ -53,7 +54,7 @@ def test_a_steady_step_while_many_wait(benchmark, policy):
 @pytest.mark.parametrize("change", ["none", "queue"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_whose_queue_finds_no_room(benchmark, policy, change):
-    """Where it changes it is ranked anew every time."""
+    """A queue that changes is ranked anew in every plan."""
     timed = benchmark.slices(benchmark.POLICIES[policy](), 1024, has_free_slot=True, change=change)
     check_steps(benchmark, "waiting", timed)
 

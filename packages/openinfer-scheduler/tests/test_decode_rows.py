@@ -1,4 +1,4 @@
-"""Steps whose running sequences all decode: the policy is not asked, and no one can tell."""
+"""Steps in which all running sequences decode: the policy is not asked for an order."""
 
 import random
 from dataclasses import replace
@@ -13,7 +13,7 @@ from openinfer_scheduler.plan._planner import Planner
 
 
 def running(loop, num_requests, **options):
-    """Sequences that all decode, with room for the next positions."""
+    """Returns a loop whose sequences all decode and have room for the next positions."""
     settings = {"num_blocks": 300, "max_num_batched_tokens": 64, "max_num_seqs": 6} | options
     subject = loop(**settings)
     for number in range(num_requests):
@@ -23,7 +23,7 @@ def running(loop, num_requests, **options):
     return subject
 
 
-def test_a_prompt_that_starts_beside_them_goes_on_with_the_next_plan(loop):
+def test_a_prompt_that_starts_beside_decode_rows_continues_in_the_next_plan(loop):
     subject = running(loop, 2, depth=1, max_chunk_tokens=4)
     subject.add([9] * 12, max_tokens=2, ignore_eos=True)
     for num_tokens in (4, 4, 4, 1):
@@ -34,7 +34,7 @@ def test_a_prompt_that_starts_beside_them_goes_on_with_the_next_plan(loop):
 
 
 class Turning:
-    """Serves the youngest first whenever told to."""
+    """Serves the youngest first while `is_turned`."""
 
     is_turned = False
     num_asked = 0
@@ -60,15 +60,15 @@ def test_rows_that_take_blocks_keep_their_places(loop):
         num_grown += sum(len(row.new_block_ids[0]) > 0 for row in plan.rows)
         subject.complete()
     assert num_grown > 3
-    assert not policy.num_asked, "everybody is served"
+    assert not policy.num_asked, "every sequence is served"
     subject.run()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("num_blocks", [18, 19, 20])
-def test_who_stands_back_is_the_policys_to_say(loop, depth, is_turned, num_blocks):
-    """Whether blocks run out before the first row that wants one, or behind it."""
+def test_the_policy_decides_which_sequence_is_preempted(loop, depth, is_turned, num_blocks):
+    """Blocks run out before or after the first row that needs one, depending on `num_blocks`."""
     policy = Turning()
     subject = running(loop, 3, depth=depth, policy=policy, num_blocks=num_blocks, watermark=0.0)
     policy.is_turned = is_turned
@@ -108,8 +108,8 @@ def test_counts_that_do_not_fit_are_refused(loop, counts):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("max_tokens", [29, 30, 31, 32, 33])
-def test_another_rows_stop_id_hides_nobodys_end(loop, depth, max_tokens):
-    """A token that ends one request is sampled by another, whose last token comes later."""
+def test_a_stop_id_of_one_row_does_not_hide_the_end_of_another(loop, depth, max_tokens):
+    """One request samples a token that would end the other, and ends by length later."""
 
     def run(stop_token_ids):
         subject = loop(
@@ -133,7 +133,7 @@ def test_another_rows_stop_id_hides_nobodys_end(loop, depth, max_tokens):
 
 
 def history(loop, seed, **options):
-    """Row sizes of every plan, and what clients are told, of requests that come and go."""
+    """Returns row sizes and effects of every step while requests start and end."""
     rng = random.Random(seed)
     settings = {"num_blocks": 400, "max_num_batched_tokens": 64, "max_num_seqs": 6} | options
     subject = loop(**settings)
@@ -157,15 +157,15 @@ def history(loop, seed, **options):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_planning_in_the_policys_order_comes_to_the_same(loop, monkeypatch, seed, depth):
+def test_planning_in_the_policys_order_gives_the_same_plans(loop, monkeypatch, seed, depth):
     seen = history(loop, seed, depth=depth)
     monkeypatch.setattr(Planner, "_try_decode_rows", lambda self, builder: False)
     assert history(loop, seed, depth=depth) == seen
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_steps_that_are_settled_row_by_row_leave_nobody_without_an_end(loop, depth):
-    """Somebody is looked at in one of them; when that is due again is noted anew."""
+def test_steps_that_are_settled_row_by_row_end_every_request(loop, depth):
+    """Steps with logprobs are settled row by row; ends by length are found there, too."""
     subject = loop(
         num_blocks=600, max_num_batched_tokens=64, max_num_seqs=6, depth=depth,
         tokens_per_block=1, max_model_len=128,
@@ -183,15 +183,15 @@ def test_steps_that_are_settled_row_by_row_leave_nobody_without_an_end(loop, dep
     assert all(end.reason == "length" for end in subject.ends.values())
 
 
-def test_who_comes_back_is_not_taken_for_who_left(loop):
-    """A request that a failed step sends back decodes among steady rows for a second time."""
+def test_a_restarted_sequence_has_a_new_tenancy(loop):
+    """A request that a failed step restarts decodes beside the same sequences a second time."""
     subject = running(loop, 2, depth=4, num_blocks=600)
     for _ in range(4):
         subject.step()
     assert subject.plan().rows
     subject.complete()
     subject.add([7] * 16, max_tokens=9, ignore_eos=True)
-    assert len(subject.plan().starts) == 1, "in the step that is going to fail"
+    assert len(subject.plan().starts) == 1, "in the step that will fail"
     subject.complete()
     subject.add([7] * 18, max_tokens=12, ignore_eos=True)
     subject.add([8] * 5, max_tokens=40, ignore_eos=True)
@@ -206,7 +206,7 @@ def test_who_comes_back_is_not_taken_for_who_left(loop):
     assert set(subject.ends) == {"r0", "r1", "r2"}
     while "r3" not in subject.ends:
         subject.step()
-    assert "r4" not in subject.ends, "nobody has stood still for it"
+    assert "r4" not in subject.ends, "it made progress in the meantime"
     subject.run()
     assert subject.ends["r3"].num_preemptions == 1
     assert subject.ends["r4"].num_preemptions == 0

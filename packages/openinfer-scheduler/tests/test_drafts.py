@@ -8,7 +8,7 @@ from openinfer_scheduler import StepResult
 
 
 def counts_of(plan, *counts):
-    """A result with so many tokens of id 1 for each row."""
+    """Returns a result with `counts[i]` tokens of id 1 for row i."""
     return StepResult(
         step_id=plan.step_id,
         counts=np.array(counts, np.int32),
@@ -31,17 +31,17 @@ def test_drafts_are_planned_as_if_accepted_and_settled_as_counted(loop):
     assert (prefill.rows[0].num_drafts, prefill.rows[0].num_tokens) == (0, 5)
     assert (first.rows[0].num_drafts, first.rows[0].num_tokens) == (3, 4)
     assert first.num_tokens == 4
-    stay = subject.scheduler._state.running[0].tenancy
-    assert stay.num_planned == 9
+    tenancy = subject.scheduler._state.running[0].tenancy
+    assert tenancy.num_planned == 9
     apply(subject, counts_of(prefill, 1))
     second = planned(subject)
-    assert stay.num_planned == 13
+    assert tenancy.num_planned == 13
     ((_, event),) = apply(subject, counts_of(first, 2))
     assert event.num_tokens == 2
-    assert stay.num_planned == 11, "two of four positions are forwarded again"
+    assert tenancy.num_planned == 11, "two of four positions are forwarded again"
     apply(subject, counts_of(second, 4))
-    assert stay.num_planned == 11
-    assert stay.sequence.num_output_tokens == 7
+    assert tenancy.num_planned == 11
+    assert tenancy.sequence.num_output_tokens == 7
     subject.abort("r0")
     apply(subject, counts_of(planned(subject)))
     subject.check_idle()
@@ -55,13 +55,13 @@ def test_no_position_beyond_the_length_is_planned(loop):
         plan = planned(subject)
         sizes.append(plan.rows[0].num_tokens)
         apply(subject, counts_of(plan, accepted))
-    # 8 positions are forwarded in all; the ninth token is the last and never read.
+    # 8 positions are forwarded in all; the ninth token is the last and never forwarded.
     assert sizes == [3, 4, 4, 3, 2, 1]
     assert subject.ends["r0"].reason == "length"
     assert subject.ends["r0"].num_output_tokens == 7
 
 
-def test_tokens_behind_a_stop_are_dropped(loop, eos):
+def test_tokens_after_a_stop_are_dropped(loop, eos):
     subject = loop(num_draft_tokens=3, max_num_batched_tokens=32, num_blocks=300, depth=1)
     subject.add([1, 2, 3], max_tokens=9)
     apply(subject, counts_of(planned(subject), 1))
@@ -90,7 +90,7 @@ def test_a_count_that_cannot_be_is_refused(loop, counts):
         subject.scheduler.apply(counts_of(planned(subject), counts), subject.now)
 
 
-def test_who_declines_and_who_needs_a_mask_has_no_drafts(loop):
+def test_requests_that_decline_or_need_a_mask_have_no_drafts(loop):
     subject = loop(num_draft_tokens=2, max_num_batched_tokens=32, num_blocks=300)
     subject.add([1, 2], request_id="default")
     subject.add([3, 4], request_id="declines", speculate=False)
@@ -111,7 +111,7 @@ def test_a_chunk_before_the_last_needs_no_mask(loop):
     subject.run()
 
 
-def test_drafts_are_worth_nobodys_blocks(loop):
+def test_no_sequence_is_preempted_for_drafts(loop):
     subject = loop(
         num_draft_tokens=3, max_num_batched_tokens=64, num_blocks=6, max_model_len=24,
         watermark=0.0, depth=1,
@@ -120,7 +120,7 @@ def test_drafts_are_worth_nobodys_blocks(loop):
     subject.add([2] * 12, max_tokens=4, ignore_eos=True)
     subject.step()
     plan = subject.plan()
-    # Row 0 has room for one position; of row 1, which has none, nobody was preempted for drafts.
+    # Row 0 has room for one position and row 1 for none; neither is preempted for drafts.
     assert {row.slot: row.num_drafts for row in plan.rows} == {0: 0}
     assert subject.scheduler.load().num_preemptions == 0
     subject.run()
@@ -137,4 +137,4 @@ def test_crowds_with_drafts_in_a_tiny_pool(loop, depth):
     subject.run()
     assert subject.scheduler.load().num_preemptions > 0
     executor = subject.executor
-    assert 0.3 < executor.num_accepted / executor.num_drafted < 0.9, "both are tried"
+    assert 0.3 < executor.num_accepted / executor.num_drafted < 0.9, "both occur"

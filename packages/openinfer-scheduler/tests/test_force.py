@@ -1,4 +1,4 @@
-"""Output that a grammar leaves no choice about: forwarded together, in place of sampled tokens."""
+"""Forced output tokens: forwarded together instead of sampled one by one."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_forced_tokens_are_forwarded_by_one_row(loop, depth):
     (row,) = plan.rows
     assert row.is_sampled
     assert row.needs_mask
-    # In a pipeline the token sampled last is in flight already, and what follows it is surplus.
+    # With two steps in flight, the token sampled last is forwarded already; its sample is ignored.
     assert row.num_tokens == 10 - depth
     assert row.token_ids.tolist() == subject.output[request_id][-row.num_tokens :]
     subject.run()

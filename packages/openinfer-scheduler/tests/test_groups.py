@@ -1,6 +1,6 @@
-"""Models that cache more than one kind of thing: every stream is that of the request alone.
+"""Models with several cache groups: every stream equals that of the request alone.
 
-Four groups share an arena: everything, one entry for several tokens, a window, a state.
+Four groups share an arena: full, compressed (one entry for several tokens), window and state.
 """
 
 import random
@@ -53,7 +53,7 @@ POLICIES = {
 
 
 def fitting_slabs(groups, max_model_len):
-    """The fewest slabs that one request of full length is sure to fit."""
+    """Returns the fewest slabs in which one request of full length is sure to fit."""
     layout = plan_slabs(groups)
     num_blocks = [
         1 if group.kind == "state" else -(-max_model_len // group.tokens_per_block)
@@ -80,7 +80,7 @@ def crowd(loop, rng, policy, model, **options):
 
 
 def act(subject, rng):
-    """One thing that may happen."""
+    """Performs one random action."""
     what = rng.random()
     if what < 0.25:
         prompt = [7 + n for n in range(rng.randrange(0, 16))]
@@ -140,7 +140,7 @@ def test_every_stream_is_that_of_the_request_alone(loop, policy, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_forced_output_is_forwarded_in_every_kind_of_group(loop, model):
-    """Windows drop what is behind it, states are copied in it, and nobody is short of blocks."""
+    """Windows drop blocks before it, states are copied within it, and no sequence runs out."""
     counts = np.zeros(4, int)
     for luck in range(12):
         rng = random.Random(luck)
@@ -178,7 +178,7 @@ def test_windows_take_no_more_forced_tokens_than_a_chunk_has(loop):
 
 
 def turns(loop, num_output, follow_up):
-    """A request, then one that continues its whole text: tokens of that, and those found cached."""
+    """Runs a request, then one that continues its text; returns the latter's prompt and hits."""
     subject = loop(groups=MODELS["states"], num_slabs=60, max_num_batched_tokens=40)
     subject.add(range(9), max_tokens=num_output, ignore_eos=True)
     subject.run()
@@ -208,7 +208,7 @@ def test_a_chunk_ends_where_a_message_does(loop):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_eight_of_a_cold_prompt_cost_one_prefill(loop, model):
-    """All but the tail behind the last place where every group can be taken up again."""
+    """Each request computes only the tail after the last position at which all groups resume."""
     subject = loop(groups=MODELS[model], num_slabs=200, max_num_seqs=8, max_num_batched_tokens=16)
     for seed in range(8):
         subject.add(range(23), max_tokens=2, seed=seed)
@@ -223,8 +223,8 @@ def test_eight_of_a_cold_prompt_cost_one_prefill(loop, model):
 
 
 @pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
-def test_a_window_makes_room_behind_it(loop, admission):
-    """Ten times as long as the pool could hold, were it not for the window."""
+def test_a_window_frees_blocks_that_it_has_left(loop, admission):
+    """The sequence is ten times as long as the pool could hold without the window."""
     groups = (
         CacheGroup(
             name="full",
@@ -249,7 +249,7 @@ def test_a_window_makes_room_behind_it(loop, admission):
 
 
 def test_what_could_never_fit_is_refused(loop):
-    """Slabs are counted, not blocks: a slab holds four of the first group's, and one state."""
+    """Room is counted in slabs: a slab holds four blocks of the first group, or one state."""
     subject = loop(groups=MODELS["states"], num_slabs=3, max_model_len=64)
     # The last token is not forwarded: 16 positions fill the eight blocks of two slabs.
     fitting = subject.add(range(15), max_tokens=2, ignore_eos=True)
@@ -260,8 +260,8 @@ def test_what_could_never_fit_is_refused(loop):
     assert subject.ends[fitting].num_output_tokens == 2
 
 
-def test_who_fits_alone_but_not_behind_its_hit_starts_without_it(loop):
-    """What a lone request would share lies in so many slabs that the rest finds none."""
+def test_a_lone_request_that_does_not_fit_with_its_hit_starts_without_it(loop):
+    """Its cached blocks are spread over so many slabs that its other blocks find none."""
     subject = loop(
         groups=MODELS["states"],
         num_slabs=fitting_slabs(MODELS["states"], 28),
@@ -287,8 +287,8 @@ def test_who_fits_alone_but_not_behind_its_hit_starts_without_it(loop):
     assert subject.ends[last].cached == ()
 
 
-def test_who_is_short_all_alone_starts_again_once_and_shares_nothing(loop):
-    """A second time its own cached blocks, scattered over slabs, would leave it short again."""
+def test_a_lone_sequence_that_runs_short_restarts_once_without_sharing(loop):
+    """If it shared again, its own cached blocks, spread over slabs, would leave it short again."""
     subject = loop(
         groups=MODELS["states"],
         num_slabs=fitting_slabs(MODELS["states"], 28),

@@ -1,4 +1,4 @@
-"""One cold prompt asked many times at once costs one prefill."""
+"""Many requests on one cold prompt cost one prefill."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_eight_samples_of_a_cold_prompt_cost_one_prefill(policy, depth, budget, 
         ids = np.full(counts.sum(), 7, np.uint32)
         result = StepResult(step_id=plan.step_id, counts=counts, token_ids=ids)
         ended += sum(event.end is not None for _, event in scheduler.apply(result, 0.0))
-    # The others compute the last block, of which at least a token cannot come from the cache.
+    # The others compute the last block, because at least one token cannot come from the cache.
     assert num_prefilled == 4096 + 7 * 16
 
 

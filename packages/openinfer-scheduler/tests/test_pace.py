@@ -1,4 +1,4 @@
-"""The cap on prefill beside decode: 99 % of the gaps between tokens keep the target."""
+"""The limit on prefill beside decode: 99 % of the gaps between tokens keep the target."""
 
 import random
 from collections import defaultdict
@@ -18,7 +18,7 @@ from openinfer_scheduler import (
 
 
 class Device:
-    """How long a step takes: a floor, rows, prefill tokens, the context they attend to, noise."""
+    """Models the time of a step: a floor, rows, prefill tokens, their context, noise."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -30,7 +30,7 @@ class Device:
 
     @property
     def decode_s(self):
-        """A step of 64 decode rows and nothing else."""
+        """The time of a step with 64 decode rows and no prefill."""
         return self.floor_s + 64 * self.row_s
 
     def duration_s(self, plan, positions):
@@ -46,7 +46,7 @@ class Device:
 
 
 class Served:
-    """The scheduler over such a device, two plans deep, under decoding chats and long prompts."""
+    """Runs the scheduler on a modelled device, two plans deep, with chats and long prompts."""
 
     def __init__(self, luck, *, target_itl_s, device, num_steps=2500):
         self.rng = random.Random(luck)
@@ -120,14 +120,14 @@ class Served:
 
 @pytest.mark.long
 @pytest.mark.parametrize("luck", range(8))
-def test_the_target_is_kept_and_the_prompts_go_on(luck):
+def test_the_target_is_kept_and_prompts_make_progress(luck):
     device = Device(random.Random(luck))
     target = device.decode_s * random.Random(luck).uniform(2.0, 6.0)
     capped = Served(luck, target_itl_s=target, device=device)
     free = Served(luck, target_itl_s=None, device=device)
     assert np.quantile(capped.gaps, 0.99) <= target
-    assert np.quantile(free.gaps, 0.99) > target, "without the cap there is something to see"
-    # As many prompt tokens as fit into half of what the target leaves beside decoding, or all.
+    assert np.quantile(free.gaps, 0.99) > target, "without the limit the target is missed"
+    # Prompt tokens use at least half of the time that the target leaves beside decoding, or all.
     per_token = device.token_s + 10_000 * device.context_s
     room = (target - device.decode_s) / per_token
     assert capped.num_prompt_tokens > min(0.3 * room * 500, 0.5 * free.num_prompt_tokens)

@@ -97,7 +97,7 @@ def test_a_preemption_waits_for_the_token_in_flight(loop):
     # The second cannot have a fourth block; the first is not short yet.
     assert sizes(subject.plan()) == [(0, 1, True)]
     subject.complete()
-    # The first needs a block: the second loses its own, at once, for nothing of it is in flight.
+    # The first needs a block: the second releases its own at once, since it has no row in flight.
     plan = subject.plan()
     assert sizes(plan) == [(0, 1, True)]
     assert plan.ends == (1,)
@@ -107,7 +107,7 @@ def test_a_preemption_waits_for_the_token_in_flight(loop):
     assert subject.ends["r0"].num_preemptions == 0
 
 
-def test_a_victim_in_flight_gives_its_blocks_when_that_step_has_completed(loop):
+def test_blocks_of_a_victim_in_flight_are_released_when_its_step_completes(loop):
     subject = loop(
         num_blocks=6, max_num_batched_tokens=40, watermark=0.0, max_model_len=24, depth=2
     )
@@ -162,7 +162,7 @@ def test_nothing_overtakes_a_victim_on_its_way_back(loop):
     subject.complete()
     plan = subject.plan()
     assert subject.scheduler.load().num_preemptions == 1
-    assert sizes(plan) == [(0, 1, True)], "r1 has left two blocks, and r3 needs one"
+    assert sizes(plan) == [(0, 1, True)], "r1 has released two blocks, and r3 needs one"
     subject.run()
 
 
@@ -177,7 +177,7 @@ def test_the_oldest_is_never_preempted(loop):
 
 def test_decode_rows_cannot_starve_an_older_prefill(loop):
     class SmallChunksForTheOldest:
-        """Lets the young decode before the old has its prompt in."""
+        """Lets younger sequences decode before the oldest has its prompt computed."""
 
         def order(self, sequences, now, /):
             return sequences
@@ -222,7 +222,7 @@ def test_sequences_take_spare_blocks_while_there_are_plenty(loop):
     subject.run()
 
 
-def test_cached_twins_that_nobody_holds_take_no_room(loop):
+def test_cached_duplicates_that_no_sequence_holds_take_no_room(loop):
     subject = loop(num_blocks=5, max_num_batched_tokens=40)
     subject.add([1] * 16, max_tokens=4, ignore_eos=True)
     subject.run()
@@ -231,7 +231,7 @@ def test_cached_twins_that_nobody_holds_take_no_room(loop):
     assert subject.ends["r1"].num_preemptions == 0
 
 
-def test_a_lone_sequence_is_not_stuck_beside_the_twins_of_its_blocks(loop):
+def test_a_lone_sequence_is_not_stuck_beside_duplicates_of_its_blocks(loop):
     subject = loop(num_blocks=5, max_num_batched_tokens=40)
     for max_tokens in (2, 12):
         unread = CacheOptions(read=False)
@@ -253,7 +253,7 @@ def test_nothing_overtakes_a_running_sequence_short_of_blocks(loop):
     subject.run()
 
 
-def test_so_many_prompts_are_partly_in_at_most(loop):
+def test_partly_forwarded_prompts_are_limited(loop):
     subject = loop(
         max_chunk_tokens=4, max_partial_prefills=2, max_num_batched_tokens=40, num_blocks=300
     )
@@ -264,12 +264,12 @@ def test_so_many_prompts_are_partly_in_at_most(loop):
     subject.complete()
     assert sizes(subject.plan()) == [(0, 4, False), (1, 4, False)]
     subject.complete()
-    # Their last chunks: r2 may be partly in, r3 comes whole.
+    # Their last chunks: r2 may be partly forwarded, and r3 fits whole.
     assert sizes(subject.plan()) == [(0, 4, True), (1, 4, True), (2, 4, False), (3, 4, True)]
     subject.run()
 
 
-def test_a_limit_of_partial_prefills_stops_nobody_who_comes_whole(loop):
+def test_a_limit_of_partial_prefills_admits_prompts_that_fit_whole(loop):
     subject = loop(max_partial_prefills=1, max_num_batched_tokens=16, num_blocks=300)
     subject.add([1] * 6, max_tokens=2)
     subject.add([2] * 6, max_tokens=2)

@@ -1,4 +1,4 @@
-"""What each policy does, beside what all of them must not break."""
+"""The order of each built-in policy, and its memory."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ PREFIX = list(range(16))
 
 
 def start_order(subject, max_steps=400):
-    """Ids in the order of their first start, stepping to the end."""
+    """Runs to the end; returns ids in the order of their first start."""
     order = []
     for _ in range(max_steps):
         if not subject.scheduler.has_work:
@@ -24,7 +24,7 @@ def start_order(subject, max_steps=400):
 
 
 def one_at_a_time(loop, policy, **options):
-    """A loop with one slot that is taken, so that what is added next waits."""
+    """Returns a loop whose only slot is taken, so that further requests wait."""
     settings = {"max_num_seqs": 1, "num_blocks": 300, "max_num_batched_tokens": 64} | options
     subject = loop(policy=policy, **settings)
     subject.add([*PREFIX, 30], max_tokens=12, request_id="first", ignore_eos=True)
@@ -80,7 +80,7 @@ def test_a_running_prefill_lets_a_shorter_one_pass(loop):
     subject.run()
 
 
-def test_estimates_are_renewed_but_not_for_everybody_at_once(loop):
+def test_estimates_are_renewed_but_not_all_in_one_plan(loop):
     subject = one_at_a_time(loop, LongestPrefixMatch())
     waiting = [subject.add([*PREFIX, number], max_tokens=1) for number in range(200)]
     probe = subject.scheduler._state.probe
@@ -93,7 +93,7 @@ def test_estimates_are_renewed_but_not_for_everybody_at_once(loop):
         hits = [state.num_hit_tokens for state in states]
     assert hits == [16] * 200
     subject.scheduler.reset_prefix_cache()
-    assert [state.num_hit_tokens for state in states] == [16] * 200, "they stand for some plans"
+    assert [state.num_hit_tokens for state in states] == [16] * 200, "estimates stay valid"
     for step in range(60, 67):
         probe.begin_plan(step)
         hits = [state.num_hit_tokens for state in states]
@@ -114,7 +114,7 @@ def test_estimates_hash_a_bounded_number_of_tokens_in_one_plan(loop):
 
 
 def shares(loop, policy, arrivals, *, num_steps=150):
-    """Tokens forwarded by (tenant, session) while all of them always have work waiting."""
+    """Returns tokens forwarded by (tenant, session) while each always has requests waiting."""
     subject = loop(
         policy=policy, num_blocks=300, max_num_seqs=2, max_num_batched_tokens=16,
         max_queued_requests=200,
@@ -168,8 +168,8 @@ def test_fair_divides_a_tenants_share_among_its_sessions(loop):
     assert served["b", "1"] == pytest.approx(served["a", "1"] + served["a", "2"], rel=0.15)
 
 
-def test_fair_owes_nothing_for_a_rest(loop):
-    """A tenant that comes late is level with the others, not ahead by all they had."""
+def test_fair_gives_no_credit_for_a_pause(loop):
+    """A tenant that arrives late starts level with the others."""
     subject = one_at_a_time(loop, Fair())
     for number in range(40):
         subject.add([37, number % 39] * 3, max_tokens=3, tenant="early", ignore_eos=True)
@@ -185,7 +185,7 @@ def test_fair_owes_nothing_for_a_rest(loop):
 
 
 def served(policy, subject):
-    """By tenant, the tokens that count as served."""
+    """Returns the service of each tenant."""
     state = subject.scheduler._state
     state.accounts.charge(sequence.tenancy for sequence in state.running)
     policy._book()
@@ -204,7 +204,7 @@ def test_fair_charges_what_was_planned(loop):
 
 
 def num_remembered(policy):
-    """The most that the policy keeps of anything: tenants, sessions, requests."""
+    """Returns the size of the largest table that the policy keeps."""
     kept = [policy._tenants, policy._sessions, policy._unbooked, policy._queues, policy._flows]
     return max(sum(map(len, policy._sessions.values())), *map(len, kept))
 
@@ -212,7 +212,7 @@ def num_remembered(policy):
 @pytest.mark.long
 @pytest.mark.parametrize("is_aborted", [False, True])
 @pytest.mark.parametrize("num_tenants", [10_000, 7])
-def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenants):
+def test_fair_forgets_idle_tenants_and_sessions(loop, monkeypatch, is_aborted, num_tenants):
     monkeypatch.setattr("openinfer_scheduler.policies._fair.MAX_IDLE_SESSIONS", 5000)
     policy = Fair()
     subject = loop(policy=policy, num_blocks=300, max_num_seqs=4, max_num_batched_tokens=64)
@@ -230,7 +230,7 @@ def test_fair_forgets_who_came_and_went(loop, monkeypatch, is_aborted, num_tenan
     assert most < 5000 + MAX_IDLE_FLOWS + 200
 
 
-def test_fair_books_what_it_hears_though_nobody_ever_waits():
+def test_fair_books_charges_although_no_request_ever_waits():
     policy = Fair()
     for number in range(2 * MAX_IDLE_FLOWS):
         request = SimpleNamespace(tenant="t", session_id=f"s{number}")

@@ -74,7 +74,7 @@ def test_a_class_that_is_no_policy_is_refused_by_name(monkeypatch, tmp_path, cod
     ("policy", "words"),
     [(FCFS, "FCFS is a class"), ("fcfs", "no method order"), (object(), "no method order")],
 )
-def test_what_is_no_policy_makes_no_scheduler(loop, policy, words):
+def test_a_scheduler_refuses_an_object_that_is_no_policy(loop, policy, words):
     with pytest.raises(TypeError, match=words):
         loop(policy=policy)
 
@@ -87,7 +87,7 @@ def test_the_current_folder_is_searched_last(monkeypatch, tmp_path, path):
     monkeypatch.setattr("sys.path", [*path])
     assert isinstance(load_policy("policy_of_mine:Mine"), Priority)
     assert isinstance(load_policy("openinfer_scheduler:Priority"), Priority)
-    assert sys.path == path, "nothing of it stays"
+    assert sys.path == path, "the path is restored"
 
 
 def test_the_policies_of_this_package_are_declared():
@@ -171,7 +171,7 @@ class Broken(FCFS):
 @pytest.mark.parametrize(
     "order", [lambda s: s[1:], lambda s: s + s[:1], lambda s: s[:1] * (len(s) + 1)]
 )
-def test_an_order_that_is_none_leaves_nothing_behind(loop, order):
+def test_an_invalid_order_costs_no_request(loop, order):
     policy = Broken(order=order)
     subject = loop(policy=policy)
     subject.add([1, 2, 3])
@@ -182,7 +182,7 @@ def test_an_order_that_is_none_leaves_nothing_behind(loop, order):
     subject.run()
 
 
-def test_nobody_has_two_turns_while_waiting_for_a_tier(loop):
+def test_a_request_that_loads_may_not_be_ranked_twice(loop):
     policy = Broken(order=lambda s: [*s[:1], *s])
     subject = loop(policy=policy)
     subject.add([1, 2, 3], is_loading=True)
@@ -194,7 +194,7 @@ def test_nobody_has_two_turns_while_waiting_for_a_tier(loop):
     subject.run()
 
 
-def test_an_order_may_be_ranked_as_it_is_read(loop):
+def test_an_order_may_be_a_generator(loop):
     num_ranked = 0
 
     def ranked(sequences):
@@ -211,7 +211,7 @@ def test_an_order_may_be_ranked_as_it_is_read(loop):
     subject.run()
 
 
-def test_a_victim_of_its_own_invention_leaves_nothing_behind(loop):
+def test_an_invalid_victim_costs_no_request(loop):
     policy = Broken(victim=object())
     subject = loop(policy=policy, num_blocks=9, max_num_batched_tokens=40, depth=1)
     for number in range(3):
@@ -222,7 +222,7 @@ def test_a_victim_of_its_own_invention_leaves_nothing_behind(loop):
     subject.run()
 
 
-def test_a_policy_that_raises_leaves_nothing_behind(loop):
+def test_a_policy_that_raises_costs_no_request(loop):
     class Raising(FCFS):
         is_broken = True
 
@@ -254,7 +254,7 @@ def test_a_chunk_that_is_no_integer_is_shown(loop, chunk):
         subject.plan()
 
 
-def test_a_chunk_that_cannot_even_be_shown_is_a_fault(loop):
+def test_a_chunk_whose_repr_raises_is_a_fault(loop):
     class Number:
         def __index__(self):
             return 1 // 0
@@ -290,14 +290,14 @@ def test_a_charge_that_raises_costs_no_plan(loop):
 
 
 class NoText(Exception):
-    """An error that cannot even be printed."""
+    """An error whose text cannot be read."""
 
     def __str__(self):
         raise self
 
 
 class Unreadable(list):
-    """A list that fails who reads it."""
+    """A list that raises when it is read."""
 
     def __iter__(self):
         raise NoText
@@ -309,11 +309,11 @@ STRANGE = {
     "incomparable": lambda sequences: [np.zeros(2) for _ in sequences],
     "unreadable": Unreadable,
 }
-"""Answers for running sequences that cannot even be looked at without care."""
+"""Orders of running sequences that raise or never end when they are read naively."""
 
 
 class Faulty(FCFS):
-    """Does one thing wrong, for ever."""
+    """Commits one kind of fault, every time."""
 
     def __init__(self, fault):
         self.fault = fault
@@ -347,19 +347,19 @@ class Faulty(FCFS):
         *("chunk", "victim", "charge", "decoding"),
     ],
 )
-def test_a_policy_at_fault_can_be_let_go(loop, fault):
+def test_a_policy_at_fault_is_replaced(loop, fault):
     subject = loop(policy=Faulty(fault), num_blocks=9, max_num_batched_tokens=40)
     for number in range(3):
         subject.add([10 + number] * 7, max_tokens=17, ignore_eos=True)
     with pytest.raises(PolicyError, match=r"test_policy.*Faulty: "):
         subject.run()
-    assert subject.scheduler.take_policy_error() is None, "it is told once"
+    assert subject.scheduler.take_policy_error() is None, "the error is returned once"
     subject.run()
     assert len(subject.ends) == 3
 
 
 @pytest.mark.parametrize("change", ["twice", "fewer"])
-def test_a_policy_that_changes_the_list_it_was_given_is_found_out(loop, change):
+def test_a_policy_that_changes_the_list_it_was_given_is_at_fault(loop, change):
     class Changing(FCFS):
         def order(self, sequences, now, /):
             if change == "twice":
@@ -375,7 +375,7 @@ def test_a_policy_that_changes_the_list_it_was_given_is_found_out(loop, change):
         subject.run()
 
 
-def test_a_victim_that_a_policy_made_a_candidate_is_none(loop):
+def test_a_victim_that_the_policy_added_to_the_candidates_is_a_fault(loop):
     class Adding(FCFS):
         def order(self, sequences, now, /):
             self.first = sequences[0] if sequences and sequences[0].is_running else None

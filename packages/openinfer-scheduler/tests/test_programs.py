@@ -1,4 +1,4 @@
-"""Random programs over the whole scheduler: late, unlucky and failing steps, hostile policies."""
+"""Random programs over the whole scheduler, with failing steps and hostile policies."""
 
 import random
 
@@ -75,12 +75,12 @@ ACTIONS = (
 
 
 def drawn(rng, fields):
-    """One of the values of each field."""
+    """Returns a random value for each field."""
     return {name: rng.choice(values) for name, values in fields.items()}
 
 
 def act(loop, rng):
-    """Anything that may happen to a scheduler, more often what makes it go on."""
+    """Performs a random action; those that make progress are more frequent."""
     name = rng.choice(rng.choice(ACTIONS))
     if name == "add":
         fields = drawn(rng, REQUEST)
@@ -107,8 +107,11 @@ def act(loop, rng):
 @pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_stream_is_that_of_the_request_alone(loop, policy):
-    """Random programs under random settings. Drawn by hand: hypothesis took twice as long to draw
-    them as they take to run, and had nothing to shrink them with."""
+    """Runs random programs under random settings.
+
+    They are drawn without hypothesis, which took twice as long to draw them as they take to run and
+    could not shrink them.
+    """
     num_faults = 0
     for luck in range(NUM_PROGRAMS):
         rng = random.Random(luck)
@@ -136,7 +139,7 @@ def test_crowds_in_a_tiny_pool(crowd, policy, luck):
 
 @pytest.mark.parametrize("luck", range(20))
 def test_failing_steps_deep_in_flight(loop, luck):
-    """Whoever was preempted meanwhile does not keep tokens that stood on a failed step's blocks."""
+    """A preempted sequence drops tokens that were computed on blocks of a failed step."""
     rng = random.Random(luck)
     subject = loop(
         rng=rng,
@@ -155,7 +158,7 @@ def test_failing_steps_deep_in_flight(loop, luck):
 
 
 @pytest.mark.parametrize("luck", range(12))
-def test_admission_for_the_lifetime_preempts_nobody(loop, luck):
+def test_lifetime_admission_never_preempts(loop, luck):
     rng = random.Random(luck)
     subject = loop(
         num_blocks=rng.choice((10, 12, 16)),

@@ -68,8 +68,8 @@ def test_what_was_delivered_before_a_preemption_is_not_repeated():
 
 
 @pytest.mark.parametrize(("start", "num_cached"), [(0, 0), (3, 2), (4, 2), (5, 4), (6, 4), (7, 6)])
-def test_what_is_owed_is_forwarded_although_it_is_cached(loop, start, num_cached):
-    """The logits about the first token that is owed are those of the position before."""
+def test_tokens_whose_logprobs_are_owed_are_forwarded_although_cached(loop, start, num_cached):
+    """The logits that score the first owed token are those of the position before."""
     subject = loop(tokens_per_block=2)
     subject.add([1, 2, 3, 4, 5, 6, 7])
     subject.run()

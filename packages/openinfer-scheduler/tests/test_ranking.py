@@ -1,4 +1,4 @@
-"""Orders that are kept from plan to plan are those that would be made anew."""
+"""Orders that a policy keeps from plan to plan equal those computed from scratch."""
 
 import gc
 import random
@@ -31,7 +31,7 @@ POLICIES = {
 
 
 def waiting(rng, index):
-    """What policies read of a sequence."""
+    """Returns an object with the attributes that policies read of a sequence."""
     request = SimpleNamespace(
         priority=rng.randrange(3), tenant=rng.choice("abc"), session_id=rng.choice("xyz")
     )
@@ -46,8 +46,8 @@ def waiting(rng, index):
     )
 
 
-def moments(rng, num=300):
-    """A queue as sequences come, go and come back; yields it with those that ever went."""
+def changing_queues(rng, num=300):
+    """Yields a queue that sequences join, leave and join again, and those that ever left."""
     queue, gone, num_added = WaitingQueue(), [], 0
     for _ in range(num):
         for _ in range(rng.randrange(4)):
@@ -66,13 +66,13 @@ def moments(rng, num=300):
 
 @pytest.mark.parametrize("luck", range(4))
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_kept_order_is_the_one_made_anew(luck, name):
+def test_a_kept_order_equals_one_computed_anew(luck, name):
     rng = random.Random(luck)
     kept, anew = POLICIES[name](), POLICIES[name]()
     num_compared = 0
-    for queue, gone in moments(rng):
+    for queue, gone in changing_queues(rng):
         if rng.random() < 0.3 or not queue.sequences:
-            continue  # nobody asks
+            continue  # the policy is not asked
         for sequence in rng.sample(gone, min(2, len(gone))):
             if name == "fair":
                 num_tokens = rng.randrange(9)
@@ -84,10 +84,10 @@ def test_a_kept_order_is_the_one_made_anew(luck, name):
     assert num_compared > 150
 
 
-def test_who_is_overdue_has_one_turn():
+def test_an_overdue_sequence_is_ranked_once():
     rng = random.Random(0)
     for policy in (LongestPrefixMatch(5.0), ShortestPrefillFirst(5.0)):
-        for queue, _ in moments(rng):
+        for queue, _ in changing_queues(rng):
             for now in (0.0, 60.0, 1e4):
                 found = list(policy.order(queue.snapshot(), now))
                 assert sorted(s.arrival_index for s in found) == [
@@ -113,19 +113,19 @@ def test_keys_that_change_are_read_in_turn_and_where_they_matter():
     assert next(ranking.order(queue.snapshot())) is sequences[0]
     sequences[0].key = 1e9
     reads.clear()
-    assert next(ranking.order(queue.snapshot())) is sequences[1], "its turn came, and it is worse"
+    assert next(ranking.order(queue.snapshot())) is sequences[1], "the key has grown"
     assert len(reads) <= NUM_REREAD + 2
     sequences[-1].key = -1
     for _ in range(4):
         first = next(ranking.order(queue.snapshot()))
-    assert first is sequences[-1], "by now everybody was asked"
+    assert first is sequences[-1], "by now every key was read again"
     assert list(ranking.order(queue.snapshot()))[-1] is sequences[0]
 
 
 def kept(prefix):
-    """Ids of requests with this prefix that anything still holds on to."""
+    """Returns ids of requests with this prefix that are still referenced."""
     gc.collect()
-    # By type: `isinstance` asks every object for its class, and some warn when they are asked.
+    # Compared by type: `isinstance` reads `__class__` of every object, and some warn at that.
     found = [each for each in gc.get_objects() if type(each) in (SequenceState, SlotTenancy)]
     return {each.request_id for each in found if each.request_id.startswith(prefix)}
 
@@ -167,7 +167,7 @@ def test_nothing_is_left_of_ten_thousand_requests(name):
             if num_added % 10 == 0:
                 scheduler.abort([f"{name} {num_added - 2}"], 0.0)
         step()
-    # Some decode to the very end, and the last that wait are aborted: no plan follows.
+    # Some decode to the end, and the last waiting ones are aborted: no plan follows.
     for number in range(100):
         request = GenerateRequest(
             request_id=f"{name} last {number}",

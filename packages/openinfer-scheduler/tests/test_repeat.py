@@ -1,4 +1,4 @@
-"""Steps that only repeat the one in flight: taken many at once, they come to the same."""
+"""Many repeated steps at once have the effect of single ones."""
 
 import random
 from dataclasses import replace
@@ -22,7 +22,7 @@ _NO_BLOCKS = (np.empty(0, np.int32),)
 
 
 class Charged(Fair):
-    """Counts what it is told."""
+    """Notes every charge."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ def repeat(subject, plan, num_steps):
 
 
 def run(loop, seed, policy, *, is_repeating, **options):
-    """Requests that come at given steps; what became of them, and of the cache."""
+    """Runs requests that arrive at random steps; returns their outcome and that of the cache."""
     rng = random.Random(seed)
     subject = loop(**({"num_blocks": 40, "policy": policy} | options))
     coming = sorted(rng.randrange(150) for _ in range(12))
@@ -118,7 +118,7 @@ def test_many_at_once_are_the_same_steps(loop, policy, options):
 
 
 def quiet(loop, **options):
-    """Two sequences that decode; the plan in flight."""
+    """Returns a loop with two decoding sequences and one plan in flight."""
     subject = loop(num_blocks=300, max_num_batched_tokens=64, **options)
     for number in range(2):
         subject.add([number] * 5, max_tokens=40, ignore_eos=True)
@@ -127,7 +127,7 @@ def quiet(loop, **options):
     return subject
 
 
-def test_nothing_repeats_where_something_may_happen(loop):
+def test_no_step_repeats_if_anything_may_change(loop):
     assert quiet(loop).scheduler.num_repeats > 10
     assert quiet(loop, depth=1).scheduler.num_repeats == 0
     assert quiet(loop, target_itl_s=0.05).scheduler.num_repeats == 0
@@ -150,8 +150,8 @@ def test_nothing_repeats_where_something_may_happen(loop):
 
 
 @pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
-def test_nothing_repeats_where_promises_are_counted(loop, admission):
-    """Copies of states are kept away from what admission has promised, counted every 32 plans."""
+def test_no_step_repeats_while_promises_are_counted(loop, admission):
+    """With lifetime admission and state groups, promises are counted every 32 plans."""
     state = CacheGroup(name="s", kind="state", planes=(Plane(name="s", bytes_per_token=256),))
     full = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=16),))
     subject = quiet(loop, groups=(full, state), num_slabs=200, admission=admission)

@@ -17,7 +17,7 @@ def test_an_engine_that_prefills_takes_single_tokens_only(loop):
 
 
 def test_no_plan_of_it_has_a_decode_row(loop):
-    """The executor checks that; here it has many chances to see one."""
+    """The executor of these tests checks that; here many plans give it the chance."""
     subject = loop(role="prefill", num_blocks=12, max_chunk_tokens=5)
     for number in range(20):
         subject.add([number] * (1 + 2 * number), max_tokens=1)
@@ -26,7 +26,7 @@ def test_no_plan_of_it_has_a_decode_row(loop):
 
 
 def prefilled(loop, prompt):
-    """An engine that only decodes, with a prompt's blocks in its cache, brought one by one."""
+    """Returns an engine that only decodes, with the blocks of a prompt in its cache."""
     subject = loop(role="decode", num_blocks=300)
     for end in range(4, len(prompt) + 1, 4):
         subject.add(prompt[:end], max_tokens=1)
@@ -45,7 +45,7 @@ def test_an_engine_that_decodes_needs_the_prompt(loop):
     subject.run()
 
 
-def test_a_prompt_that_did_not_come_ends_retryably(loop):
+def test_a_prompt_that_was_not_loaded_fails_as_retryable(loop):
     subject = prefilled(loop, range(14))
     subject.add([30] * 14, request_id="lost", is_loading=True)
     subject.add([*range(14), 21], request_id="came", is_loading=True, max_tokens=3)
@@ -62,14 +62,14 @@ def started(plan):
     return [] if plan is None else [start.request.request_id for start in plan.starts]
 
 
-def test_a_request_that_loads_holds_nobody_up(loop):
+def test_a_request_that_loads_is_passed(loop):
     subject = loop(num_blocks=300)
     for name, is_loading in (("a", True), ("b", False), ("c", True), ("d", False)):
         subject.add([ord(name) % 40] * 6, max_tokens=2, request_id=name, is_loading=is_loading)
     assert started(subject.plan()) == ["b", "d"]
     subject.loaded("c")
     assert started(subject.plan()) == ["c"]
-    assert subject.loaded("c", "b", "nobody") == []
+    assert subject.loaded("c", "b", "unknown") == []
     subject.loaded("a")
     subject.run()
 

@@ -155,7 +155,7 @@ def test_a_failed_step_fails_its_requests_and_only_those(loop):
     subject.add([30] * 4, max_tokens=6, ignore_eos=True)
     first, second = subject.plan(), subject.plan()
     assert [len(plan.starts) for plan in (first, second)] == [1, 2]
-    assert second.starts[0].num_cached_tokens == 16, "it stands on blocks of the step that fails"
+    assert second.starts[0].num_cached_tokens == 16, "it starts on blocks of the step that fails"
     subject.executor.fail_step = 1.0
     effects = subject.complete()
     assert [(name, type(event.end)) for name, event in effects] == [("r0", Failed)]
@@ -222,7 +222,7 @@ def test_deadlines_of_ended_requests_are_forgotten(loop):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_deadline_ends_a_preempted_request_wherever_it_is(loop, depth):
-    """Waiting again, or still on its way back to the queue with a token in flight."""
+    """It waits again, or it still has a token in flight."""
     places = set()
     for num_actions in range(1, 30):
         subject = loop(

@@ -1,4 +1,4 @@
-"""Seeds of requests that bring none."""
+"""Seeds of requests that have none."""
 
 from openinfer_scheduler.state._seeds import Seeds
 
@@ -12,7 +12,7 @@ def test_they_are_those_of_splitmix64():
     ]
 
 
-def test_without_a_first_one_no_engine_has_those_of_another():
+def test_without_a_start_two_engines_have_different_seeds():
     assert Seeds(None).draw() != Seeds(None).draw()
     assert Seeds(0).draw() == Seeds(0).draw()
 

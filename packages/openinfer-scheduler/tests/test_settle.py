@@ -14,7 +14,7 @@ from openinfer_scheduler import StepResult
 
 
 def result(plan, *token_ids, **fields):
-    """The plan's result, with these ids for its sampled rows."""
+    """Returns a result with these ids for the plan's sampled rows."""
     return StepResult(
         step_id=plan.step_id,
         counts=np.array([row.is_sampled for row in plan.rows], np.int32),
@@ -24,7 +24,7 @@ def result(plan, *token_ids, **fields):
 
 
 class Script:
-    """Feeds ids of the test's choosing to one request after another."""
+    """Runs requests and samples the ids that a test gives."""
 
     def __init__(self, loop, **options):
         self.loop = loop(**options)
@@ -199,7 +199,7 @@ def test_a_failed_row_fails_alone(loop):
 
 
 def _failed(plan, failed, exhausted=()):
-    """No row of a plan has a token; why, by row."""
+    """Returns a result in which every row failed."""
     return StepResult(
         step_id=plan.step_id,
         counts=np.zeros(len(plan.rows), np.int32),
@@ -209,7 +209,7 @@ def _failed(plan, failed, exhausted=()):
     )
 
 
-def test_what_a_failed_row_has_cached_is_found_by_nobody(loop):
+def test_blocks_of_a_failed_row_are_not_hit(loop):
     subject = loop(tokens_per_block=2)
     prompt = [1, 2, 3, 4, 5]
     subject.add(prompt)
@@ -232,7 +232,7 @@ def test_a_request_that_rules_every_token_out_has_itself_to_blame(loop):
     ((_, event),) = subject.scheduler.apply(exhausted, 0.0)
     assert event.end.field == "sampling.allowed_token_ids"
     assert event.end.message.endswith("ruled out by allowed_token_ids and bad_words")
-    # The model is as good as before, and so is what it has cached.
+    # The model is not at fault, so the prefix cache is kept.
     (start,) = subject.scheduler.plan(0.0).starts
     assert start.num_cached_tokens == 4
 
@@ -250,7 +250,7 @@ def test_a_model_without_a_token_for_a_free_request_is_to_blame_itself(loop):
     assert start.num_cached_tokens == 0
 
 
-def test_one_that_is_to_blame_itself_excuses_nobody_else(loop):
+def test_a_request_at_fault_does_not_excuse_another_row(loop):
     subject = loop(tokens_per_block=2)
     prompt = [1, 2, 3, 4, 5]
     subject.add(prompt, min_tokens=2)

@@ -1,8 +1,8 @@
-"""Who waits for how long while others keep coming.
+"""Waiting times while requests that the policy prefers keep arriving.
 
-Every step new requests arrive that the policy under test would rather serve. A policy that
-promises to starve nobody ends the first request within a bound; one that does not promise it never
-gets there, which shows that the crowd is one that could starve it.
+In every step, new requests arrive that the policy under test would serve first. A starvation-free
+policy ends the first request within a bound. A policy that is not starvation-free never does, which
+shows that the load can starve a request.
 """
 
 import math
@@ -18,7 +18,7 @@ PREFIX = list(range(12))
 
 
 class OldestLast(FCFS):
-    """Starves by design."""
+    """Serves the oldest request last: starves by design."""
 
     def order(self, sequences, now, /):
         return list(reversed(sequences))
@@ -39,7 +39,7 @@ PROMISES_NOTHING = {
 
 
 def steps_until_it_ends(loop, policy, *, admission, num_blocks, depth, is_adapted=False):
-    """Steps until the disliked request has ended; None: it has not within `NUM_STEPS`."""
+    """Steps until the disliked request has ended; returns None if that takes `NUM_STEPS`."""
     subject = loop(
         policy=policy,
         num_blocks=num_blocks,
@@ -51,7 +51,7 @@ def steps_until_it_ends(loop, policy, *, admission, num_blocks, depth, is_adapte
     )
     subject.add([*PREFIX, 30], max_tokens=1)
     subject.run()
-    # Cold, long, unimportant and of the tenant that had most: disliked for every reason there is.
+    # Not cached, long, of low priority and of the most served tenant: every policy ranks it last.
     for number in range(3):
         subject.add([*PREFIX, 20 + number], max_tokens=4, priority=0, tenant="crowd0")
     slow = subject.add([31] * 20, max_tokens=10, priority=9, tenant="rare", ignore_eos=True)
@@ -82,7 +82,7 @@ WORLDS = pytest.mark.parametrize(
 
 @WORLDS
 @pytest.mark.parametrize("name", PROMISES)
-def test_nobody_starves(loop, name, admission, num_blocks, depth):
+def test_no_request_starves(loop, name, admission, num_blocks, depth):
     steps = steps_until_it_ends(
         loop, PROMISES[name](), admission=admission, num_blocks=num_blocks, depth=depth
     )
@@ -91,14 +91,14 @@ def test_nobody_starves(loop, name, admission, num_blocks, depth):
 
 
 @pytest.mark.parametrize("name", PROMISES_NOTHING)
-def test_the_crowd_starves_whom_nobody_protects(loop, name):
+def test_policies_without_protection_starve(loop, name):
     steps = steps_until_it_ends(
         loop, PROMISES_NOTHING[name](), admission="optimistic", num_blocks=300, depth=2
     )
     assert steps is None
 
 
-def test_adapters_at_work_do_not_starve_another(loop):
+def test_adapters_in_use_do_not_starve_another(loop):
     common, rare = Adapter("common", b"c" * 16), Adapter("rare", b"r" * 16)
     subject = loop(max_adapters=1, max_num_seqs=3, max_num_batched_tokens=12, num_blocks=300)
     subject.add([1, 2], max_tokens=9, adapter=common, ignore_eos=True)

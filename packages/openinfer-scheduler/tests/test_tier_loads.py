@@ -1,4 +1,4 @@
-"""Requests that wait for a tier, with a tier: right tokens, no block kept, nobody starved."""
+"""Requests that load from a tier: correct tokens, no leaked block, no starvation."""
 
 import random
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ POLICIES = (FCFS, Fair, LongestPrefixMatch, Priority, ShortestPrefillFirst)
 
 
 class Failing:
-    """A transfer that leaves rubbish and fails."""
+    """A transfer that writes garbage and fails."""
 
     def __init__(self, transfer, memory, block_ids):
         self.transfer, self.memory, self.block_ids = transfer, memory, block_ids
@@ -28,7 +28,7 @@ class Failing:
 
 
 class Tiered:
-    """A loop whose finished and preempted sequences are saved, and whose new requests load."""
+    """A loop that saves finished and preempted sequences and loads for new requests."""
 
     def __init__(self, loop, rng, *, failing=0.0, **options):
         self.rng = rng
@@ -56,7 +56,7 @@ class Tiered:
     name = "host"
 
     def resolve(self, span):
-        """The tier, but some transfers fail."""
+        """Loads from the tier; some transfers fail."""
         hit = self.tier.resolve(span)
         if hit is None or self.rng.random() >= self.failing:
             return hit
@@ -140,11 +140,11 @@ def test_a_crowd_over_a_tier(loop, policy, admission):
     assert sum(each.num_late for each in loads) > 2
     assert sum(each.num_refused for each in loads) > 2
     num_preemptions = sum(each.subject.scheduler.load().num_preemptions for each in crowds)
-    assert (num_preemptions == 0) == (admission == "lifetime"), "loads cost nobody a block"
+    assert (num_preemptions == 0) == (admission == "lifetime"), "loads cause no preemption"
 
 
 def long_running(loop, admission):
-    """A request of twelve blocks at its end, in a pool of sixteen, and a full tier."""
+    """Returns a loop with a request that needs 12 of 16 blocks, and a full tier."""
     tiered = Tiered(
         loop, random.Random(1), num_blocks=16, tokens_per_block=2, max_model_len=24, seed=0,
         admission=admission,
@@ -185,8 +185,8 @@ def test_a_load_leaves_the_watermark_alone(loop):
     subject.run()
 
 
-def test_whoever_is_short_while_copies_hold_blocks_waits_for_them(loop):
-    """Alone, and the tier has the rest of the pool: nobody is preempted for that."""
+def test_a_sequence_short_of_blocks_waits_for_copies_that_hold_some(loop):
+    """It runs alone and the tier holds the rest of the pool; it is not preempted."""
     tiered = long_running(loop, "optimistic")
     tiered.add([*range(16), 31], max_tokens=1)
     held = tiered.subject.cache.num_tier_blocks
@@ -212,4 +212,4 @@ def test_what_the_tier_brought_is_not_forwarded_again(loop):
     assert group.num_hit_tokens == 20
     tiered.add([*range(20), 8], max_tokens=2)
     tiered.finish()
-    assert tiered.subject.ends["r2"].cached == (("device", 20),), "by now the device has it"
+    assert tiered.subject.ends["r2"].cached == (("device", 20),), "now the device has it"

@@ -25,7 +25,7 @@ class Flows:
         self._turns: dict[str, FlowTurn] = {}
         """Turns of the waiting flows, by flow."""
         self._ranked: list[FlowTurn] = []
-        """The same turns, sorted."""
+        """Turns of the waiting flows, sorted."""
 
     def __len__(self) -> int:
         return len(self._served)
