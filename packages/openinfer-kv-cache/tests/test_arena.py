@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_kv_cache import CacheUse, EvictionRank, KVCache, Resume, plan_slabs
+from openinfer_kv_cache import (
+    CacheGroup,
+    CacheUse,
+    EvictionRank,
+    KVCache,
+    Plane,
+    Resume,
+    plan_slabs,
+)
 from openinfer_kv_cache.arena._arena import Arena
+from openinfer_kv_cache.groups._resume_points import ResumePoints
 
 TOKEN = np.array([7], np.uint32)
 
@@ -317,3 +326,25 @@ def test_conversations_under_pressure_leave_nothing_held(model, times, turns, nu
             assert cached < len(history)
             new = tokens(who, num_new, size=num_new)
             histories[who] = np.concatenate((history, np.repeat(TOKEN, num_output), new))
+
+
+def test_boundaries_of_a_request_are_sorted_once(monkeypatch):
+    """A client may send any number of them, and a prompt may take any number of chunks."""
+    made = []
+    init = ResumePoints.__init__
+
+    def counted(self, *args):
+        made.append(self)
+        init(self, *args)
+
+    monkeypatch.setattr(ResumePoints, "__init__", counted)
+    state = CacheGroup(name="state", kind="state", planes=(Plane(name="s", bytes_per_token=64),))
+    full = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=4),))
+    cache = KVCache((full, state), num_slabs=200)
+    keys = cache.keys(tokens(0, size=1000), boundaries=np.arange(1, 1000, dtype=np.uint32))
+    ends = [cache.chunk_end(keys, start, start + 100) for start in range(0, 900, 100)]
+    assert ends == [start // 16 * 16 + 16 for start in range(0, 900, 100)]
+    assert len(made) == 1
+    keys.extend(TOKEN)
+    cache.chunk_end(keys, 0, 100)
+    assert len(made) == 2, "the last resume point depends on the number of known tokens"

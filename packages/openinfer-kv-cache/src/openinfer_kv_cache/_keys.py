@@ -8,6 +8,7 @@ must not guess each other's prefixes get salts.
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,8 @@ class BlockKeys:
         salt: as given.
         boundaries: as given, [num_boundaries].
         seed: what the first key is chained to; empty for the base model without a salt.
+        resume_points: resume points by cache group, kept by the cache so that boundaries are sorted
+            once; see `ArenaSpace`.
     """
 
     __slots__ = (
@@ -55,6 +58,7 @@ class BlockKeys:
         "adapter_uid",
         "boundaries",
         "num_tokens",
+        "resume_points",
         "salt",
         "seed",
     )
@@ -74,6 +78,7 @@ class BlockKeys:
         if isinstance(boundaries, bytes):
             boundaries = np.frombuffer(boundaries, "<u4").astype(np.uint32, copy=False)
         self.boundaries = boundaries
+        self.resume_points: dict[str, Any] = {}
         self.adapter_uid = adapter_uid
         self.salt = salt
         self.seed = _chain_seed(adapter_uid, salt)

@@ -161,4 +161,8 @@ class ArenaSpace:
         return (group.window + self._max_unsettled) // group.tokens_per_block + 2
 
     def _points(self, group: CacheGroup, keys: BlockKeys) -> ResumePoints:
-        return ResumePoints(group.resume, self._match.alignment, keys)
+        points: ResumePoints | None = keys.resume_points.get(group.name)
+        if points is None or points.num_known != keys.num_tokens:
+            points = ResumePoints(group.resume, self._match.alignment, keys)
+            keys.resume_points[group.name] = points
+        return points

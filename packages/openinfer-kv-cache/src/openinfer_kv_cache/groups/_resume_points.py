@@ -2,6 +2,8 @@
 
 from bisect import bisect_right
 
+import numpy as np
+
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache.groups._cache_group import Resume
 
@@ -19,12 +21,11 @@ class ResumePoints:
     def __init__(self, resume: Resume, alignment: int, keys: BlockKeys) -> None:
         self.num_known = keys.num_tokens
         last = (self.num_known - 1) // alignment * alignment
-        points = {last}
+        points = np.array([last], np.int64)
         if resume.at_hints:
-            points.update(
-                min(hint, last) // alignment * alignment for hint in keys.boundaries.tolist()
-            )
-        self._fixed = sorted(point for point in points if point > 0)
+            hints = np.minimum(keys.boundaries.astype(np.int64), last) // alignment * alignment
+            points = np.unique(np.append(hints, last))
+        self._fixed: list[int] = points[points > 0].tolist()
         self._every = _rounded_up(resume.every_tokens, alignment)
         self.output_stride = _rounded_up(resume.output_tokens, alignment)
 
