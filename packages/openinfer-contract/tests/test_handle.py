@@ -28,7 +28,7 @@ def token(token_id: int) -> TokenEvent:
 
 
 class Engine:
-    """Just enough of a handle for `stream`."""
+    """The parts of a handle that `stream` uses."""
 
     def __init__(self, events: Iterable[TokenEvent] = ()) -> None:
         self.events = list(events)

@@ -1,4 +1,4 @@
-"""What a slow reader gathers is put together in order, without much copying."""
+"""Merging of parts for a slow reader: in order, and with few copies."""
 
 import time
 

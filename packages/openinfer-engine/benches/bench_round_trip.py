@@ -1,9 +1,9 @@
-"""What the engine itself costs: submit to first event, and tokens a second, with a free device.
+"""Measures the engine's own cost: time from submit to first event, and tokens per second.
 
     python packages/openinfer-engine/benches/bench_round_trip.py
 
-The executor counts instead of computing (`openinfer_testing.zero_cost_executor`), so that what is
-left is ours: encode, socket, decode, check, admit, plan, apply, deliver, socket, dispatch.
+The executor counts instead of computing (`openinfer_testing.zero_cost_executor`). The time is that
+of the engine: encode, socket, decode, check, admit, plan, settle, deliver, socket, dispatch.
 """
 
 import argparse
@@ -97,7 +97,7 @@ async def _measure(name: str, engine: EngineHandle, num_rounds: int) -> None:
 
 
 async def main() -> None:
-    """Measures each way to an engine."""
+    """Measures each implementation of `EngineHandle`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1000)
     rounds = parser.parse_args().rounds

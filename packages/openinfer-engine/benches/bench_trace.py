@@ -1,9 +1,9 @@
-"""What a trace costs the loop, by rows: µs a step, the least of some rounds in turns.
+"""Measures the cost of a trace for the loop, in µs per step, by number of rows.
 
     python packages/openinfer-engine/benches/bench_trace.py
 
-The executor costs nothing, so everything is the loop's own time; the trace is written to a
-temporary folder.
+The executor takes no time, so the loop's own time is measured. The trace is written to a temporary
+folder. Each figure is the minimum of several rounds, which alternate with and without a trace.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ CALLS_PER_STEP = 7
 
 
 def microseconds_per_step(loop: EngineLoop, num_rows: int) -> float:
-    """One round, from the first submit to the last end."""
+    """Runs one round, from the first submit to the last end."""
     for row in range(num_rows):
         request = GenerateRequest(
             request_id=str(row),
@@ -46,7 +46,7 @@ def microseconds_per_step(loop: EngineLoop, num_rows: int) -> float:
 
 
 def microseconds_off() -> float:
-    """The calls of a step that do nothing."""
+    """Measures the calls of one step while there is no trace."""
     off, num = LoopTrace(), 200_000
     begun = time.perf_counter()
     for _ in range(num):
@@ -65,7 +65,7 @@ def main() -> None:
             results: list[CommandResult] = []
             traced.control(StartTrace(), results.append)
             traced.step()
-            # In turns, so that a machine that is busy for a while is no difference.
+            # Rounds alternate, so that other load on the machine affects both cases.
             rounds = [
                 [microseconds_per_step(loop, num_rows) for loop in (bare, traced)]
                 for _ in range(ROUNDS)

@@ -47,7 +47,7 @@ async def in_process(needs: EngineNeeds) -> AsyncIterator[EngineHandle]:
 
 
 class Lender:
-    """Engine processes in one event loop; those that a rule leaves alive are lent again."""
+    """Engine processes in one event loop. A process that a rule leaves alive is used again."""
 
     def __init__(self, folder: Path) -> None:
         self.runner = asyncio.Runner()

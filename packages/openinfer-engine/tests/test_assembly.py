@@ -1,4 +1,4 @@
-"""What is made of an executor's cache groups."""
+"""Building an engine over the cache groups of an executor."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ ABILITIES = frozenset({"several_groups", "state_groups", "copies"})
 
 
 class TwoGroups(ZeroCostExecutor):
-    """Has a state group beside its full one."""
+    """An executor with a full cache group and a state group."""
 
     def __init__(self, abilities=ABILITIES):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The policy of eviction as an engine's option: what requests say reaches the cache."""
+"""The eviction policy as an engine option: the hints of requests reach the cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def generate(loop: EngineLoop, request: Any) -> Recorder:
 
 
 def num_hit_after_others(loop: EngineLoop, make_request: Request, **first: Any) -> int:
-    """Tokens of the prompt still cached after a first use and 30 requests of other tokens."""
+    """Returns how many prompt tokens are still cached after 30 requests with other tokens."""
     generate(loop, make_request(PROMPT, request_id="first", max_tokens=1, **first))
     for i in range(30):
         generate(loop, make_request([500 + i] * 48, request_id=f"other {i}", max_tokens=1))

@@ -1,4 +1,4 @@
-"""The queue of grammars by itself, over a compiler whose answers are the test's."""
+"""The grammar queue alone, over a compiler that the test controls."""
 
 import threading
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ from openinfer_testing.grammar import VOCAB_SIZE, tokenizer_json
 
 
 class Waiting:
-    """A compiler that is through with nothing."""
+    """A compiler that never completes."""
 
     def __init__(self):
         self.futures = []

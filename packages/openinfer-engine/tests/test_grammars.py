@@ -1,4 +1,4 @@
-"""Grammars in the loop: compiled beside it, masks in time, forced tokens, every way to end."""
+"""Grammars in the loop: compiling in the background, masks, forced tokens, and how they end."""
 
 import itertools
 import random
@@ -38,7 +38,7 @@ REGEX = Grammar(kind="regex", text="(true|false), abxabxabx(c|d){2}")
 
 
 class MaskedExecutor(ZeroCostExecutor):
-    """Draws evenly from what a mask allows, once it is there."""
+    """Draws uniformly from the ids that a mask allows, once the mask is filled."""
 
     def __init__(self, shape):
         super().__init__(shape)
@@ -207,7 +207,7 @@ def test_only_steps_with_masks_wait_for_the_tokens_before_them(make_bench, make_
 
 
 def test_once_compiled_a_grammar_runs_on_the_step_thread_alone(make_bench, make_request):
-    """Its threads are seen asleep in the queue of their pool, at every wait of a step."""
+    """At every wait of a step, the compiler's threads are asleep in the queue of their pool."""
     bench = make_bench()
     grammar = Grammar(kind="regex", text="[a-d]{200}")
     held = [bench.submit(make_request(max_tokens=300, grammar=grammar)) for _ in range(4)]
@@ -242,7 +242,7 @@ def test_forced_tokens_save_steps(make_bench, make_request):
 def test_preempted_requests_go_on_in_their_grammar(make_bench, make_request):
     bench = make_bench(num_blocks=6, tokens_per_block=4, max_model_len=24)
     grammar = Grammar(kind="regex", text="(ab?x|cd){18}")
-    # Compiled before, so that the four start together and none is through when the others come.
+    # The grammar is compiled beforehand, so that all four requests start in one step.
     bench.submit(make_request(num_prompt_tokens=4, max_tokens=1, grammar=grammar))
     bench.run()
     recorders = [
@@ -359,7 +359,7 @@ def test_no_text_of_a_client_ends_the_engine(make_bench, make_request, text):
 
 @pytest.fixture
 def may_build(monkeypatch):
-    """Set it, and grammars are compiled."""
+    """An event that lets the compiler continue."""
     event = threading.Event()
 
     def slow(*arguments, **options):
@@ -423,7 +423,7 @@ def test_a_pause_waits_though_somebody_behind_it_has_left(may_build, make_bench,
 
 
 def test_an_abort_while_a_grammar_compiles_leaves_nothing(may_build, tokenizer, make_request):
-    """Neither the request nor its constraint is there once the compiler comes back with it."""
+    """The compiler completes after the request has been dropped."""
     bench = Bench(tokenizer, depth=2)
     try:
         requests = [make_request(grammar=REGEX, max_tokens=60) for _ in range(6)]

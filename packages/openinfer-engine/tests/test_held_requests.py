@@ -1,4 +1,4 @@
-"""Requests that are held: whose deadline has passed."""
+"""Held requests: limits and deadlines."""
 
 from openinfer_contract import GenerateRequest, Limits, StopRules, pack_ids
 from openinfer_engine.loop._held_requests import HeldRequests

@@ -1,4 +1,4 @@
-"""KV events over a real socket: what a subscriber learns of a loop, and how hosts serve replay."""
+"""KV events over a real socket: a subscriber follows a loop, and hosts serve replay."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ PROMPT = list(range(1, 41))
 
 
 class Subscriber:
-    """Both sockets of a subscriber."""
+    """A subscriber's two sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.context = zmq.Context()
@@ -41,7 +41,7 @@ class Subscriber:
         self.asking.send_multipart([b"", start.to_bytes(8, "big")])
 
     def answer(self, timeout_ms: int = 5000) -> list[KVEvent]:
-        """Everything up to the end marker."""
+        """Returns all replayed messages up to the end marker."""
         events: list[KVEvent] = []
         while self.asking.poll(timeout_ms):
             _, number, payload = self.asking.recv_multipart()

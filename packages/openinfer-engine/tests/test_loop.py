@@ -1,4 +1,4 @@
-"""The loop alone, on virtual time: no threads, no sockets, no waiting."""
+"""The loop alone, on virtual time, without threads and sockets."""
 
 import dataclasses
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Clock:
 
 
 class Diary(ModelledExecutor):
-    """Writes down what the loop does, and how much is in flight when it does it."""
+    """An executor that records every call and the number of steps in flight."""
 
     def __init__(self, options: ModelledOptions, clock: Clock) -> None:
         super().__init__(options, clock=clock, sleep=clock.sleep)
@@ -203,7 +203,7 @@ def test_commands_run_with_nothing_in_flight_and_in_order(
 
 
 def quiet_bench(make_bench: Make, make_request: Request) -> tuple[Bench, Recorder]:
-    """A request that decodes, with many steps to go that are like the one in flight."""
+    """Runs a request until it decodes, with many steps left that repeat the one in flight."""
     bench = make_bench()
     recorder = bench.submit(make_request(max_tokens=40))
     while bench.loop.num_repeats < 5:

@@ -5,7 +5,7 @@ from openinfer_engine import _machine, host_memory_bytes, physical_cores
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A made-up machine: hardware threads by core, and what its container allows."""
+    """A made-up machine: its hardware threads by core, and its container's limits."""
 
     def make(siblings, *, quota="max 100000", memory="max"):
         for cpu, text in siblings.items():

@@ -200,7 +200,7 @@ def test_two_fronts_do_not_disturb_each_other(make_request: Request, tmp_path: P
             mine, yours = Recorder("mine"), Recorder("yours")
             one.submit(make_request(request_id="mine", max_tokens=900), mine)
             two.submit(make_request(request_id="yours", max_tokens=50), yours)
-            # Two connections: only a token shows that the engine has read the first one's.
+            # Over two connections, only a token shows that the engine has read the first request.
             await mine.until_tokens()
             same = Recorder("mine")
             two.submit(make_request(request_id="mine"), same)
@@ -208,7 +208,7 @@ def test_two_fronts_do_not_disturb_each_other(make_request: Request, tmp_path: P
             one.disconnect()
             assert isinstance(mine.end, Failed)
             assert (await yours.finished()).num_output_tokens == 50
-            # A step in flight may still hold blocks of the front that left.
+            # A step in flight may still hold blocks of the disconnected client.
             async with asyncio.timeout(10):
                 while not (await load(two)).is_idle:
                     await asyncio.sleep(0.01)
@@ -218,7 +218,7 @@ def test_two_fronts_do_not_disturb_each_other(make_request: Request, tmp_path: P
 
 
 def test_one_python_thread_under_load(make_request: Request) -> None:
-    """The executor samples the process's Python threads at every wait; there is only one."""
+    """The executor counts the process's Python threads at every wait of a step."""
 
     async def main() -> None:
         async with running("tcp:127.0.0.1:0", step_s=0.001) as child:
@@ -305,7 +305,7 @@ def test_a_client_of_another_version_is_told_both(monkeypatch: pytest.MonkeyPatc
 
 
 async def _stopped_socket(seconds: float, make_request: Request, folder: Path) -> None:
-    """A front that reads nothing from its socket, beside one that does."""
+    """One client reads nothing from its socket while another one does."""
     address = f"unix:{folder}/e.sock"
     async with running(address, shape={"max_model_len": 65536, "num_blocks": 8192}) as child:
         with _raw(address) as stopped:
@@ -390,7 +390,7 @@ def test_a_parent_that_went_away_during_the_start_costs_no_traceback(
 
 
 def test_no_line_of_another_thread_follows_the_start():
-    """It may have found the handler before that was removed; the parent reads messages by then."""
+    """A thread may still log through the handler when the parent already reads messages."""
     parent, child = socket.socketpair()
     with parent, child:
         with _progress_to(child):

@@ -1,4 +1,4 @@
-"""The client against a hand-made engine on the other end of a socketpair."""
+"""The client against a hand-made engine at the other end of a socket pair."""
 
 import asyncio
 import socket

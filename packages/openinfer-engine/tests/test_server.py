@@ -1,4 +1,4 @@
-"""The server on a thread of this process, where its patience can be shortened."""
+"""The server on a thread of this process, with short timeouts."""
 
 import errno
 import selectors
@@ -116,7 +116,7 @@ def test_a_quiet_engine_prepares(make_request: Request, tmp_path: Path) -> None:
     with serving(tmp_path, executor=Preparing) as (parent, _):
         parent.say(Hello(), Submit(4, make_request()))
         parent.until(is_ended)
-        # As long as requests follow each other, the load's reports do not pass for quiet.
+        # While requests follow one another, pauses between load reports do not count as idle.
         for stream in range(10, 40):
             parent.heard.clear()
             parent.say(Submit(stream, make_request(request_id=f"r{stream}")))

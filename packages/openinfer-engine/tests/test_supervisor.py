@@ -289,7 +289,7 @@ def test_idle_and_stopped_loops_are_no_hang() -> None:
         ("openinfer_engine:launch_line", {}, "NoModelLine", "not installed"),
         ("openinfer_engine:nothing", {}, "EngineError", "no executor factory"),
         ("no_such_module:nothing", {}, "EngineError", "no_such_module"),
-        (FACTORY, {"shape": {"depth": 0}}, "ValueError", "depth must be at least 1"),
+        (FACTORY, {"shape": {"depth": 0}}, "ValueError", "depth must be"),
         (FACTORY, {"nonsense": 1, "step_s": "x"}, "ValidationError", "step_s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Traces of the loop, over executors that count: every step, phase and request is in them."""
+"""Traces of the loop over counting executors: every step, phase and request is recorded."""
 
 import itertools
 import os
@@ -48,7 +48,7 @@ class Clock:
 
 
 class Device(ModelledExecutor):
-    """Tells a tracer when its steps ran, and counts them."""
+    """An executor that reports its steps to a tracer and counts them."""
 
     def __init__(self, options: ModelledOptions, clock: Clock) -> None:
         super().__init__(options, clock=clock, sleep=clock.sleep)
@@ -375,7 +375,7 @@ def test_a_closed_loop_leaves_a_whole_trace(
 
 
 class Counting(LoopTrace):
-    """Counts what a loop says to nobody."""
+    """Counts the loop's reports while there is no trace."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -387,7 +387,7 @@ class Counting(LoopTrace):
 
 
 def test_a_trace_that_is_off_costs_next_to_nothing(make_request: Request) -> None:
-    """Seven calls a step, of any number of rows, that do nothing: under three microseconds."""
+    """Without a trace, a step makes seven calls that do nothing, in under three microseconds."""
     shape = CountingShape(max_num_seqs=8)
     loop = assemble(ZeroCostExecutor(shape), EngineOptions())
     counting = Counting()
@@ -414,7 +414,7 @@ def _seconds(call: Callable[[], object], num: int) -> float:
 
 
 def _seconds_per_step(loop: EngineLoop, make_request: Request) -> float:
-    """CPU time of all threads: the least of several runs, of eight rows each."""
+    """Returns the CPU time of all threads: the minimum of several runs with eight rows."""
     best = 1.0
     for n in range(8):
         for i in range(8):
@@ -429,7 +429,7 @@ def _seconds_per_step(loop: EngineLoop, make_request: Request) -> float:
 
 
 def test_a_trace_that_is_on_costs_little(make_request: Request, tmp_path: Path) -> None:
-    """With what writing it takes, and however many rows decode."""
+    """The cost of a trace includes writing it and does not grow with the decoding rows."""
     shape = CountingShape(max_num_seqs=8)
     loop = assemble(ZeroCostExecutor(shape), EngineOptions(trace_dir=str(tmp_path)))
     off = _seconds_per_step(loop, make_request)

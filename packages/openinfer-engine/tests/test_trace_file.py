@@ -1,4 +1,4 @@
-"""The file of a trace, and the tracer over it, alone."""
+"""The trace file, and the tracer that writes it."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def written(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def full_disk(num_bytes: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: writes end short, then fail."""
+    """Limits the size of all files to `num_bytes`: writes end short, then fail."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
@@ -146,7 +146,7 @@ def test_a_name_that_is_no_text_ends_the_trace_and_nothing_else(
 
 
 def test_adjacent_spans_stay_adjacent(open_file: Callable[..., TraceFile]) -> None:
-    """Rounded apart, a span would begin within the one before it, or end after the one around."""
+    """Begin and end are rounded so that neighbouring spans do not overlap and spans nest."""
     tracer = Tracer(open_file(max_bytes=32 << 20), lambda: 0.0)
     track, at = tracer.track("t"), 54321.987654321
     for n in range(2000):
@@ -160,5 +160,5 @@ def test_adjacent_spans_stay_adjacent(open_file: Callable[..., TraceFile]) -> No
     assert [span.depth for span in trace.spans].count(0) == 2000
     assert [span.depth for span in trace.spans].count(1) == 6000
     assert trace.spans[-1].end == pytest.approx(at * 1e6, abs=0.2)
-    # Viewers count nanoseconds: every number is a whole one.
+    # Viewers count in whole nanoseconds.
     assert all((span.begin * 1000).is_integer() for span in trace.spans)
