@@ -14,7 +14,14 @@ from openinfer_kernels import (
     plan_silu_and_mul,
 )
 from openinfer_kernels.compile_gate import compile_cases
-from openinfer_kernels.dispatch import backend_module, choose, find_op, op_names, outside_digest
+from openinfer_kernels.dispatch import (
+    _ops,
+    backend_module,
+    choose,
+    find_op,
+    op_names,
+    outside_digest,
+)
 from openinfer_kernels.dispatch._choice import _announce
 from openinfer_kernels.gpu import _support as triton_support
 
@@ -91,12 +98,17 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
         rows = "".join(f"{point.replace('__', '.')} = {to}\n" for point, to in points.items())
         (info / "entry_points.txt").write_text(f"[openinfer.kernels]\n{rows}")
-        find_op.cache_clear()
+        _forget_ops()
 
     yield write
-    find_op.cache_clear()
+    _forget_ops()
     for name in [name for name in sys.modules if name.partition(".")[0] == "outside"]:
         del sys.modules[name]
+
+
+def _forget_ops():
+    find_op.cache_clear()
+    _ops._installed_names.cache_clear()
 
 
 def _reported(device="cpu", specs=None):

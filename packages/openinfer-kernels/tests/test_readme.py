@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from openinfer_kernels import RMSNormSpec, describe, plan_rms_norm
-from openinfer_kernels.dispatch import find_op
+from openinfer_kernels.dispatch import _ops, find_op
 
 _README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 _PYTHON = re.findall(r"^```python\n(.*?)^```$", _README, re.MULTILINE | re.DOTALL)
@@ -26,9 +26,11 @@ def my_kernels(tmp_path, monkeypatch):
     (point,) = re.findall(r'^"(.*)" = "(.*)"$', _TOML[0], re.MULTILINE)
     (info / "entry_points.txt").write_text(f"[openinfer.kernels]\n{' = '.join(point)}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    find_op.cache_clear()
+    for lookup in (find_op, _ops._installed_names):
+        lookup.cache_clear()
     yield
-    find_op.cache_clear()
+    for lookup in (find_op, _ops._installed_names):
+        lookup.cache_clear()
 
 
 def test_the_first_example_runs():

@@ -98,7 +98,7 @@ class Op:
 
 def op_names() -> tuple[str, ...]:
     """Returns the names of all ops: those of this package, then those of installed packages."""
-    return tuple(dict.fromkeys((*_own_names(), *(n for n in KERNELS.names() if "." not in n))))
+    return tuple(dict.fromkeys((*_own_names(), *(n for n in _installed_names() if "." not in n))))
 
 
 @cache
@@ -118,7 +118,7 @@ def find_op(name: str) -> Op:
         for backend in backends
     }
     broken: dict[str, str] = {}
-    for point in KERNELS.names():
+    for point in _installed_names():
         op, _, backend = point.partition(".")
         if op != name or not backend:
             continue
@@ -139,7 +139,8 @@ def find_op(name: str) -> Op:
 def outside_digest() -> str:
     """Returns a digest of the ops and back ends of installed packages, by their sources."""
     digest = hashlib.sha256()
-    for name, module in sorted(KERNELS.load_all().items()):
+    installed = KERNELS.load_all() if _installed_names() else {}
+    for name, module in sorted(installed.items()):
         digest.update(name.encode())
         files = [Path(module.__file__ or "")]
         for folder in getattr(module, "__path__", ()):
@@ -149,8 +150,15 @@ def outside_digest() -> str:
     return digest.hexdigest()
 
 
-def _own_names() -> list[str]:
-    return [found.name for found in pkgutil.iter_modules(ops.__path__)]
+@cache
+def _own_names() -> tuple[str, ...]:
+    return tuple(found.name for found in pkgutil.iter_modules(ops.__path__))
+
+
+@cache
+def _installed_names() -> tuple[str, ...]:
+    """Returns the names of entry points. Searching 300 distributions takes 11 ms."""
+    return KERNELS.names()
 
 
 def _insert(

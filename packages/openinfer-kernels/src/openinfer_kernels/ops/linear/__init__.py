@@ -122,6 +122,6 @@ def plan_linear(spec: LinearSpec, device: torch.device | str, backend: str = "au
     """Chooses and binds `linear`.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     return cast(Linear, backend_module("linear", spec, device, backend).plan(spec, device))

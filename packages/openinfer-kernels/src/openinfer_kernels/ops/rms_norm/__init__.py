@@ -57,6 +57,6 @@ def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = 
     """Chooses and binds `rms_norm`.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     return cast(RMSNorm, backend_module("rms_norm", spec, device, backend).plan(spec, device))

@@ -63,6 +63,6 @@ def plan_rope(spec: RopeSpec, device: torch.device | str, backend: str = "auto")
     """Chooses and binds `rope`.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     return cast(Rope, backend_module("rope", spec, device, backend).plan(spec, device))

@@ -52,7 +52,7 @@ def plan_silu_and_mul(
     """Chooses and binds `silu_and_mul`.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     module = backend_module("silu_and_mul", spec, device, backend)
     return cast(SiluAndMul, module.plan(spec, device))

@@ -65,6 +65,6 @@ def plan_store_kv(spec: StoreKVSpec, device: torch.device | str, backend: str = 
     """Chooses and binds `store_kv`.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     return cast(StoreKV, backend_module("store_kv", spec, device, backend).plan(spec, device))
