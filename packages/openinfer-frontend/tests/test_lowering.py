@@ -291,8 +291,8 @@ def test_an_entry_of_a_wrong_form_is_named_with_its_index(client, fields, param)
         ({"stop_token_ids": list(range(200))}, "stop_token_ids must hold at most 64 ids"),
         ({"request_id": " x"}, "request_id: must be 1 to 128 visible ASCII characters"),
         ({"request_id": 3}, "request_id: must be 1 to 128 visible ASCII characters"),
-        ({"logit_bias": {"7": 1, "5": None}}, f"{BIAS}; that of '5' is none"),
-        ({"logit_bias": {"null": 1}}, f"{BIAS}; that of 'null' is none"),
+        ({"logit_bias": {"7": 1, "5": None}}, f"{BIAS}; the entry '5' is wrong"),
+        ({"logit_bias": {"null": 1}}, f"{BIAS}; the entry 'null' is wrong"),
         ({"logit_bias": [1]}, BIAS),
         (
             {"stream": True, "stream_options": {"include_usage": "x"}},

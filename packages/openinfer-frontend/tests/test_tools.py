@@ -268,7 +268,7 @@ def test_what_makes_no_sense_is_named(client, engine, fields, param):
     ("options", "words"),
     [
         ({}, "--tool-call-parser"),
-        ({"tool_parser": "hermes"}, "no place for them"),
+        ({"tool_parser": "hermes"}, "does not support tools"),
         ({"chat_template": TOOLS_ONLY, "tool_parser": "none"}, "--tool-call-parser"),
     ],
 )

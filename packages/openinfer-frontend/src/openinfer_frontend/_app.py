@@ -58,7 +58,7 @@ class FrontendApp:
         """Handles one HTTP request.
 
         Raises:
-          ValueError: the scope is not HTTP.
+            ValueError: the scope is not HTTP.
         """
         if scope["type"] != "http":
             raise ValueError(f"this application does not serve {scope['type']}")
@@ -153,11 +153,11 @@ def create_app(
     """Makes the application over an engine and the text model of its checkpoint.
 
     Args:
-      provider: gives the current engine; not owned.
-      text: tokenizer, template and defaults; not owned.
-      config: the operator's choices.
-      counters: the counters of all front processes of the server, for `/metrics`.
-      number: the index of this process in `counters`; a process that replaces a dead one takes over
-          its index.
+        provider: gives the current engine; not owned.
+        text: tokenizer, template and defaults; not owned.
+        config: the operator's choices.
+        counters: the counters of all front processes of the server, for `/metrics`.
+        number: the index of this process in `counters`; a process that replaces a dead one takes
+            over its index.
     """
     return FrontendApp(provider, text, config, counters or CounterPages(), number)

@@ -64,7 +64,7 @@ class Backend:
         """Returns the engine that takes requests now.
 
         Raises:
-          ApiError: 503, if there is none.
+            ApiError: 503, if there is none.
         """
         try:
             return self.provider.handle()
@@ -78,11 +78,11 @@ class Backend:
         """Submits the rest of a request to the engine that replaces a dead one.
 
         Returns:
-          False if no engine takes over in time.
+            False if no engine takes over in time.
 
         Args:
-          submit: called until it raises no EngineDead. An engine may have died without the
-              provider's knowledge.
+            submit: called until it raises no EngineDead. An engine may have died without the
+                provider's knowledge.
         """
         try:
             async with asyncio.timeout(self.config.resume_timeout_s):
@@ -115,7 +115,7 @@ class Backend:
         """Counts a running request; a drain waits for its end.
 
         Raises:
-          ApiError: 503, while draining or if `max_in_flight` requests run.
+            ApiError: 503, while draining or if `max_in_flight` requests run.
         """
         if self.is_draining:
             raise self._refused(SHUTTING_DOWN, "draining")
@@ -139,7 +139,7 @@ class Backend:
         otherwise a duplicate would abort the live request of the same id when it fails.
 
         Raises:
-          ApiError: 409, if a live request has one of the ids.
+            ApiError: 409, if a live request has one of the ids.
         """
         ids = {response_id, *generation.request_ids}
         taken = self._claimed & ids
@@ -162,8 +162,8 @@ class Backend:
         """Runs a command.
 
         Raises:
-          ApiError: the engine does not know the command (501), failed (500), refused it in its
-              current state (409), is gone or too slow (503).
+            ApiError: the engine does not know the command (501), failed (500), refused it in its
+                current state (409), is gone or too slow (503).
         """
         engine = self.engine()
         name = command_name(command)

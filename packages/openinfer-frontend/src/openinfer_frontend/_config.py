@@ -25,7 +25,7 @@ class FrontendConfig:
     """Settings of one front process.
 
     Raises:
-      ValueError: there is no model name, or a limit is not positive.
+        ValueError: there is no model name, or a limit is not positive.
     """
 
     served_model_names: tuple[str, ...]

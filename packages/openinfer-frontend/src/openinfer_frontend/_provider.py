@@ -18,7 +18,7 @@ class EngineProvider(Protocol):
         """Returns the current engine; call it again for every request.
 
         Raises:
-          EngineDead: there is no engine now; the reason is one sentence.
+            EngineDead: there is no engine now; the reason is one sentence.
         """
 
 

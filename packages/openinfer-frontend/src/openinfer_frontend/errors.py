@@ -72,14 +72,14 @@ class ApiError(FrontendError):
     """An error response.
 
     Attributes:
-      status: the HTTP status, if the response has not begun.
-      message: a sentence for the client, cut to 500 characters so that no input is echoed at
-          length.
-      param: the request's field at fault, or None.
-      retry_after_s: seconds after which a retry makes sense, or None.
-      allow: the methods of the route, with a 405.
-      refusal: the reason why a valid request was not accepted, or None.
-      is_deadline_exceeded: whether the deadline of the request passed.
+        status: the HTTP status, if the response has not begun.
+        message: a sentence for the client, cut to 500 characters so that no input is echoed at
+            length.
+        param: the request's field at fault, or None.
+        retry_after_s: seconds after which a retry makes sense, or None.
+        allow: the methods of the route, with a 405.
+        refusal: the reason why a valid request was not accepted, or None.
+        is_deadline_exceeded: whether the deadline of the request passed.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class ApiError(FrontendError):
         """Returns the error for a request that was rejected or has failed.
 
         Args:
-          end: from the contract's check or from the engine, with the contract's field names.
-          prompt_param: the route's name of `prompt_token_ids`.
-          grammar_param: the field that asked for the grammar.
-          limit_s: as for `deadline_exceeded`.
+            end: from the contract's check or from the engine, with the contract's field names.
+            prompt_param: the route's name of `prompt_token_ids`.
+            grammar_param: the field that asked for the grammar.
+            limit_s: as for `deadline_exceeded`.
         """
         field, message = end.field, end.message
         param = _param_of(field, prompt_param, grammar_param)
@@ -173,9 +173,9 @@ class ApiError(FrontendError):
         """Returns a 408: the request did not finish in time.
 
         Args:
-          message: says what was going on when the deadline passed.
-          limit_s: the server's own limit in seconds, if that passed; None for the request's
-              deadline.
+            message: says what was going on when the deadline passed.
+            limit_s: the server's own limit in seconds, if that passed; None for the request's
+                deadline.
         """
         if limit_s is None:
             return cls(408, message, param="deadline_ms", is_deadline_exceeded=True)
@@ -267,8 +267,8 @@ class ListenError(FrontendError):
     """No socket could be bound to the address.
 
     Attributes:
-      host: the requested address.
-      port: the requested port.
+        host: the requested address.
+        port: the requested port.
     """
 
     def __init__(self, host: str, port: int, reason: str) -> None:

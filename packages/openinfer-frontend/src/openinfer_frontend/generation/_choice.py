@@ -99,7 +99,7 @@ class Choice:
         """Returns the durations until now.
 
         Args:
-          end: the engine's last event; None if a stop string ended the choice.
+            end: the engine's last event; None if a stop string ended the choice.
         """
         total_s = time.monotonic() - self.submitted_at
         return Timing(

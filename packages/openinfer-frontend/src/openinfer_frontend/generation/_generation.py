@@ -110,17 +110,17 @@ class Generation:
         """Prepares; entering the block submits.
 
         Args:
-          engine: works on all requests.
-          requests: one for each choice; the samples of one prompt are side by side.
-          num_samples: choices per prompt.
-          eos_token_ids: ids that are not reported as `stop_reason`.
-          prompt_param: the route's name of the prompt, for errors.
-          grammar_param: the field that asked for a grammar, for errors.
-          limit_s: the server's time limit in seconds, if that is the requests' deadline.
-          is_prompt_only: each choice ends before its first token, and has no output.
-          resubmit: passes unfinished choices to the engine that replaces a dead one; None: they
-              fail.
-          metrics: counts what happens.
+            engine: works on all requests.
+            requests: one for each choice; the samples of one prompt are side by side.
+            num_samples: choices per prompt.
+            eos_token_ids: ids that are not reported as `stop_reason`.
+            prompt_param: the route's name of the prompt, for errors.
+            grammar_param: the field that asked for a grammar, for errors.
+            limit_s: the server's time limit in seconds, if that is the requests' deadline.
+            is_prompt_only: each choice ends before its first token, and has no output.
+            resubmit: passes unfinished choices to the engine that replaces a dead one; None: they
+                fail.
+            metrics: counts what happens.
         """
         self._engine = engine
         self._choices = [Choice(request) for request in requests]
@@ -166,7 +166,7 @@ class Generation:
         """Submits all requests.
 
         Raises:
-          ApiError: 503, if the engine is dead.
+            ApiError: 503, if the engine is dead.
         """
         submitted: list[str] = []
         try:
@@ -213,10 +213,10 @@ class Generation:
         """Sets a callback for events that arrive while `next` waits.
 
         Args:
-          on_events: called on the event loop, outside of the task, with events for `deltas`. It is
-              not called with the last event of a choice, after which `next` may have to wait. If it
-              returns True, `next` continues to wait, else `next` returns. `next` raises what it
-              raises.
+            on_events: called on the event loop, outside of the task, with events for `deltas`. It
+                is not called with the last event of a choice, after which `next` may have to wait.
+                If it returns True, `next` continues to wait, else `next` returns. `next` raises
+                what it raises.
         """
         self._fan_in.on_events = on_events
 
@@ -224,7 +224,7 @@ class Generation:
         """Waits for events, and returns at most one delta a choice; it may return none.
 
         Raises:
-          ApiError: a request was rejected or failed. The other choices are of no use then.
+            ApiError: a request was rejected or failed. The other choices are of no use then.
         """
         lost: list[int] = []
         events = await self._fan_in.get()
@@ -282,8 +282,8 @@ class Generation:
         """Submits choices to the next engine, with the output that they already have.
 
         Raises:
-          ApiError: no engine took over in time, with the first one's reason; 408, if the deadline
-              passed.
+            ApiError: no engine took over in time, with the first one's reason; 408, if the deadline
+                passed.
         """
         assert self._resubmit is not None
         # All choices of a request have the same deadline.

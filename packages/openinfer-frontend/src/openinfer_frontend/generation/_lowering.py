@@ -51,11 +51,11 @@ class Lowering:
     """One body in the engine's terms, without the prompt and the sample's number.
 
     Attributes:
-      eos_token_ids: ids at which the model ends; `stop_reason` does not name them.
-      stop_token_ids: all ids at which the engine ends a sequence of this request.
-      grammar: the grammar of its output, or None.
-      limit_s: the server's time limit in seconds; None if there is none, or if the request's own
-          deadline is earlier.
+        eos_token_ids: ids at which the model ends; `stop_reason` does not name them.
+        stop_token_ids: all ids at which the engine ends a sequence of this request.
+        grammar: the grammar of its output, or None.
+        limit_s: the server's time limit in seconds; None if there is none, or if the request's own
+            deadline is earlier.
     """
 
     def __init__(
@@ -72,61 +72,69 @@ class Lowering:
         """Lowers and checks `request`, before its prompt costs anything.
 
         Args:
-          request: a validated body.
-          context: what its headers and route add.
-          info: the engine's.
-          defaults: the checkpoint's, for what the body leaves out.
-          eos_token_ids: ids at which the model ends.
-          bad_words: token ids of each bad word, as u32 columns.
-          constraint: on the output.
-          timeout_s: the server's time limit for any request.
+            request: a validated body.
+            context: what its headers and route add.
+            info: the engine's.
+            defaults: the checkpoint's, for what the body leaves out.
+            eos_token_ids: ids at which the model ends.
+            bad_words: token ids of each bad word, as u32 columns.
+            constraint: on the output.
+            timeout_s: the server's time limit for any request.
 
         Raises:
-          ApiError: the engine would refuse the request, whatever its prompt is.
+            ApiError: the engine would refuse the request, whatever its prompt is.
         """
         self._request = request
         self._context = context
         self._info = info
-        self._arrival = time.monotonic()
-        own_s = None if request.deadline_ms is None else request.deadline_ms / 1000
-        is_own = own_s is not None and (timeout_s is None or own_s <= timeout_s)
-        self.limit_s = None if is_own else timeout_s
-        seconds = own_s if is_own else timeout_s
-        self._deadline = None if seconds is None else self._arrival + seconds
         self._defaults = defaults
         self._bad_words = bad_words
         self._constraint = constraint
         self.grammar = None if constraint is None else constraint.grammar
+        self._arrival = time.monotonic()
+        self._set_deadline(timeout_s)
         self._first_sampling = self._lower_sampling(0)
-        explicit = dict.fromkeys(request.stop_token_ids or ())
-        known_to_engine = frozenset(info.eos_token_ids)
-        every_eos = known_to_engine.union(eos_token_ids)
-        self.eos_token_ids = frozenset() if request.ignore_eos else every_eos
-        self.stop_token_ids = self.eos_token_ids.union(explicit)
-        extra = [] if request.ignore_eos else sorted(every_eos - known_to_engine)
-        self._stop_ids = tuple(dict.fromkeys([*explicit, *extra]))
+        self._set_stops(eos_token_ids)
         self._check_counts()
-        num_top, num_prompt_top = request.num_top_logprobs, request.num_top_prompt_logprobs
-        scored_ids = pack_ids(request.logprob_token_ids or ())
-        self._logprobs = (
-            None
-            if num_top is None
-            else LogprobOptions(num_top=num_top, token_ids=scored_ids, mode=request.logprobs_mode)
-        )
-        self._prompt_logprobs = (
-            None if num_prompt_top is None else PromptLogprobOptions(num_top=num_prompt_top)
-        )
-        named = context.priority
-        self._priority = request.priority if named is None else named
-        self._salt = (request.cache_salt or "").encode()
+        self._logprobs, self._prompt_logprobs = self._lower_logprobs()
         self._check_ids()
         self._raise_if(check_request(self._build(_PROBE, 0, context.response_id), info))
+
+    def _set_deadline(self, timeout_s: float | None) -> None:
+        own_ms = self._request.deadline_ms
+        own_s = None if own_ms is None else own_ms / 1000
+        is_own = own_s is not None and (timeout_s is None or own_s <= timeout_s)
+        self.limit_s = None if is_own else timeout_s
+        seconds = own_s if is_own else timeout_s
+        self._deadline = None if seconds is None else self._arrival + seconds
+
+    def _set_stops(self, eos_token_ids: Collection[int]) -> None:
+        explicit = dict.fromkeys(self._request.stop_token_ids or ())
+        known_to_engine = frozenset(self._info.eos_token_ids)
+        every_eos = known_to_engine.union(eos_token_ids)
+        ignore_eos = self._request.ignore_eos
+        self.eos_token_ids = frozenset() if ignore_eos else every_eos
+        self.stop_token_ids = self.eos_token_ids.union(explicit)
+        extra = [] if ignore_eos else sorted(every_eos - known_to_engine)
+        self._stop_ids = tuple(dict.fromkeys([*explicit, *extra]))
+
+    def _lower_logprobs(self) -> tuple[LogprobOptions | None, PromptLogprobOptions | None]:
+        request, output, prompt = self._request, None, None
+        if request.num_top_logprobs is not None:
+            output = LogprobOptions(
+                num_top=request.num_top_logprobs,
+                token_ids=pack_ids(request.logprob_token_ids or ()),
+                mode=request.logprobs_mode,
+            )
+        if request.num_top_prompt_logprobs is not None:
+            prompt = PromptLogprobOptions(num_top=request.num_top_prompt_logprobs)
+        return output, prompt
 
     def build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
         """Returns the engine request of one sample of one prompt.
 
         Raises:
-          ApiError: the request cannot be honoured.
+            ApiError: the request cannot be honoured.
         """
         if not prompt.token_ids:
             param = prompt.param or self._context.prompt_param
@@ -137,7 +145,7 @@ class Lowering:
         return request
 
     def _build(self, prompt: Prompt, sample: int, request_id: str) -> GenerateRequest:
-        most = self._info.limits.max_model_len
+        context, most = self._context, self._info.limits.max_model_len
         room = max(1, most - num_ids(prompt.token_ids))
         wanted = self._request.wanted_max_tokens
         if room < self._request.min_tokens <= (wanted or 0) and num_ids(prompt.token_ids) < most:
@@ -147,7 +155,7 @@ class Lowering:
             )
             raise ApiError(400, message, param="min_tokens")
         if wanted is None:
-            wanted = self._context.default_max_tokens or room
+            wanted = context.default_max_tokens or room
         return GenerateRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
@@ -163,12 +171,14 @@ class Lowering:
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
             grammar=self.grammar,
-            cache=CacheOptions(salt=self._salt, boundaries=prompt.boundaries),
-            priority=self._priority,
-            tenant=self._context.tenant or self._request.user or "",
-            session_id=self._context.session_id or self._request.session_id or "",
+            cache=CacheOptions(
+                salt=(self._request.cache_salt or "").encode(), boundaries=prompt.boundaries
+            ),
+            priority=self._request.priority if context.priority is None else context.priority,
+            tenant=context.tenant or self._request.user or "",
+            session_id=context.session_id or self._request.session_id or "",
             deadline=self._deadline,
-            trace_parent=self._context.trace_parent,
+            trace_parent=context.trace_parent,
             arrival=self._arrival,
         )
 
@@ -200,8 +210,7 @@ class Lowering:
         raise ApiError.from_end(
             rejected,
             prompt_param=prompt_param or self._context.prompt_param,
-            # This error says that the engine supports no grammars; it is about the field that needs
-            # one.
+            # The engine supports no grammars at all: this names the field that needs one.
             grammar_param=None if constraint is None else constraint.demand or constraint.param,
         )
 

@@ -60,19 +60,19 @@ class TextWork:
         """Prepares; threads start with the first long prompt.
 
         Args:
-          model: shared, not owned.
-          num_threads: maximum number of threads.
-          max_inline_bytes: inputs up to this size are processed on the event loop.
-          allow_request_templates: whether requests may bring chat templates.
-          polling: of the event loop; it pauses while a thread works.
+            model: shared, not owned.
+            num_threads: maximum number of threads.
+            max_inline_bytes: inputs up to this size are processed on the event loop.
+            allow_request_templates: whether requests may bring chat templates.
+            polling: of the event loop; it pauses while a thread works.
         """
         self.model = model
         self._max_inline_bytes = max_inline_bytes
         self._allow_request_templates = allow_request_templates
         self._polling = polling
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="openinfer-text")
-        # Templates of requests have their own thread. One process renders them all, and other
-        # prompts must not wait for it.
+        # Templates of requests have their own thread: they may take up to their time limit, and
+        # other prompts must not wait for them.
         self._custom_pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-template")
         self._num_custom = 0
 
@@ -91,13 +91,13 @@ class TextWork:
         """Returns the prompts of a completion; given ids are taken as they are.
 
         Args:
-          prompts: texts, or lists of ids.
-          add_special_tokens: as in `Tokenizer.encode`.
-          vocab_size: upper bound of the ids, exclusive.
-          size: of the request in bytes.
+            prompts: texts, or lists of ids.
+            add_special_tokens: as in `Tokenizer.encode`.
+            vocab_size: upper bound of the ids, exclusive.
+            size: of the request in bytes.
 
         Raises:
-          ApiError: a text is not valid Unicode, or an id is not the model's.
+            ApiError: a text is not valid Unicode, or an id is not the model's.
         """
 
         def encode(prompt: str | list[int], param: str) -> Prompt:
@@ -122,12 +122,12 @@ class TextWork:
         """Renders messages with the chat template, and encodes the result.
 
         Args:
-          request: has messages.
-          size: of the request in bytes.
+            request: has messages.
+            size: of the request in bytes.
 
         Raises:
-          ApiError: 400, if template, tools and messages do not fit each other; 503, if too many
-              requests with their own templates are waiting.
+            ApiError: 400, if template, tools and messages do not fit each other; 503, if too many
+                requests with their own templates are waiting.
         """
         template, tools = self.model.chat_template, request.offered_tools
         foreign = request.chat_template

@@ -33,7 +33,7 @@ class Guard:
         """Checks whether a request may call a route.
 
         Raises:
-          ApiError: 401 without a valid key, 403 with a key that is valid for other routes only.
+            ApiError: 401 without a valid key, 403 with a key that is valid for other routes only.
         """
         wanted = {"open": [], "user": self._users, "admin": self._admins}[route.access]
         if not wanted:

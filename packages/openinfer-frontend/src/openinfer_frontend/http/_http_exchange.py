@@ -42,7 +42,7 @@ class PendingBodies:
     """The bodies of all requests that are being received or parsed.
 
     Attributes:
-      num_bytes: their total size.
+        num_bytes: their total size.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -109,7 +109,7 @@ class HttpExchange:
         """Takes the client's X-Request-Id, if there is one.
 
         Raises:
-          ApiError: the header is not 1 to 128 visible ASCII characters.
+            ApiError: the header is not 1 to 128 visible ASCII characters.
         """
         given = self.header("x-request-id")
         if given is not None:
@@ -143,8 +143,8 @@ class HttpExchange:
         """Reads and validates the request's body. Call it inside `interruptible`.
 
         Raises:
-          ApiError: 400, 408 or 413.
-          ClientGone: the connection closes first.
+            ApiError: 400, 408 or 413.
+            ClientGone: the connection closes first.
         """
         media_type = (self.header("content-type") or "application/json").partition(";")[0]
         if media_type.strip().lower() != "application/json":
@@ -197,7 +197,7 @@ class HttpExchange:
         A stream that has begun ends with the error.
 
         Returns:
-          False if the response is already complete or on its way.
+            False if the response is already complete or on its way.
         """
         if self._interruptible is None or (self.has_begun and not self.is_stream):
             return False
@@ -298,7 +298,8 @@ class HttpExchange:
         """Sends the head of a stream and its first events, if that needs no waiting.
 
         Returns:
-          False if nothing was sent: the send would have to wait, or the server cannot send at once.
+            False if nothing was sent: the send would have to wait, or the server cannot send at
+                once.
         """
         begin = self._extensions.get(BEGIN_NOW, {}).get("begin")
         if begin is None or not begin(self._stream_headers(), events):

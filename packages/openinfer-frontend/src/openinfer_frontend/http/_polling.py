@@ -13,7 +13,7 @@ class Polling:
     to the event loop on which it is first used.
 
     Args:
-      duration_s: seconds of polling after a touch; 0 never polls.
+        duration_s: seconds of polling after a touch; 0 never polls.
     """
 
     def __init__(self, duration_s: float) -> None:

@@ -7,8 +7,8 @@ class RequestSpans:
     """Consecutive parts of one request's time, in monotonic seconds.
 
     Attributes:
-      received_at: when the head had arrived.
-      parts: (name, begin, end) of each part.
+        received_at: when the head had arrived.
+        parts: (name, begin, end) of each part.
     """
 
     __slots__ = ("_cursor", "parts", "received_at")
@@ -27,7 +27,7 @@ class RequestSpans:
         """Ends the last part, and returns the whole request followed by its parts.
 
         Args:
-          name: the name of the request.
+            name: the name of the request.
         """
         self.mark("answer")
         return ((name, self.received_at, self._cursor), *self.parts)

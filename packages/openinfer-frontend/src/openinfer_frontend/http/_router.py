@@ -47,7 +47,7 @@ class Router:
         """Returns the route of a request.
 
         Raises:
-          ApiError: 404 for an unknown path, 405 for a method that the path does not have.
+            ApiError: 404 for an unknown path, 405 for a method that the path does not have.
         """
         methods = self._methods(path)
         if methods is None:

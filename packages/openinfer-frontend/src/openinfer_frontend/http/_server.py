@@ -44,11 +44,11 @@ def bind(host: str, port: int) -> socket.socket:
     bound may be taken by it later; then `serve` raises.
 
     Args:
-      host: a name or address; IPv6 addresses without brackets.
-      port: 0 lets the system choose.
+        host: a name or address; IPv6 addresses without brackets.
+        port: 0 lets the system choose.
 
     Raises:
-      ListenError: the message says what to do.
+        ListenError: the message says what to do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -153,8 +153,8 @@ class _Server(uvicorn.Server):
         """Refuses new requests, and exits once the running requests have ended. Idempotent.
 
         Args:
-          advice: a text for the end of the log line.
-          at: the time of the request to drain, from `time.monotonic`; None: now.
+            advice: a text for the end of the log line.
+            at: the time of the request to drain, from `time.monotonic`; None: now.
         """
         if self._drain is not None:
             return
@@ -233,18 +233,18 @@ async def serve(
     can answer. It closes the sockets and the application at the end.
 
     Args:
-      app: from `create_app`.
-      sockets: from `bind`, or inherited.
-      drain_timeout_s: seconds that running requests have to end.
-      log_level: of uvicorn's own loggers; there is no access log.
-      stop: set it to drain without a signal.
-      on_ready: called once clients can connect and signals drain.
-      on_drain: called when the drain begins.
-      on_second_signal: called when a second signal ends the drain.
-      tls: certificate and key; None serves plain HTTP.
+        app: from `create_app`.
+        sockets: from `bind`, or inherited.
+        drain_timeout_s: seconds that running requests have to end.
+        log_level: of uvicorn's own loggers; there is no access log.
+        stop: set it to drain without a signal.
+        on_ready: called once clients can connect and signals drain.
+        on_drain: called when the drain begins.
+        on_second_signal: called when a second signal ends the drain.
+        tls: certificate and key; None serves plain HTTP.
 
     Raises:
-      ListenError: another process began to listen on a port after `bind`.
+        ListenError: another process began to listen on a port after `bind`.
     """
     server = _Server(app, drain_timeout_s, log_level, on_ready, on_drain, on_second_signal, tls)
     watcher = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None

@@ -11,7 +11,7 @@ class Tls:
     """Certificate files in PEM format.
 
     Raises:
-      TlsError: a file cannot be used; the message names it.
+        TlsError: a file cannot be used; the message names it.
     """
 
     certfile: str

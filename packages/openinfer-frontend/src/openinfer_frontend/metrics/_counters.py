@@ -34,11 +34,12 @@ class CounterPages:
         """Allocates the pages, or maps those of another process.
 
         Args:
-          count: number of front processes.
-          fd: the inherited `CounterPages.fd` of the process that allocated the pages; closed here.
+            count: number of front processes.
+            fd: the inherited `CounterPages.fd` of the process that allocated the pages; closed
+                here.
 
         Raises:
-          CounterLayoutError: the pages have another size.
+            CounterLayoutError: the pages have another size.
         """
         size = count * PAGE_BYTES
         self._file: IO[bytes] | None = None
@@ -76,7 +77,7 @@ class CounterPages:
         """Writes the checksum of the layout into a page, before anything else is written.
 
         Raises:
-          CounterLayoutError: this page or another one has another layout.
+            CounterLayoutError: this page or another one has another layout.
         """
         if any(page[0] not in (0.0, layout) for page in self._pages):
             raise CounterLayoutError
@@ -157,8 +158,8 @@ class CounterTable:
     layout. `layout` is its checksum.
 
     Attributes:
-      families: all of them so far.
-      num_cells: the number of allocated cells.
+        families: all of them so far.
+        num_cells: the number of allocated cells.
     """
 
     def __init__(self, page: "memoryview[float]") -> None:

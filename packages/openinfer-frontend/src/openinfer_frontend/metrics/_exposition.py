@@ -25,8 +25,8 @@ def render(snapshot: MetricsSnapshot, accept: str) -> tuple[bytes, str]:
     """Returns the page and its media type.
 
     Args:
-      snapshot: the content.
-      accept: the scraper's header, which may ask for OpenMetrics.
+        snapshot: the content.
+        accept: the scraper's header, which may ask for OpenMetrics.
     """
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))

@@ -71,8 +71,8 @@ class Metrics:
     called.
 
     Attributes:
-      pages: of all front processes.
-      table: of this process.
+        pages: of all front processes.
+        table: of this process.
     """
 
     def __init__(self, pages: CounterPages, number: int) -> None:
@@ -218,10 +218,10 @@ class Metrics:
         """Counts the end of a choice.
 
         Args:
-          choice: its final state.
-          outcome: how it ended.
-          end: the engine's last event; None if the engine did not end the choice.
-          now: monotonic seconds.
+            choice: its final state.
+            outcome: how it ended.
+            end: the engine's last event; None if the engine did not end the choice.
+            now: monotonic seconds.
         """
         self._ends[(outcome,)].add()
         if end is not None:

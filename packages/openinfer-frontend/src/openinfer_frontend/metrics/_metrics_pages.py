@@ -26,11 +26,11 @@ class MetricsPages:
         """Returns a page and its media type; a page in progress is shared.
 
         Args:
-          accept: the reader's header.
-          take: makes the content; not called if the page is already in progress.
+            accept: the reader's header.
+            take: makes the content; not called if the page is already in progress.
 
         Raises:
-          ApiError: 503, if too many different media types are asked for at once.
+            ApiError: 503, if too many different media types are asked for at once.
         """
         page = self._begun.get(accept)
         if page is None:

@@ -11,7 +11,7 @@ class Dialect(Protocol):
     """The parts of a route's responses that are not content: errors and ends.
 
     Attributes:
-      end_mark: the last bytes of a stream of events.
+        end_mark: the last bytes of a stream of events.
     """
 
     @property

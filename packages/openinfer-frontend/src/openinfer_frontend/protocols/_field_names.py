@@ -18,9 +18,9 @@ class FieldNames:
         """Keeps the names.
 
         Args:
-          names: names of a chat's fields, or their beginnings. `messages` stands for everything
-              within: the client's part of a message is not traced.
-          tool_places: for each of the chat's tools, its index among the client's tools.
+            names: names of a chat's fields, or their beginnings. `messages` stands for everything
+                within: the client's part of a message is not traced.
+            tool_places: for each of the chat's tools, its index among the client's tools.
         """
         self._names = names
         self._tool_places = tool_places
@@ -43,8 +43,8 @@ class FieldNames:
         """Returns a message with the client's field names.
 
         Args:
-          message: may begin with `field`. Other field names are recognised by their underscore.
-          field: the chat's field that the message is about, or None.
+            message: may begin with `field`. Other field names are recognised by their underscore.
+            field: the chat's field that the message is about, or None.
         """
         if field and message.startswith(field):
             own, rest = self.of(field), message[len(field) :]

@@ -50,9 +50,9 @@ def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | 
     """Returns an error that names the wrong entry of a list, or None if the whole field is wrong.
 
     Args:
-      field: its name.
-      error: the errors of all forms that the field may have; the one that got furthest counts.
-      message: what an entry must be.
+        field: its name.
+        error: the errors of all forms that the field may have; the one that got furthest counts.
+        message: what an entry must be.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
     place = max(tuple(part for part in e["loc"] if isinstance(part, int)) for e in found)
@@ -146,7 +146,7 @@ class RequestModel(BaseModel):
         """Refuses known fields that are not supported.
 
         Raises:
-          ApiError: 400, naming the first of them.
+            ApiError: 400, naming the first of them.
         """
         for name, value in (self.model_extra or {}).items():
             harmless = self.UNSUPPORTED.get(name)
@@ -363,7 +363,7 @@ def refuse_boolean(value: Any) -> Any:
     """Returns the value unless it is a boolean; for validators.
 
     Raises:
-      ValueError: the value is a boolean.
+        ValueError: the value is a boolean.
     """
     # pydantic would read true as 1, and a temperature of false as greedy sampling.
     if isinstance(value, bool):

@@ -63,9 +63,9 @@ class WireFormat(ABC):
         """Returns the events before the first chunk of a choice.
 
         Args:
-          index: of the choice.
-          usage: so far.
-          prompt_logprobs: from the prompt's second token on, if they were asked for.
+            index: of the choice.
+            usage: so far.
+            prompt_logprobs: from the prompt's second token on, if they were asked for.
         """
 
     @abstractmethod

@@ -108,7 +108,7 @@ def not_enabled(what: str) -> Handler:
     """Returns a handler that responds with a 501.
 
     Args:
-      what: a sentence for the client.
+        what: a sentence for the client.
     """
 
     async def refuse(exchange: HttpExchange) -> None:

@@ -125,7 +125,7 @@ def thinking_kwargs(effort: Effort | None) -> dict[str, Any]:
     """Returns an effort as variables of published templates; other templates ignore them.
 
     Args:
-      effort: `none` switches reasoning off where possible; None leaves it to the template.
+        effort: `none` switches reasoning off where possible; None leaves it to the template.
     """
     if effort is None:
         return {}

@@ -25,9 +25,9 @@ class TokenNames:
         """Spells tokens by their text, or as `token_id:N`.
 
         Args:
-          tokenizer: shared, not owned.
-          as_ids: whether to spell them as ids.
-          scored_ids: ids whose logprobs each output token has, `LogprobOptions.token_ids`.
+            tokenizer: shared, not owned.
+            as_ids: whether to spell them as ids.
+            scored_ids: ids whose logprobs each output token has, `LogprobOptions.token_ids`.
         """
         self._tokenizer = tokenizer
         self._scored_ids = scored_ids
@@ -105,10 +105,10 @@ def prompt_entries(
     """Returns `prompt_logprobs` in vLLM's format: null for the first token, then logprobs by id.
 
     Args:
-      names: the spelling of tokens.
-      prompt_ids: the prompt.
-      logprobs: from the second token on; None for a prompt of one token.
-      num_top: maximum number of alternatives.
+        names: the spelling of tokens.
+        prompt_ids: the prompt.
+        logprobs: from the second token on; None for a prompt of one token.
+        num_top: maximum number of alternatives.
     """
     entries: list[PromptEntry | None] = [None]
     if logprobs is None:
@@ -143,10 +143,10 @@ def completion_logprobs(
     """Returns `choices[].logprobs` of completions, for some tokens of an output.
 
     Args:
-      names: the spelling of tokens.
-      token_ids: the tokens.
-      offsets: the start of each token in the choice's text.
-      logprobs: of these tokens, possibly of further ones.
+        names: the spelling of tokens.
+        token_ids: the tokens.
+        offsets: the start of each token in the choice's text.
+        logprobs: of these tokens, possibly of further ones.
     """
     columns = _columns()
     rows = names.positions(token_ids, logprobs)
@@ -165,11 +165,11 @@ def echoed_logprobs(
     """Returns `choices[].logprobs` of an echoed prompt; its first token has no logprob.
 
     Args:
-      names: the spelling of tokens.
-      prompt_ids: the prompt.
-      echo: its text.
-      logprobs: from its second token on; None for a prompt of one token.
-      num_top: maximum number of alternatives.
+        names: the spelling of tokens.
+        prompt_ids: the prompt.
+        echo: its text.
+        logprobs: from its second token on; None for a prompt of one token.
+        num_top: maximum number of alternatives.
     """
     columns = _columns()
     offsets = names.prompt_offsets(prompt_ids, echo)

@@ -14,7 +14,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     """Checks that tools can be offered to a model.
 
     Raises:
-      ApiError: 400, naming the field, such as `tools[1].function.name`.
+        ApiError: 400, naming the field, such as `tools[1].function.name`.
     """
     try:
         openinfer_text.check_tools(tools)
@@ -26,7 +26,7 @@ def check_tool_choice(choice: object) -> None:
     """Checks that a choice is `auto`, `none`, `required` or a named function.
 
     Raises:
-      ApiError: 400.
+        ApiError: 400.
     """
     if isinstance(choice, str | None) and choice in _CHOICES:
         return
