@@ -421,7 +421,7 @@ def test_numbers_are_entered_in_one_row_alone(backend, table, num_ids, triton_de
     rows = getattr(state, table).fill_(7)
     ids = torch.randperm(1333)[:num_ids].numpy()
     values = (random(num_ids) * 100).to(rows.dtype).numpy()
-    draw.enter(rows[1], ids, values)
+    draw.write_row(rows[1], ids, values)
     expected = np.full((3, 1333), 7, values.dtype)
     expected[1, ids] = values
     np.testing.assert_array_equal(rows.cpu().numpy(), expected)

@@ -20,9 +20,9 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_kernels import (
+    CapturableSample,
     Failure,
     Needs,
-    RecordableSample,
     SampleRows,
     SampleSpec,
     ScoreTokensSpec,
@@ -142,7 +142,7 @@ class Sampler:
         )
         state = spec.allocate(self._device)
         self._draw = plan_sample(spec, state, self._device, backend)
-        self._rows = SamplingRows(spec, state, self._draw.enter, self._device)
+        self._rows = SamplingRows(spec, state, self._draw.write_row, self._device)
         max_scored = max(num_slots, MIN_SCORED_ROWS)
         scored = ScoreTokensSpec(vocab_size=vocab_size, max_rows=max_scored)
         self._score = plan_score_tokens(scored, self._device)
@@ -213,7 +213,7 @@ class Sampler:
     @property
     def is_capturable(self) -> bool:
         """Whether `draw_captured` may be captured with this back end."""
-        return self._draw.is_recordable
+        return self._draw.is_capturable
 
     def capturable_needs(self, slots: Indices) -> int | None:
         """Sends changed parameters and returns which captured draw serves these rows.
@@ -283,7 +283,7 @@ class Sampler:
             rows = SampleRows(device_slots, positions, np.full(len(logits), needs, np.int64))
             packed = sampled.packed.view(2, -1)
             asked = at[self._rows.with_need(slots, Needs.PROCESSED)]
-            processed = cast(RecordableSample, self._draw).processed(logits, rows, packed, asked)
+            processed = cast(CapturableSample, self._draw).processed(logits, rows, packed, asked)
         return self._with_logprobs(sampled, logits, processed, slots, at)
 
     def score_tokens(

@@ -57,7 +57,7 @@ class SamplingRows:
     Args:
         spec: Sizes of the tables.
         state: Tables on the device.
-        enter: `openinfer_kernels.Sample.enter`, which writes numbers into a row of a table.
+        write_row: `openinfer_kernels.Sample.write_row`, which writes values into a row of a table.
         device: Device of the tables.
 
     Attributes:
@@ -68,12 +68,12 @@ class SamplingRows:
         self,
         spec: SampleSpec,
         state: SampleState,
-        enter: Callable[[torch.Tensor, Indices, npt.NDArray[Any]], None],
+        write_row: Callable[[torch.Tensor, Indices, npt.NDArray[Any]], None],
         device: torch.device,
     ) -> None:
         self._spec = spec
         self._device = device
-        self._enter = enter
+        self._write_row = write_row
         self.state = state
         num_slots = spec.num_slots
         self._host = np.zeros((num_slots, Column.STOP_IDS + spec.max_stop_ids), np.int64)
@@ -250,13 +250,13 @@ class SamplingRows:
         if allowed_ids is not None:
             values[~np.isin(unique, allowed_ids)] = -np.inf
         np.add.at(values, at, bias)
-        self._enter(row, unique, values)
+        self._write_row(row, unique, values)
 
     def _set_counts(self, slot: int, prompt: TokenIds, output: TokenIds) -> None:
         unique, at = np.unique(np.concatenate((prompt, output)), return_inverse=True)
         counts = np.bincount(at[len(prompt) :], minlength=len(unique)).astype(np.int32)
         counts[at[: len(prompt)]] += IN_PROMPT
-        self._enter(self.state.counts[slot].zero_(), unique.astype(np.int64), counts)
+        self._write_row(self.state.counts[slot].zero_(), unique.astype(np.int64), counts)
 
     def _set_bad_words(
         self, slot: int, words: list[Indices], output: TokenIds, first_output: int

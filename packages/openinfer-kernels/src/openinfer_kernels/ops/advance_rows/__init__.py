@@ -1,8 +1,8 @@
-"""From the tables of all rows, and what the host says of one step, to what a forward pass reads.
+"""Positions, slot mapping, lengths and block table of a step, computed on the device.
 
-Lengths and last tokens are known on the device before the host knows them. So positions, cache
-slots and lengths are computed there, by one launch, which also lengthens the rows by the step's
-tokens and enters new sequences and blocks.
+The device knows the lengths and last tokens of rows before the host does. So one launch computes
+what a forward pass and a draw read, from the per-slot tables and the host's changes. It also writes
+new sequences and new blocks into the tables, and lengthens the rows by the step's tokens.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from openinfer_kernels.dispatch._choice import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceRowsSpec:
-    """What is fixed about the tables.
+    """Sizes that are fixed when an executor is built.
 
     Attributes:
-        block_size: Tokens of a cache block.
+        block_size: Tokens in a cache block.
     """
 
     block_size: int
@@ -26,14 +26,14 @@ class AdvanceRowsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTables:
-    """What the device knows of every sequence, by slot.
+    """The state of every sequence on the device, by slot.
 
-    The last slot is padding: it has no tokens, keeps none, and owns the block that padding writes.
+    The last slot is for padding. It always has length 0, and owns the block that padding writes to.
 
     Attributes:
-        block_table: [num_slots, max_blocks], int32: cache blocks, in order.
-        seq_lens: [num_slots], int64: tokens forwarded.
-        last_token: [num_slots], int64: the token drawn last; only read here.
+        block_table: [num_slots, max_blocks], int32: blocks of each sequence, in order.
+        seq_lens: [num_slots], int64: number of tokens that were forwarded.
+        last_token: [num_slots], int64: the last drawn token; only read here.
     """
 
     block_table: torch.Tensor
@@ -43,19 +43,20 @@ class RowTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """What the host knows of a step: its sequences, one after another. All int64, on the device.
+    """The host's part of a step: its sequences, in order. All int64, on the device.
 
     Attributes:
-        slots: [num_seqs]: none twice, but padding.
-        begins: [num_seqs + 1]: where each sequence's tokens begin. Tokens from the last one on are
-            padding.
-        draw_slots: [num_seqs]: the slot again where a token is drawn, the padding slot elsewhere.
-        start_lens: [num_seqs]: tokens cached of a sequence that starts, -1 of one that goes on.
-        new_columns: [num_seqs]: where in the row of the block table new blocks go.
-        new_begins: [num_seqs + 1]: where in `new_blocks` each sequence's begin.
-        token_ids: [num_tokens]: -1 for the token drawn last.
-        new_blocks: [any]: as many as `new_begins` ends with, and more that are not read.
-        is_decode: Whether every sequence has one token, padding too: `begins` counts up.
+        slots: [num_seqs]: the slot of each sequence. Only the padding slot may occur twice.
+        begins: [num_seqs + 1]: index of each sequence's first token. Tokens from the last entry on
+            are padding.
+        draw_slots: [num_seqs]: the slot if a token is drawn for the sequence, else the padding
+            slot.
+        start_lens: [num_seqs]: cached tokens of a sequence that starts, -1 for one that continues.
+        new_columns: [num_seqs]: column of the block table for the first new block.
+        new_begins: [num_seqs + 1]: index in `new_blocks` of each sequence's first block.
+        token_ids: [num_tokens]: -1 for the last drawn token.
+        new_blocks: [at least new_begins[-1]]: new blocks; further entries are ignored.
+        is_decode: Whether every sequence has exactly one token, padding included.
     """
 
     slots: torch.Tensor
@@ -71,18 +72,20 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
-    """What a forward pass and a draw read, in memory that is the caller's.
+    """The inputs of a forward pass and of a draw, in memory of the caller.
 
     Attributes:
         token_ids: [num_tokens], int64.
-        positions: [num_tokens], int64: place in the sequence; 0 for padding.
+        positions: [num_tokens], int64: position in the sequence; 0 for padding.
         slot_mapping: [num_tokens], int64: block * block_size + offset.
         cu_seqlens_q: [num_seqs + 1], int32: `begins`.
-        seq_lens: [num_seqs], int32: after the step; 0 for padding.
-        block_table: [num_seqs, max_blocks], int32: as far as `seq_lens` says.
-        logits_indices: [num_seqs], int64: each sequence's last token, some token where it has none.
-        draw_slots: [num_seqs], int64.
-        draw_positions: [num_seqs], int64: `seq_lens`, sequence index of the token to draw.
+        seq_lens: [num_seqs], int32: lengths after the step; 0 for padding.
+        block_table: [num_seqs, max_blocks], int32: blocks of each sequence; columns after its last
+            block are not written.
+        logits_indices: [num_seqs], int64: index of each sequence's last token; of any token if it
+            has none.
+        draw_slots: [num_seqs], int64: as in `StepRows`.
+        draw_positions: [num_seqs], int64: sequence index of the token to draw, equal to `seq_lens`.
     """
 
     token_ids: torch.Tensor
@@ -99,7 +102,7 @@ class StepTensors:
     def allocate(
         cls, num_tokens: int, num_seqs: int, max_blocks: int, device: torch.device | str
     ) -> "StepTensors":
-        """Tensors for up to so many tokens and sequences, filled with nothing."""
+        """Returns uninitialised tensors for up to `num_tokens` tokens and `num_seqs` sequences."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -117,7 +120,7 @@ class StepTensors:
         )
 
     def first(self, num_tokens: int, num_seqs: int) -> "StepTensors":
-        """Views of the first tokens and sequences."""
+        """Returns views of the first tokens and sequences."""
         return StepTensors(
             token_ids=self.token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -132,17 +135,17 @@ class StepTensors:
 
 
 class AdvanceRows(Protocol):
-    """A bound `advance_rows`."""
+    """The `advance_rows` that `plan_advance_rows` returns."""
 
     def __call__(self, tables: RowTables, rows: StepRows, out: StepTensors, /) -> None:
-        """Enters what is new, fills `out`, and lengthens the rows by the step's tokens.
+        """Updates the tables for a step and writes the step's tensors.
 
-        Reads nothing back to the host and can be recorded.
+        Reads nothing back to the host and can be captured.
 
         Args:
-            tables: Of all rows; `block_table` and `seq_lens` are changed.
-            rows: Of the step.
-            out: Written.
+            tables: State of all rows; `block_table` and `seq_lens` are updated.
+            rows: The host's part of the step.
+            out: Tensors to write.
         """
         ...
 
@@ -160,10 +163,10 @@ EXAMPLES = {"": AdvanceRowsSpec(block_size=16)}
 def plan_advance_rows(
     spec: AdvanceRowsSpec, device: torch.device | str, backend: str = "auto"
 ) -> AdvanceRows:
-    """Chooses and binds `advance_rows`.
+    """Chooses a back end of `advance_rows` and binds it to a spec and a device.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     module = backend_module("advance_rows", spec, device, backend)
     return cast(AdvanceRows, module.plan(spec, device))

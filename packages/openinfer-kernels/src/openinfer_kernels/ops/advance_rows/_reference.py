@@ -1,4 +1,4 @@
-"""advance_rows, as defined: sequence by sequence, token by token."""
+"""The definition of advance_rows: sequence by sequence and token by token."""
 
 import torch
 
@@ -12,12 +12,12 @@ from openinfer_kernels.ops.advance_rows import (
 
 
 def supports(spec: AdvanceRowsSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
-    """Binds advance_rows."""
+    """Binds the definition to a spec."""
     block_size = spec.block_size
 
     def advance_rows(tables: RowTables, rows: StepRows, out: StepTensors) -> None:

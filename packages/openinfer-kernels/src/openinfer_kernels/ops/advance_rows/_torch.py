@@ -1,4 +1,4 @@
-"""advance_rows through torch's operators, for any device; no host read."""
+"""advance_rows with torch's operators, for any device, without reading values on the host."""
 
 import torch
 
@@ -12,12 +12,12 @@ from openinfer_kernels.ops.advance_rows import (
 
 
 def supports(spec: AdvanceRowsSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
-    """Binds advance_rows."""
+    """Binds the operators to a spec."""
     block_size = spec.block_size
 
     def advance_rows(tables: RowTables, rows: StepRows, out: StepTensors) -> None:
@@ -26,9 +26,9 @@ def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
         known = tables.seq_lens.index_select(0, slots)
         lens = torch.where(rows.start_lens < 0, known, rows.start_lens)
         if len(rows.new_blocks):
-            _enter_blocks(table, rows, padding)
+            _write_blocks(table, rows, padding)
 
-        row_of, token_slots, offsets = _by_token(rows, padding)
+        row_of, token_slots, offsets = _rows_of_tokens(rows, padding)
         before = lens if row_of is None else torch.cat((lens, lens.new_zeros(1)))[row_of]
         positions = (before + offsets).masked_fill_(token_slots == padding, 0)
         last = tables.last_token.index_select(0, token_slots)
@@ -51,12 +51,13 @@ def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
     return advance_rows
 
 
-def _by_token(
+def _rows_of_tokens(
     rows: StepRows, padding: int
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | int]:
-    """By token: its sequence, behind all of them if it is padding; its slot; its place there.
+    """Returns the sequence, the slot and the offset in the sequence of each token.
 
-    In a decode step the sequence of a token is the one with its index, said by None.
+    The sequence of padding is one past the last. In a decode step, token i belongs to sequence i,
+    and None is returned for the sequences.
     """
     if rows.is_decode:
         return None, rows.slots, 0
@@ -66,10 +67,11 @@ def _by_token(
     return row_of, token_slots, tokens - rows.begins[row_of]
 
 
-def _enter_blocks(table: torch.Tensor, rows: StepRows, padding: int) -> None:
+def _write_blocks(table: torch.Tensor, rows: StepRows, padding: int) -> None:
+    """Writes new blocks into the table."""
     index = torch.arange(len(rows.new_blocks), device=table.device)
     row_of = torch.searchsorted(rows.new_begins[1:], index, right=True)
-    # Those behind the last sequence's go where they change nothing: padding's block, once more.
+    # Entries after the last sequence's rewrite the padding slot's block with its own value.
     first = rows.slots * table.shape[1] + rows.new_columns - rows.new_begins[:-1]
     none = first.new_full((1,), padding * table.shape[1])
     is_new = row_of < len(rows.slots)

@@ -1,4 +1,4 @@
-"""advance_rows in Triton: a program a sequence, one more for the tokens that are padding."""
+"""Back end `triton` of advance_rows: one program a sequence, and one for padding tokens."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from openinfer_kernels.gpu._family import tuned_for
 from openinfer_kernels.gpu._support import CompileCase, why_not_triton
 from openinfer_kernels.ops.advance_rows import (
     AdvanceRows,
@@ -18,22 +19,21 @@ from openinfer_kernels.ops.advance_rows import (
     StepRows,
     StepTensors,
 )
-
-_BLOCKS = 1024
-_PROMPT_TOKENS = 1024
-_DECODE_TOKENS = 16
+from openinfer_kernels.ops.advance_rows._tuning import SIZES, AdvanceSizes
 
 
 def supports(spec: AdvanceRowsSpec, device: torch.device) -> str | None:
-    """Every spec."""
+    """Returns None if the kernel runs on this device, else the reason."""
     return why_not_triton(torch.float32, device)
 
 
-# Views of one array after another, so that every shape would have kernels for its alignments.
+# Views of one array, one after another. Their alignment depends on the shape of the step, and
+# specializing on it would compile a kernel for each.
 _PACKED = (
     *("slots_ptr", "begins_ptr", "draw_slots_ptr", "start_lens_ptr", "new_columns_ptr"),
     *("new_begins_ptr", "token_ids_ptr", "new_blocks_ptr"),
 )
+# Arguments that vary between steps; specializing on them would compile more kernels.
 _NUMBERS = ("num_tokens", "padding", "max_blocks", "out_stride")
 
 
@@ -45,8 +45,13 @@ def _advance_rows_kernel(
     out_token_ids_ptr, positions_ptr, slot_mapping_ptr, cu_seqlens_q_ptr, out_seq_lens_ptr,
     out_block_table_ptr, logits_indices_ptr, out_draw_slots_ptr, draw_positions_ptr,
     num_tokens, padding, max_blocks, out_stride,
-    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Advances one sequence: program (sequence); the last program writes padding tokens.
+
+    The tables are those of `RowTables`, the next 8 tensors `StepRows`, the last 9 `StepTensors`.
+    New blocks are written to the table first, because tokens of this step are mapped to them.
+    """
     seq = tl.program_id(0)
     is_row = seq < tl.num_programs(0) - 1
     slot = tl.load(slots_ptr + seq, mask=is_row, other=padding)
@@ -63,20 +68,20 @@ def _advance_rows_kernel(
     is_padding = slot == padding
     blocks_ptr = block_table_ptr + slot * max_blocks
 
-    lanes = tl.arange(0, BLOCKS)
+    lanes = tl.arange(0, BLOCK_COLUMNS)
     at = first_new
     while at < last_new:
         index = at + lanes
         new = tl.load(new_blocks_ptr + index, mask=index < last_new, other=0)
         cells = blocks_ptr + column + index - first_new
         tl.store(cells, new.to(tl.int32), mask=index < last_new)
-        at += BLOCKS
-    # What this program's threads have written, they read below.
+        at += BLOCK_COLUMNS
+    # Threads of this program read below what others of them have written.
     tl.debug_barrier()
 
     at = begin
     while at < end:
-        tokens = at + tl.arange(0, TOKENS)
+        tokens = at + tl.arange(0, BLOCK_M)
         is_token = tokens < end
         token_ids = tl.load(token_ids_ptr + tokens, mask=is_token, other=0)
         positions = tl.where(is_padding, 0, length + tokens - begin)
@@ -86,7 +91,7 @@ def _advance_rows_kernel(
         tl.store(out_token_ids_ptr + tokens, token_ids, mask=is_token)
         tl.store(positions_ptr + tokens, positions, mask=is_token)
         tl.store(slot_mapping_ptr + tokens, slot_mapping, mask=is_token)
-        at += TOKENS
+        at += BLOCK_M
 
     tl.store(cu_seqlens_q_ptr + seq, begin.to(tl.int32))
     if is_row:
@@ -103,21 +108,22 @@ def _advance_rows_kernel(
             index = at + lanes
             blocks = tl.load(blocks_ptr + index, mask=index < num_blocks, other=0)
             tl.store(out_ptr + index, blocks, mask=index < num_blocks)
-            at += BLOCKS
+            at += BLOCK_COLUMNS
 
 
-def _constexprs(spec: AdvanceRowsSpec, *, is_decode: bool) -> dict[str, int]:
+def _constexprs(spec: AdvanceRowsSpec, sizes: AdvanceSizes, *, is_decode: bool) -> dict[str, int]:
     return {
         "BLOCK_SIZE": spec.block_size,
-        "TOKENS": _DECODE_TOKENS if is_decode else _PROMPT_TOKENS,
-        "BLOCKS": _BLOCKS,
+        "BLOCK_M": sizes.decode_tokens if is_decode else sizes.prefill_tokens,
+        "BLOCK_COLUMNS": sizes.columns,
     }
 
 
 def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
-    """Binds advance_rows."""
+    """Binds the kernel to a spec."""
+    sizes = tuned_for(SIZES, torch.device(device))
     kernel: Any = _advance_rows_kernel
-    options = {is_decode: _constexprs(spec, is_decode=is_decode) for is_decode in (False, True)}
+    options = {each: _constexprs(spec, sizes, is_decode=each) for each in (False, True)}
 
     def advance_rows(tables: RowTables, rows: StepRows, out: StepTensors) -> None:
         kernel[(len(rows.slots) + 1,)](
@@ -146,7 +152,7 @@ def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
             tables.block_table.stride(0),
             out.block_table.stride(0),
             **options[rows.is_decode],
-            num_warps=4,
+            num_warps=sizes.num_warps,
         )
 
     return advance_rows
@@ -161,7 +167,8 @@ _OUT_INT32 = ("cu_seqlens_q_ptr", "out_seq_lens_ptr", "out_block_table_ptr")
 
 
 def compile_cases() -> list[CompileCase]:
-    """A step of decoding and one with prompts, with blocks of 16."""
+    """Returns the kernel of decode steps and of steps with prefills, for blocks of 16 tokens."""
+    sizes = SIZES["default"]
     return [
         CompileCase(
             name=f"advance_rows-{'decode' if is_decode else 'prompts'}",
@@ -172,8 +179,8 @@ def compile_cases() -> list[CompileCase]:
                 **dict.fromkeys(_OUT_INT32, "*i32"),
                 **dict.fromkeys(_NUMBERS, "i32"),
             },
-            constexprs=_constexprs(AdvanceRowsSpec(block_size=16), is_decode=is_decode),
-            num_warps=4,
+            constexprs=_constexprs(AdvanceRowsSpec(block_size=16), sizes, is_decode=is_decode),
+            num_warps=sizes.num_warps,
         )
         for is_decode in (True, False)
     ]

@@ -28,6 +28,8 @@ class Decode:
         self._spec = spec
         self._eps = spec.norm_eps or 0.0
         self._sizes = tuned_for(SIZES, device)
+        self._constexprs: dict[tuple[int, bool], dict[str, Any]] = {}
+        self._shared_constexprs = shared_constexprs(spec, self._sizes)
         self._has_pdl = launches_dependents(device)
         self._launch = {"launch_pdl": True} if self._has_pdl else {}
         # Chunks that have finished, for each sequence and key head. The kernel resets them to 0.
@@ -84,13 +86,21 @@ class Decode:
             spec.scale,
             self._eps,
             PDL=self._has_pdl,
-            **decode_constexprs(self._spec, sizes, num_seqs, is_shared),
+            **self._constexprs_of(num_seqs, is_shared),
             num_warps=4,
             num_stages=sizes.num_stages,
             maxnreg=sizes.decode_registers(num_seqs, is_shared),
             **self._launch,
         )
         return out
+
+    def _constexprs_of(self, num_seqs: int, is_shared: bool) -> dict[str, Any]:
+        """Returns `decode_constexprs`, computed once for each shape of a step."""
+        found = self._constexprs.get((num_seqs, is_shared))
+        if found is None:
+            found = decode_constexprs(self._spec, self._sizes, num_seqs, is_shared)
+            self._constexprs[num_seqs, is_shared] = found
+        return found
 
     def _attend_shared(
         self,
@@ -110,7 +120,7 @@ class Decode:
         shared = step.shared
         if shared is None:
             return (None,) * 3
-        spec, constexprs = self._spec.attention, shared_constexprs(self._spec, self._sizes)
+        spec, constexprs = self._spec.attention, self._shared_constexprs
         num_units, num_rows = len(shared.units), UNIT_MEMBERS * constexprs["GROUP_PAD"]
         shape = (num_units * spec.num_kv_heads, num_rows, spec.head_dim)
         acc = torch.empty(shape, dtype=torch.float32, device=qkv.device)

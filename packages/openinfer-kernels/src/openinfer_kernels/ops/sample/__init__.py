@@ -1,12 +1,13 @@
-"""Logits to tokens: every control of a request, one draw a row, its tables updated in the step.
+"""Logits to tokens: all sampling controls of a request, one draw a row, in one step.
 
-In this order, vLLM's: masks (allowed ids, a grammar's, min_tokens, bad words) and logit bias;
-repetition, frequency and presence penalty; temperature; min-p; top-k; top-p of what both left;
-draw. All filters keep tokens that tie with the last one kept, so what is kept is a function of the
-scores alone. Randomness is a function of (seed, position, token id) alone: see `_random`.
+The controls run in vLLM's order: masks (allowed ids, grammar, min_tokens, bad words) and logit
+bias; repetition, frequency and presence penalty; temperature; min-p; top-k; top-p of what the two
+left; draw. All filters keep tokens that tie with the last one kept, so the kept set is a function
+of the scores alone. Random numbers are a function of (seed, position, token id) alone; see
+`_random`.
 
-A row's parameters lie in tables on the device, by slot. A backend may use what the host knows of
-the rows (`SampleRows.needs`) to leave work out; it never waits for the device.
+The parameters of a row lie in tables on the device, by slot. A back end may use what the host knows
+of the rows (`SampleRows.needs`) to leave work out. It never waits for the device.
 """
 
 import enum
@@ -25,53 +26,53 @@ Indices = npt.NDArray[np.int64]
 _NO_ROWS = np.zeros(0, np.int64)
 
 IN_PROMPT = 1 << 30
-"""Bit of `SampleState.counts` that says that a token is in the prompt."""
+"""Bit of `SampleState.counts` that is set for tokens of the prompt."""
 
 PADDING = -1
-"""Fills up `SampleState.bad_words`."""
+"""Padding on the left of `SampleState.bad_words`."""
 
 
 class Needs:
-    """Bits of the work that a row asks for. Plain integers: they are tested in every step."""
+    """Bits of the work that a row needs. Plain integers, because every step tests them."""
 
     NOISE = 1
-    """It is drawn, not the argmax."""
+    """The row is sampled; without this bit it is greedy."""
     FILTER = 2
-    """Top-k, top-p or min-p, of a row that is drawn."""
+    """The row is sampled with top-k, top-p or min-p."""
     MIN_TOKENS = 4
     BIAS = 8
-    """Logit bias or allowed ids: it has a row of `SampleState.bias`."""
+    """Logit bias or allowed ids: `SampleState.bias` holds for the row."""
     PENALTIES = 16
-    """It has a row of `SampleState.counts`."""
+    """Penalties: `SampleState.counts` holds for the row."""
     BAD_WORDS = 32
     PROCESSED = 64
-    """Its processed scores are wanted."""
+    """The request wants processed scores."""
 
     CONTROLS = MIN_TOKENS | BIAS | PENALTIES | BAD_WORDS
-    """What changes logits before the temperature."""
+    """All controls that change logits before the temperature."""
 
 
 class Failure:
-    """Why a row cannot be drawn from. Plain integers: that is how they reach the host."""
+    """Reasons why no token can be drawn. Plain integers, as they reach the host."""
 
     NONE = 0
     NOT_FINITE = 1
     """The scores hold NaN or +inf."""
     NOTHING_LEFT = 2
-    """Every token is ruled out: all scores are -inf."""
+    """No token is allowed: all scores are -inf."""
 
 
 class Column(enum.IntEnum):
-    """Columns of the table. Integers as they are, the others as the bits of a float64."""
+    """Columns of `SampleState.table`: integers, or the bits of a float64."""
 
     NEEDS = 0
     SEED = 1
     FIRST_OUTPUT_POSITION = 2
-    """Sequence index of the first output token, a resumed prefix included."""
+    """Sequence index of the first output token; tokens of a resumed prefix count as output."""
     FIRST_STOP_POSITION = 3
     """Sequence index of the first token that may be a stop id."""
     TOP_K = 4
-    """vocab_size switches it off."""
+    """At most vocab_size, which means no limit."""
     INVERSE_TEMPERATURE = 5
     """1 for a greedy row."""
     TOP_P = 6
@@ -80,24 +81,24 @@ class Column(enum.IntEnum):
     PRESENCE_PENALTY = 9
     FREQUENCY_PENALTY = 10
     STOP_IDS = 11
-    """The first of `max_stop_ids` columns, filled up by repetition."""
+    """The first of `max_stop_ids` columns; unused ones repeat a stop id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleState:
-    """The tables, by slot. A draw changes the last three, everything else is the caller's.
+    """The tables, by slot. A draw writes the last three; the caller writes all others.
 
     Attributes:
-        table: [num_slots, columns], int64: see `Column`.
-        bias: [num_slots, vocab_size], float32: added to the logits, -inf for ids that are not
-            allowed. Holds for rows with `Needs.BIAS`.
-        bad_words: [num_slots, max_bad_words, max_bad_word_ids], int32: sequences of ids, at the
-            right end of their row behind `PADDING`. Hold for rows with `Needs.BAD_WORDS`.
-        counts: [num_slots, vocab_size], int32: how often each token is in the output, and
-            `IN_PROMPT`. Holds for rows with `Needs.PENALTIES`.
+        table: [num_slots, columns], int64; see `Column`.
+        bias: [num_slots, vocab_size], float32: added to the logits; -inf for ids that are not
+            allowed. Only read for rows with `Needs.BIAS`.
+        bad_words: [num_slots, max_bad_words, max_bad_word_ids], int32: sequences of ids,
+            right-aligned, with `PADDING` before them. Only read for rows with `Needs.BAD_WORDS`.
+        counts: [num_slots, vocab_size], int32: how often each token is in the output, with
+            the bit `IN_PROMPT`. Only read for rows with `Needs.PENALTIES`.
         recent: [num_slots, max_bad_word_ids], int32: output tokens by sequence index modulo
-            max_bad_word_ids. Holds for rows with `Needs.BAD_WORDS`.
-        last_token: [num_slots], int64: the token drawn last.
+            max_bad_word_ids. Only read for rows with `Needs.BAD_WORDS`.
+        last_token: [num_slots], int64: the last drawn token.
     """
 
     table: torch.Tensor
@@ -110,7 +111,7 @@ class SampleState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
-    """What is fixed about sampling when an executor is built.
+    """Sizes of the tables and steps, fixed when an executor is built.
 
     Attributes:
         vocab_size: Columns of the logits.
@@ -129,7 +130,7 @@ class SampleSpec:
     max_bad_word_ids: int = 32
 
     def allocate(self, device: torch.device | str) -> SampleState:
-        """Tables of zeros; on the CPU those take memory only where they have been written."""
+        """Returns tables of zeros. On a CPU they take memory only where they are written."""
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((self.num_slots, *shape), dtype=dtype, device=device)
@@ -148,14 +149,14 @@ class SampleRows:
     """The rows of one step.
 
     Attributes:
-        slots: [n], int64, on the device: their rows of the tables, no slot twice.
+        slots: [n], int64, on the device: the slot of each row; no slot twice.
         positions: [n], int64, on the device: sequence index of the token to draw.
         needs: [n], int64, on the host: `Needs` of each row, as in the table.
-        all_needs: what any row needs.
-        max_top_k: the largest top_k below vocab_size of a row with `Needs.FILTER`; 0: none.
-        has_top_p: whether any row with `Needs.FILTER` has a top_p below 1.
-        masks: rows of the step, and for each of them [ceil(vocab_size / 32)], int32 on the
-            device: a bit per id, least significant first, set where the id is allowed.
+        all_needs: The union of `needs`.
+        max_top_k: Largest top_k below vocab_size of the rows with `Needs.FILTER`; 0 for none.
+        has_top_p: Whether any row with `Needs.FILTER` has a top_p below 1.
+        masks: Indices of rows, and for each of them [ceil(vocab_size / 32)], int32 on the device: a
+            bit for each id, least significant first, set where the id is allowed.
     """
 
     __slots__ = ("all_needs", "has_top_p", "masks", "max_top_k", "needs", "positions", "slots")
@@ -170,7 +171,7 @@ class SampleRows:
         has_top_p: bool = False,
         masks: tuple[Indices, torch.Tensor] | None = None,
     ) -> None:
-        """Takes what is known of the rows; see the attributes."""
+        """Stores the arguments and computes `all_needs`."""
         self.slots = slots
         self.positions = positions
         self.needs = needs
@@ -179,14 +180,14 @@ class SampleRows:
         self.has_top_p = has_top_p
         self.masks = masks
 
-    def need(self, need: int) -> Indices:
-        """Indices of the rows with any of these needs."""
-        if not self.all_needs & need:
+    def rows_with(self, needs: int) -> Indices:
+        """Returns the indices of rows with any of these needs."""
+        if not self.all_needs & needs:
             return _NO_ROWS
-        return (self.needs & need).nonzero()[0]
+        return (self.needs & needs).nonzero()[0]
 
-    def part(self, index: Indices) -> tuple["SampleRows", torch.Tensor]:
-        """Some of these rows, without masks, and `index` on the device."""
+    def select(self, index: Indices) -> tuple["SampleRows", torch.Tensor]:
+        """Returns some of the rows, without masks, and `index` on the device."""
         at = upload(index, self.slots.device)
         rows = SampleRows(
             self.slots.index_select(0, at),
@@ -200,13 +201,13 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What was drawn.
+    """The result of a draw.
 
     Attributes:
-        packed: [2, n], int32, for one copy to the host: `token_ids`, then `failures`.
-        processed: [m, vocab_size], float32, of the m rows with `Needs.PROCESSED`, in their order:
-            scores after every control, -inf where a token could not be drawn; before temperature in
-            greedy rows. None if there are none.
+        packed: [2, n], int32: `token_ids`, then `failures`, for one copy to the host.
+        processed: [m, vocab_size], float32, scores of the m rows with `Needs.PROCESSED`, in order:
+            after every control, and -inf for tokens that could not be drawn. Greedy rows have no
+            temperature. None if there are no such rows.
     """
 
     packed: torch.Tensor
@@ -214,66 +215,65 @@ class Drawn:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[n], int32. Of failed rows: some id of the vocabulary."""
+        """[n], int32; some id of the vocabulary in rows that failed."""
         return self.packed[0]
 
     @property
     def failures(self) -> torch.Tensor:
-        """[n], int32: one of `Failure` a row."""
+        """[n], int32: the `Failure` of each row."""
         return self.packed[1]
 
 
 class Sample(Protocol):
-    """A bound `sample`. One thread, one stream."""
+    """The `sample` that `plan_sample` returns. For one thread and one stream."""
 
     @property
-    def is_recordable(self) -> bool:
-        """Whether it is a `RecordableSample`."""
+    def is_capturable(self) -> bool:
+        """Whether this is a `CapturableSample`."""
         ...
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
-        """Draws one token a row and enters it in the tables.
+        """Draws one token a row and writes it to the tables.
 
         Args:
-            logits: [n, vocab_size], any float dtype, contiguous rows, left as they are; they are
-                computed with in float32.
-            rows: whose they are.
+            logits: [n, vocab_size], any float dtype, contiguous rows, not modified. Computation
+                is in float32.
+            rows: The rows of the step.
         """
         ...
 
-    def enter(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any], /) -> None:
-        """Writes numbers of one row of `SampleState.bias` or `counts`; enqueues and returns.
+    def write_row(self, row: torch.Tensor, ids: Indices, values: npt.NDArray[Any], /) -> None:
+        """Writes values into one row of `SampleState.bias` or `counts`, without waiting.
 
         Args:
             row: [vocab_size], the row.
-            ids: [m], where, on the host; none twice.
-            values: [m], int32 or float32 as the row has them, on the host.
+            ids: [m], on the host: ids to write; none twice.
+            values: [m], on the host, in the row's dtype.
         """
         ...
 
 
-class RecordableSample(Sample, Protocol):
-    """A `Sample` whose calls without masks may be recorded and replayed for other rows and needs.
+class CapturableSample(Sample, Protocol):
+    """A `Sample` whose calls without masks may be captured and replayed for other rows.
 
-    What is enqueued then depends on the number of rows and on `all_needs` alone; what a row gets
-    follows from the tables, whatever further needs are enqueued for. Processed scores are left to a
-    call of their own, for the steps that want some.
+    The launches depend on the number of rows and on `all_needs` alone. The result of a row follows
+    from the tables, even if the captured `all_needs` has more bits. A captured call computes no
+    processed scores; `processed` does that, for the steps that want them.
     """
 
     def processed(
         self, logits: torch.Tensor, rows: SampleRows, packed: torch.Tensor, index: Indices, /
     ) -> torch.Tensor:
-        """The processed scores of some rows of a draw that was not told to leave any.
+        """Returns the processed scores of some rows of the last draw.
 
         Args:
-            logits: of the draw before, which no other has followed.
-            rows: of it.
-            packed: what it came to.
-            index: [m], on the host: rows of it that have `Needs.PROCESSED` in the table. Others are
-                neither read nor written.
+            logits: The logits of the last draw.
+            rows: The rows of the last draw.
+            packed: The result of the last draw; see `Drawn.packed`.
+            index: [m], on the host: indices of rows with `Needs.PROCESSED` in the table.
 
         Returns:
-            [m, vocab_size], see `Drawn.processed`.
+            [m, vocab_size]; see `Drawn.processed`.
         """
         ...
 
@@ -291,10 +291,10 @@ EXAMPLES = {"": SampleSpec(vocab_size=151_936, num_slots=256, max_rows=256)}
 def plan_sample(
     spec: SampleSpec, state: SampleState, device: torch.device | str, backend: str = "auto"
 ) -> Sample:
-    """Chooses and binds `sample` over these tables.
+    """Chooses a back end of `sample` and binds it to a spec, its tables and a device.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     module = backend_module("sample", spec, device, backend)
     return cast(Sample, module.plan(spec, state, device))

@@ -1,7 +1,8 @@
 """sample on a CPU: torch's operators, with numpy where it is several times as fast.
 
-Noise is bounded, so where few scores come near the best perturbed one, only theirs is computed.
-Which way a row goes depends on its own scores and key alone, and both ways add the same noise.
+Noise is bounded. So where few scores come near the best one, noise is computed for those alone. The
+choice between few and all depends on the row's own scores and key, and both ways add the same
+noise.
 """
 
 import numpy as np
@@ -19,11 +20,11 @@ from openinfer_kernels.ops.sample._random import (
 )
 from openinfer_kernels.ops.sample._torch import TorchSample
 
-# Words mixed at a time: they and a copy stay in the L2 cache.
+# Words that are mixed at a time: 256 KiB, which stay in the L2 cache with their copy.
 _BLOCK = 1 << 15
-# Vocabularies up to here are cheaper to do whole and all rows at once.
+# Vocabularies up to this size are computed whole, for all rows at once, which is cheaper.
 _SMALL = 1 << 13
-# Looking for the scores that count pays if they are at most this share.
+# Share of the scores up to which noise is computed for the near ones alone.
 _FEW = 0.25
 
 _Words = npt.NDArray[np.uint64]
@@ -32,12 +33,12 @@ _SHIFTS = tuple(np.uint64(shift) for shift in SHIFTS)
 
 
 def supports(spec: SampleSpec, device: torch.device) -> str | None:
-    """Every spec on a CPU."""
-    return None if device.type == "cpu" else f"made for CPUs, this is {device.type}"
+    """Returns None on a CPU, else the reason."""
+    return None if device.type == "cpu" else f"needs a CPU, this is {device.type}"
 
 
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
-    """Binds sample."""
+    """Binds the operators to a spec and its tables."""
     return _CpuSample(spec, state, torch.device(device))
 
 
@@ -49,7 +50,7 @@ class _CpuSample(TorchSample):
     def _argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if scores.shape[1] <= _SMALL:
             return super()._argmax(scores)
-        # The first of equals, and NaN before any number, as torch's: but vectorised.
+        # Like torch's, it returns the first of equal scores and prefers NaN, but it is vectorised.
         token_ids = torch.from_numpy(scores.numpy().argmax(axis=1))
         return token_ids, scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
 
@@ -78,7 +79,7 @@ class _CpuSample(TorchSample):
         values = scores.numpy()
         top = np.array([values.argmax()])
         bound = float(_perturbed(scores, top, self._bits(top, key))[0]) - LARGEST_NOISE
-        # Where the bound is NaN or infinite nothing is close, and the top alone tells why.
+        # If the bound is NaN or infinite, no score is near it, and the top alone shows the failure.
         close = values >= bound
         if np.count_nonzero(close) <= _FEW * len(values):
             ids = np.union1d(np.flatnonzero(close), top)
@@ -111,14 +112,14 @@ def _perturbed(
 
 
 def _row_keys(seeds: _Words, positions: _Words) -> _Words:
-    """As `_random.row_keys`."""
+    """Computes `_random.row_keys` in numpy."""
     keys = _mixed(seeds + np.uint64(GAMMA))
     keys += positions
     return _mixed(keys)
 
 
 def _mixed(words: _Words) -> _Words:
-    """SplitMix64's finaliser, in place; see `_random`."""
+    """Applies SplitMix64's finaliser in place; see `_random`."""
     shifted = np.empty_like(words)
     for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
         np.right_shift(words, shift, out=shifted)

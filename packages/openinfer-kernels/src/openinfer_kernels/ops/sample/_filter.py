@@ -1,13 +1,14 @@
 """Min-p, top-k and top-p as one threshold a row.
 
-All three keep the tokens at or above some score, so a row's controls come down to the highest of
-three thresholds. Tokens that tie with the last one kept are kept too, which makes the set a
-function of the scores alone and not of the order in which some sort leaves equals.
+Each of them keeps the tokens from some score on, so a row's filters amount to the highest of three
+thresholds. Tokens that tie with the last one kept are kept as well. So the kept set is a function
+of the scores alone, not of the order in which a sort leaves equal scores.
 """
 
 import torch
 
-# Scores sorted at first for top-p on a CPU, and how many times as many if that mass falls short.
+# On a CPU, top-p sorts this many scores first, and 8 times as many as long as their mass is too
+# small.
 _CPU_PREFIX = 1024
 _PREFIX_GROWTH = 8
 
@@ -16,17 +17,17 @@ def filter_(
     scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, log_min_p: torch.Tensor,
     max_top_k: int, has_top_p: bool,
 ) -> None:  # fmt: skip
-    """Sets the scores of tokens that may not be drawn to -inf, in place.
+    """Sets the scores of dropped tokens to -inf, in place.
 
     Args:
         scores: [n, vocab_size], float32: logits over temperature.
-        top_k: [n], int64: tokens kept at most; vocab_size switches it off.
-        top_p: [n], float64: of what min-p and top-k left, keep the smallest set that reaches this
-            probability; 1 switches it off.
+        top_k: [n], int64: tokens to keep at most; vocab_size means no limit.
+        top_p: [n], float64: keeps the smallest set of the tokens left by min-p and top-k that
+            reaches this probability; 1 keeps all.
         log_min_p: [n], float64: log of the share of the largest probability that a token must
-            reach; -inf switches it off.
-        max_top_k: the largest top_k below vocab_size, 0 if there is none. Known on the host.
-        has_top_p: whether any row's top_p is below 1. Known on the host.
+            reach; -inf keeps all.
+        max_top_k: Largest top_k below vocab_size, 0 if there is none.
+        has_top_p: Whether any row's top_p is below 1.
     """
     threshold = scores.amax(dim=1) + log_min_p.to(scores.dtype)
     if max_top_k or has_top_p:
@@ -45,14 +46,14 @@ def filter_(
 def _prefix_length(scores: torch.Tensor, max_top_k: int, has_top_p: bool) -> int:
     if not has_top_p:
         return max_top_k
-    # A device cannot look whether a prefix was enough without making the host wait.
+    # On a GPU, checking whether a prefix was enough would make the host wait.
     return max(max_top_k, _CPU_PREFIX) if scores.device.type == "cpu" else scores.shape[1]
 
 
 def _nucleus(
     scores: torch.Tensor, ordered: torch.Tensor, lowest: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """The lowest score of the smallest set of scores from `lowest` on that reaches top_p: [n]."""
+    """Returns the lowest score of the smallest set from `lowest` on that reaches top_p: [n]."""
     kept = scores.masked_fill(scores < lowest.unsqueeze(1), -torch.inf)
     log_mass = kept.logsumexp(dim=1, keepdim=True)
     before = _mass_before(ordered, log_mass)
@@ -62,11 +63,11 @@ def _nucleus(
         before = _mass_before(ordered, log_mass)
     num_kept = (before < top_p.unsqueeze(1)).sum(dim=1, keepdim=True)
     last = ordered.gather(1, num_kept.sub_(1).clamp_(min=0)).squeeze(1)
-    # The sum of all probabilities may round to less than 1, or to more before the end.
+    # All probabilities may sum to slightly less or more than 1, so top_p = 1 is handled apart.
     return last.masked_fill_(top_p >= 1, -torch.inf)
 
 
 def _mass_before(ordered: torch.Tensor, log_mass: torch.Tensor) -> torch.Tensor:
-    """Probability of all tokens ahead of each one, in float64; 1 behind what is left of them."""
+    """Returns the probability of all tokens before each one, in float64."""
     probability = (ordered - log_mass).to(torch.float64).exp_()
     return probability.cumsum(dim=1).sub_(probability)

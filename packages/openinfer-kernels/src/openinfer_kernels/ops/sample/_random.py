@@ -2,9 +2,9 @@
 
 SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
 is a bijective mix of a counter, so any element of a stream is computed without the ones before it.
-A row's stream starts at a key mixed from its seed and its position; element i yields the numbers
-of token ids 2i and 2i + 1. Integer arithmetic alone decides them, so that they are the same
-on every device, in every batch and after every preemption.
+A row's stream starts at a key mixed from its seed and its position. Element i yields the numbers of
+token ids 2i and 2i + 1. They are computed in integer arithmetic, so they are the same on every
+device, in every batch and after every preemption.
 """
 
 import math
@@ -16,11 +16,11 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
 
 LARGEST_NOISE = 32 * math.log(2) + 1e-3
-"""No noise is above this."""
+"""Upper bound of the noise."""
 
 
 def as_signed(value: int) -> int:
-    """The int64 of the same 64 bits as an unsigned `value`."""
+    """Returns the int64 with the same 64 bits as an unsigned `value`."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -29,7 +29,7 @@ _SIGNED_MULTIPLIERS = tuple(as_signed(multiplier) for multiplier in MULTIPLIERS)
 
 
 def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The key of each row's stream.
+    """Returns the key of each row's stream.
 
     Args:
         seeds: [n], int64: the bits of unsigned 64-bit seeds.
@@ -42,34 +42,34 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def counters(vocab_size: int, device: torch.device) -> torch.Tensor:
-    """[ceil(vocab_size / 2)], int64: what a row's key is added to, one for each pair of ids."""
+    """Returns what to add to a row's key for each pair of ids: [ceil(vocab_size / 2)], int64."""
     steps = torch.arange(1, (vocab_size + 1) // 2 + 1, dtype=torch.int64, device=device)
     return steps.mul_(_SIGNED_GAMMA)
 
 
 def random_bits(keys: torch.Tensor, counters: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """31 random bits for every token id: [n, vocab_size], int32, of the streams `keys` [n]."""
+    """Returns 31 random bits for each token id of the streams `keys`: [n, vocab_size], int32."""
     words = _mix_(counters + keys.unsqueeze(1))
     return words.view(torch.int32).bitwise_and_(0x7FFFFFFF)[:, :vocab_size]
 
 
 def gumbel_noise(bits: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise from `random_bits`, float32.
+    """Returns standard Gumbel noise from `random_bits`, float32.
 
     The id with the largest sum of scaled logit and noise is a draw from their softmax (Gumbel,
     1954; Maddison, Tarlow and Minka, "A* sampling", 2014): no normalisation, no sort, no prefix
     sum, and a tiny change of the logits moves the draw only where the two best sums nearly tie.
     """
-    # A fraction that is finest near 0 resolves the small variates, those that win, to 31 bits;
-    # both ends are kept away from 0 and 1, whose logarithms are infinite.
+    # Floats are finest near 0, so the variates that win, the small ones, keep all 31 bits. Both
+    # ends are clamped away from 0 and 1, whose logarithms are infinite.
     fraction = bits.mul(-(2.0**-31)).clamp_(min=2.0**-24 - 1, max=-(2.0**-32))
     return fraction.log1p_().neg_().log_().neg_()
 
 
 def _mix_(words: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser, in place; int64 arithmetic wraps as unsigned does."""
+    """Applies SplitMix64's finaliser in place; int64 arithmetic wraps around like unsigned."""
     for shift, multiplier in zip(SHIFTS, (*_SIGNED_MULTIPLIERS, None), strict=True):
-        # A right shift of int64 drags the sign along; the mask makes it the unsigned one.
+        # A right shift of int64 copies the sign; the mask makes it an unsigned shift.
         words ^= (words >> shift).bitwise_and_((1 << (64 - shift)) - 1)
         if multiplier is not None:
             words *= multiplier

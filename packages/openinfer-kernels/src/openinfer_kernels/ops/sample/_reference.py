@@ -1,4 +1,4 @@
-"""sample, as defined: row by row, id by id, in float64."""
+"""The definition of sample: row by row and id by id, in float64."""
 
 import math
 
@@ -16,23 +16,23 @@ from openinfer_kernels.ops.sample import (
     SampleSpec,
     SampleState,
 )
-from openinfer_kernels.ops.sample._controls import enter
+from openinfer_kernels.ops.sample._controls import write_row
 from openinfer_kernels.ops.sample._random import counters, random_bits, row_keys
 
 
 def supports(spec: SampleSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
-    """Binds sample."""
+    """Binds the definition to the tables."""
     return _Reference(state)
 
 
 class _Reference:
-    is_recordable = False
-    enter = staticmethod(enter)
+    is_capturable = False
+    write_row = staticmethod(write_row)
 
     def __init__(self, state: SampleState) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class _Reference:
             )
         ]
         token_ids, failures, processed = zip(*drawn, strict=True)
-        asked = rows.need(Needs.PROCESSED).tolist()
+        asked = rows.rows_with(Needs.PROCESSED).tolist()
         packed = torch.tensor([token_ids, failures], dtype=torch.int32, device=logits.device)
         return Drawn(
             packed=packed,
@@ -77,7 +77,7 @@ class _Row:
     def draw(
         self, scores: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[int, int, torch.Tensor]:
-        """The token, why there is none, and the processed scores."""
+        """Returns the token, the `Failure`, and the processed scores."""
         scores = self._constrain(scores)
         if mask is not None:
             for token_id in range(len(scores)):
@@ -88,14 +88,14 @@ class _Row:
             scores = self._filter(scores * self._float(Column.INVERSE_TEMPERATURE))
             perturbed = scores + self._noise(len(scores))
         best, best_id = perturbed.max(dim=0)
-        self._enter(int(best_id))
+        self._write_result(int(best_id))
         return int(best_id), _failure(float(best)), scores
 
     def _constrain(self, scores: torch.Tensor) -> torch.Tensor:
         if self._needs & Needs.BIAS:
             scores = scores + self._bias
         if self._needs & Needs.PENALTIES:
-            scores = self._penalise(scores)
+            scores = self._apply_penalties(scores)
         if self._needs & Needs.MIN_TOKENS and self._position < self._integer(
             Column.FIRST_STOP_POSITION
         ):
@@ -107,7 +107,7 @@ class _Row:
                     scores[ids[-1]] = -math.inf
         return scores
 
-    def _penalise(self, scores: torch.Tensor) -> torch.Tensor:
+    def _apply_penalties(self, scores: torch.Tensor) -> torch.Tensor:
         repetition = self._float(Column.REPETITION_PENALTY)
         count = self._counts & (IN_PROMPT - 1)
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
@@ -116,7 +116,7 @@ class _Row:
         return scores - self._float(Column.PRESENCE_PENALTY) * (count > 0)
 
     def _output(self, num_ids: int) -> list[int] | None:
-        """The last output tokens, None if there are not so many."""
+        """Returns the last `num_ids` output tokens, None if there are fewer."""
         first = self._position - num_ids
         if first < self._integer(Column.FIRST_OUTPUT_POSITION):
             return None if num_ids else []
@@ -144,7 +144,7 @@ class _Row:
         fraction = (bits[0].double() / 2**31).clamp(2.0**-32, 1 - 2.0**-24)
         return -torch.log(-torch.log1p(-fraction)).to(self._table.device)
 
-    def _enter(self, token_id: int) -> None:
+    def _write_result(self, token_id: int) -> None:
         self._last_token.fill_(token_id)
         if self._needs & Needs.PENALTIES:
             self._counts[token_id] += 1

@@ -1,4 +1,4 @@
-"""sample through torch's operators, for any device."""
+"""sample with torch's operators, for any device."""
 
 import torch
 
@@ -13,33 +13,33 @@ from openinfer_kernels.ops.sample import (
     SampleSpec,
     SampleState,
 )
-from openinfer_kernels.ops.sample._controls import constrain, count, enter, floats
+from openinfer_kernels.ops.sample._controls import constrain, count_tokens, floats, write_row
 from openinfer_kernels.ops.sample._filter import filter_
 from openinfer_kernels.ops.sample._random import counters, gumbel_noise, random_bits, row_keys
 
 
 def supports(spec: SampleSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
-    """Binds sample."""
+    """Binds the operators to a spec and its tables."""
     return TorchSample(spec, state, torch.device(device))
 
 
 class TorchSample:
-    """A bound `sample`. What it does with a step's scores may be replaced."""
+    """A `Sample` of torch's operators. Subclasses may replace the steps on scores."""
 
-    is_recordable = False  # it works on the rows that the host knows to need it
-    enter = staticmethod(enter)
+    is_capturable = False  # the launches depend on the needs of each row
+    write_row = staticmethod(write_row)
 
     def __init__(self, spec: SampleSpec, state: SampleState, device: torch.device) -> None:
         self._state = state
         self._counters = counters(spec.vocab_size, device)
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
-        """See `Sample`."""
+        """Draws one token a row; see `Sample`."""
         scores = constrain(logits.to(torch.float32), rows, self._state)
         if rows.all_needs & Needs.NOISE:
             token_ids, best, processed = self._draw(scores, rows)
@@ -47,25 +47,26 @@ class TorchSample:
             token_ids, best = self._argmax(scores)
             processed = scores
         if rows.all_needs & Needs.CONTROLS:
-            count(token_ids, rows, self._state)
+            count_tokens(token_ids, rows, self._state)
         self._state.last_token.index_copy_(0, rows.slots, token_ids)
         packed = torch.stack((token_ids.to(torch.int32), self._failures(best)))
-        return Drawn(packed=packed, processed=_asked(processed, rows))
+        return Drawn(packed=packed, processed=_select_processed(processed, rows))
 
     def _draw(
         self, scores: torch.Tensor, rows: SampleRows
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids of a step with random rows, what `_argmax` says of their scores, processed scores.
+        """Draws in a step with sampled rows.
 
-        The last are only right if a row wants them.
+        Returns ids, the best score of each row as `_argmax` does, and processed scores. The latter
+        are valid only if a row wants them.
         """
-        random = rows.need(Needs.NOISE)
+        random = rows.rows_with(Needs.NOISE)
         is_kept = bool(rows.all_needs & Needs.PROCESSED)
         if len(random) == len(rows.needs):
             table = self._state.table.index_select(0, rows.slots)
             scaled = _scale_and_filter(scores, rows, table)
             return *self._perturbed_argmax(scaled, table[:, Column.SEED], rows.positions), scaled
-        part, at = rows.part(random)
+        part, at = rows.select(random)
         table = self._state.table.index_select(0, part.slots)
         scaled = _scale_and_filter(scores.index_select(0, at), part, table)
         token_ids, best = self._argmax(scores)
@@ -75,29 +76,29 @@ class TorchSample:
         return token_ids, best, scores.index_copy(0, at, scaled) if is_kept else scores
 
     def _argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The lowest id of the largest score of each row, and that score.
+        """Returns the lowest id with the largest score of each row, and that score.
 
-        NaN wins over any number, so the score tells of NaN, of +inf and of a row with nothing left.
+        NaN is larger than any number, so the score shows every kind of failure.
         """
         best, token_ids = scores.max(dim=1)
         return token_ids, best
 
     def _failures(self, best: torch.Tensor) -> torch.Tensor:
-        """What the best score of each row says of it: [n], int32, of `Failure`."""
+        """Returns the `Failure` of each row from its best score: [n], int32."""
         is_bad = best.isfinite().logical_not_().to(torch.int32)
         return is_bad.masked_fill_(best == -torch.inf, Failure.NOTHING_LEFT)
 
     def _perturbed_argmax(
         self, scores: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_argmax` after adding each row's noise; `scores` are left as they are."""
+        """Returns `_argmax` of the scores with each row's noise; `scores` are not modified."""
         bits = random_bits(row_keys(seeds, positions), self._counters, scores.shape[1])
         return self._argmax(gumbel_noise(bits).add_(scores))
 
 
-def _asked(processed: torch.Tensor, rows: SampleRows) -> torch.Tensor | None:
-    """Those of the rows that ask for them."""
-    index = rows.need(Needs.PROCESSED)
+def _select_processed(processed: torch.Tensor, rows: SampleRows) -> torch.Tensor | None:
+    """Returns the processed scores of the rows that want them."""
+    index = rows.rows_with(Needs.PROCESSED)
     if len(index) == 0:
         return None
     if len(index) == len(rows.needs):
@@ -106,15 +107,15 @@ def _asked(processed: torch.Tensor, rows: SampleRows) -> torch.Tensor | None:
 
 
 def _scale_and_filter(scores: torch.Tensor, rows: SampleRows, table: torch.Tensor) -> torch.Tensor:
-    """Logits over temperature, -inf where min-p, top-k or top-p rule a token out."""
+    """Returns logits over temperature, -inf for tokens that min-p, top-k or top-p drop."""
     scaled = scores * floats(table, Column.INVERSE_TEMPERATURE).to(torch.float32).unsqueeze(1)
-    filtered = rows.need(Needs.FILTER)
+    filtered = rows.rows_with(Needs.FILTER)
     if len(filtered) == 0:
         return scaled
     if len(filtered) == len(rows.needs):
         _filter_rows(scaled, rows, table)
         return scaled
-    part, at = rows.part(filtered)
+    part, at = rows.select(filtered)
     scores = scaled.index_select(0, at)
     _filter_rows(scores, part, table.index_select(0, at))
     return scaled.index_copy_(0, at, scores)

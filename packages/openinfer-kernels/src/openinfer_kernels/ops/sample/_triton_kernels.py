@@ -1,4 +1,4 @@
-"""The kernels of sample, see `_triton` for how they work together."""
+"""The kernels of sample; `_triton` says how they work together."""
 
 # Kernel arguments are Triton's values, which have no Python types. What is known when a kernel is
 # compiled stands in an `if` of its own, so that the code below it is left out.
@@ -35,13 +35,16 @@ from openinfer_kernels.ops.sample._triton_score_functions import (
     key_of,
     noise_of,
     scores_of,
-    stream_of,
+    stream_key,
 )
 
 
 @triton.jit(do_not_specialize=["num_ids"], do_not_specialize_on_alignment=["row_ptr"])
-def enter_kernel(row_ptr, packed_ptr, num_ids, BLOCK: tl.constexpr):
-    """Numbers of one row of a table: `packed_ptr` has ids, then what goes there."""
+def write_row_kernel(row_ptr, packed_ptr, num_ids, BLOCK: tl.constexpr):
+    """Writes BLOCK values of one row of a table: program (tile of ids).
+
+    `packed_ptr` is [2, num_ids]: ids, then the values' bits.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_inside = at < num_ids
     ids = tl.load(packed_ptr + at, mask=is_inside, other=0)
@@ -50,75 +53,93 @@ def enter_kernel(row_ptr, packed_ptr, num_ids, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _ban(bans, ids, is_banned):
-    tl.atomic_and(bans + (ids >> 5), ~(1 << (ids & 31)), mask=is_banned)
+def _rule_out(id_mask, ids, is_ruled_out):
+    """Clears the bits of `ids` in a mask."""
+    tl.atomic_and(id_mask + (ids >> 5), ~(1 << (ids & 31)), mask=is_ruled_out)
 
 
 @triton.jit
-def ban_kernel(
-    slots, positions, table_ptr, words_ptr, recent_ptr, masks, mask_rows, bans_ptr, is_banned_ptr,
-    NUM_COLUMNS: tl.constexpr, NUM_STOPS: tl.constexpr, STOPS: tl.constexpr,
-    NUM_WORDS: tl.constexpr, WORDS: tl.constexpr, LENGTH: tl.constexpr,
-    WIDTH: tl.constexpr, HAS_MASKS: tl.constexpr, CHUNK: tl.constexpr,
+def mask_kernel(
+    slots, positions, table_ptr, words_ptr, recent_ptr, grammar_masks, grammar_rows, mask_ptr,
+    has_mask_ptr,
+    NUM_COLUMNS: tl.constexpr, NUM_STOPS: tl.constexpr, STOPS_PAD: tl.constexpr,
+    NUM_WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, MAX_WORD_IDS: tl.constexpr,
+    MASK_WORDS: tl.constexpr, HAS_GRAMMAR: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A row's bit per id, set where the id is allowed."""
+    """Writes the mask of one row: program (row).
+
+    `mask_ptr` is [rows, MASK_WORDS]: a bit for each id, set where the id is allowed. `has_mask_ptr`
+    says whether the row has a mask at all; if not, its words are not written. `grammar_rows` has
+    the row of `grammar_masks` for each row, -1 for none.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    bans = bans_ptr + row * WIDTH
-    is_banned = (needs & (MIN_TOKENS | BAD_WORDS)) != 0
-    mask_row = tl.full((), -1, tl.int64)
-    if HAS_MASKS:
-        mask_row = tl.load(mask_rows + row)
-        is_banned = is_banned | (mask_row >= 0)
-    tl.store(is_banned_ptr + row, is_banned.to(tl.int32))
-    if is_banned:
-        for begin in range(0, WIDTH, CHUNK):
+    id_mask = mask_ptr + row * MASK_WORDS
+    has_mask = (needs & (MIN_TOKENS | BAD_WORDS)) != 0
+    grammar_row = tl.full((), -1, tl.int64)
+    if HAS_GRAMMAR:
+        grammar_row = tl.load(grammar_rows + row)
+        has_mask = has_mask | (grammar_row >= 0)
+    tl.store(has_mask_ptr + row, has_mask.to(tl.int32))
+    if has_mask:
+        for begin in range(0, MASK_WORDS, CHUNK):
             at = begin + tl.arange(0, CHUNK)
             allowed = tl.full((CHUNK,), -1, tl.int32)
-            if HAS_MASKS:
-                if mask_row >= 0:
-                    allowed = tl.load(masks + mask_row * WIDTH + at, mask=at < WIDTH, other=0)
-            tl.store(bans + at, allowed, mask=at < WIDTH)
+            if HAS_GRAMMAR:
+                if grammar_row >= 0:
+                    allowed = tl.load(
+                        grammar_masks + grammar_row * MASK_WORDS + at, mask=at < MASK_WORDS, other=0
+                    )
+            tl.store(id_mask + at, allowed, mask=at < MASK_WORDS)
         tl.debug_barrier()
         if needs & MIN_TOKENS:
-            stops = tl.arange(0, STOPS)
+            stops = tl.arange(0, STOPS_PAD)
             is_early = position < tl.load(table + FIRST_STOP_COLUMN)
             is_stop = (stops < NUM_STOPS) & is_early
             ids = tl.load(table + STOP_IDS_COLUMN + stops, mask=is_stop, other=0)
-            _ban(bans, ids.to(tl.int32), is_stop)
+            _rule_out(id_mask, ids.to(tl.int32), is_stop)
         if needs & BAD_WORDS:
-            word = tl.arange(0, WORDS)
-            words = words_ptr + slot * (NUM_WORDS * LENGTH) + word * LENGTH
+            word = tl.arange(0, WORDS_PAD)
+            words = words_ptr + slot * (NUM_WORDS * MAX_WORD_IDS) + word * MAX_WORD_IDS
             first = tl.load(table + FIRST_OUTPUT_COLUMN)
             is_next = word < NUM_WORDS
-            for index in range(LENGTH - 1):
+            for index in range(MAX_WORD_IDS - 1):
                 ids = tl.load(words + index, mask=word < NUM_WORDS, other=NO_ID)
-                at = position - (LENGTH - 1) + index
+                at = position - (MAX_WORD_IDS - 1) + index
                 recent = tl.load(
-                    recent_ptr + slot * LENGTH + (at & (LENGTH - 1)),
+                    recent_ptr + slot * MAX_WORD_IDS + (at & (MAX_WORD_IDS - 1)),
                     mask=at >= first,
                     other=NO_ID - 1,
                 )
                 is_next = is_next & ((ids == recent) | (ids == NO_ID))
-            last = tl.load(words + (LENGTH - 1), mask=word < NUM_WORDS, other=NO_ID)
+            last = tl.load(words + (MAX_WORD_IDS - 1), mask=word < NUM_WORDS, other=NO_ID)
             is_next = is_next & (last != NO_ID)
-            _ban(bans, tl.where(is_next, last, 0), is_next)
+            _rule_out(id_mask, tl.where(is_next, last, 0), is_next)
 
 
 @triton.jit
 def block_kernel(
-    logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
+    logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, mask_ptr, has_mask_ptr,
     best_ptr, best_id_ptr, best_score_ptr, max_ptr, sum_ptr, group_max_ptr,
-    arrived_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
-    CONTROLS: tl.constexpr, FILTERS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    finished_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
+    VOCAB_SIZE: tl.constexpr, NUM_COLUMNS: tl.constexpr, MASK_WORDS: tl.constexpr,
+    MAX_WORD_IDS: tl.constexpr,
+    HAS_CONTROLS: tl.constexpr, HAS_FILTERS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS_PAD: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """What a row needs to know of one block of its scores; without filters, the draw as well."""
+    """Computes one block of a row's scores: program (row, block).
+
+    Writes the largest score of the block, and its best perturbed score with its id. For rows with
+    filters it also writes the sum of exponentials, the score of that id, and the largest score of
+    each group. If no row of the step filters, the row's last program merges the blocks and writes
+    the result; otherwise `row_kernel` does. Per-block tensors are [rows, BLOCKS_PAD],
+    `group_max_ptr` is [rows, GROUPS_PAD].
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -127,67 +148,71 @@ def block_kernel(
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    is_banned = tl.full((), 0, tl.int32)
-    if CONTROLS:
-        is_banned = tl.load(is_banned_ptr + row)
+    has_mask = tl.full((), 0, tl.int32)
+    if HAS_CONTROLS:
+        has_mask = tl.load(has_mask_ptr + row)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     x = scores_of(
-        logits_ptr + row * stride, counts_ptr + slot * VOCAB, bias_ptr + slot * VOCAB,
-        bans_ptr + row * WIDTH, table, needs, is_banned, cols, cols < VOCAB, CONTROLS,
+        logits_ptr + row * stride, counts_ptr + slot * VOCAB_SIZE, bias_ptr + slot * VOCAB_SIZE,
+        mask_ptr + row * MASK_WORDS, table, needs, has_mask, cols, cols < VOCAB_SIZE, HAS_CONTROLS,
     )  # fmt: skip
-    # The largest score tells of a bad row: NaN is made +inf, which fails it likewise.
+    # The largest score says whether a row is bad. NaN becomes +inf, which fails the row as well.
     x = tl.where(x == x, x, INFINITY)
     largest = tl.max(x, axis=0)
-    at = row * BLOCKS + block
+    at = row * BLOCKS_PAD + block
     tl.store(max_ptr + at, largest)
     is_drawn = True
-    if FILTERS:
+    if HAS_FILTERS:
         if needs & FILTER:
             safe = tl.where(tl.abs(largest) == INFINITY, 0.0, largest)
             tl.store(sum_ptr + at, tl.sum(tl.exp(x - safe), axis=0))
-            groups = tl.max(tl.reshape(x, (BLOCK // GROUP, GROUP)), axis=1)
-            group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-            tl.store(group_max_ptr + row * GROUPS + group, groups)
-            # With any other filter the row's own program draws.
+            groups = tl.max(tl.reshape(x, (BLOCK // GROUP_SIZE, GROUP_SIZE)), axis=1)
+            group = block * (BLOCK // GROUP_SIZE) + tl.arange(0, BLOCK // GROUP_SIZE)
+            tl.store(group_max_ptr + row * GROUPS_PAD + group, groups)
+            # With top_k or min_p, `row_kernel` draws.
             top_k = tl.load(table + TOP_K_COLUMN)
-            is_drawn = (top_k >= VOCAB) & (float_at(table, MIN_P_COLUMN) == -INFINITY)
+            is_drawn = (top_k >= VOCAB_SIZE) & (float_at(table, MIN_P_COLUMN) == -INFINITY)
     if is_drawn:
         perturbed = x
         if needs & NOISE:
-            perturbed = x + noise_of(stream_of(table, tl.load(positions + row)), cols)
+            perturbed = x + noise_of(stream_key(table, tl.load(positions + row)), cols)
         best, index = tl.max(
             perturbed, axis=0, return_indices=True, return_indices_tie_break_left=True
         )
         tl.store(best_ptr + at, best)
         tl.store(best_id_ptr + at, block * BLOCK + index)
-        if FILTERS:
+        if HAS_FILTERS:
             score = tl.sum(tl.where(cols == block * BLOCK + index, x, 0.0), axis=0)
             tl.store(best_score_ptr + at, score)
-    if not FILTERS:
-        # The program of a row that is done last draws.
+    if not HAS_FILTERS:
+        # The row's last program merges its blocks.
         tl.debug_barrier()
-        arrived = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel")
-        if arrived == NUM_BLOCKS - 1:
-            token, _winner, _maxima, _largest, failure = _merge(
-                row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
+        num_finished = tl.atomic_add(finished_ptr + row, 1, sem="acq_rel")
+        if num_finished == NUM_BLOCKS - 1:
+            token, _winner, _maxima, _largest, failure = _merge_blocks(
+                row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS_PAD
             )
-            _enter(
+            _write_result(
                 token, failure, -INFINITY, row, slot, positions, needs,
                 counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-                VOCAB, LENGTH,
+                VOCAB_SIZE, MAX_WORD_IDS,
             )  # fmt: skip
-            tl.store(arrived_ptr + row, 0)
+            tl.store(finished_ptr + row, 0)
 
 
 @triton.jit
-def _merge(
-    row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr
+def _merge_blocks(
+    row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr
 ):  # fmt: skip
-    """The best token of all blocks, its block, all maxima and the largest, and why it fails."""
-    block = tl.arange(0, BLOCKS)
-    at = row * BLOCKS + block
+    """Merges the blocks of a row.
+
+    Returns the best token, its block, all blocks' largest scores, the largest of them, and the
+    row's `Failure`. The loads bypass the L1 cache: other programs of this kernel may have written
+    the values.
+    """
+    block = tl.arange(0, BLOCKS_PAD)
+    at = row * BLOCKS_PAD + block
     is_block = block < NUM_BLOCKS
-    # Past the first cache: other programs of this kernel may have written them.
     maxima = tl.load(max_ptr + at, mask=is_block, other=-INFINITY, cache_modifier=".cg")
     best = tl.load(best_ptr + at, mask=is_block, other=-INFINITY, cache_modifier=".cg")
     ids = tl.load(best_id_ptr + at, mask=is_block, other=0, cache_modifier=".cg")
@@ -200,60 +225,64 @@ def _merge(
 
 
 @triton.jit
-def _enter(
+def _write_result(
     token, failure, threshold, row, slot, positions, needs,
     counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-    VOCAB: tl.constexpr, LENGTH: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr, MAX_WORD_IDS: tl.constexpr,
 ):  # fmt: skip
-    """What a row has come to: for the host, and in the tables for the steps that follow."""
-    token = tl.minimum(token, VOCAB - 1)
+    """Writes a row's token: for the host, and into the tables for the steps after this one."""
+    token = tl.minimum(token, VOCAB_SIZE - 1)
     tl.store(packed_ptr + row, token)
     tl.store(packed_ptr + tl.num_programs(0) + row, failure)
     tl.store(last_token_ptr + slot, token.to(tl.int64))
     tl.store(threshold_ptr + row, threshold)
     if needs & PENALTIES:
-        tl.atomic_add(counts_ptr + slot * VOCAB + token, 1)
+        tl.atomic_add(counts_ptr + slot * VOCAB_SIZE + token, 1)
     if needs & BAD_WORDS:
         position = tl.load(positions + row)
-        tl.store(recent_ptr + slot * LENGTH + (position & (LENGTH - 1)), token)
+        tl.store(recent_ptr + slot * MAX_WORD_IDS + (position & (MAX_WORD_IDS - 1)), token)
 
 
 @triton.jit
 def row_kernel(
-    logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
+    logits_ptr, stride, slots, positions, table_ptr, counts_ptr, bias_ptr, mask_ptr, has_mask_ptr,
     best_ptr, best_id_ptr, best_score_ptr, max_ptr, sum_ptr, group_max_ptr,
     list_ptr, candidate_ptr, candidate_id_ptr,
     recent_ptr, last_token_ptr, packed_ptr, threshold_ptr,
-    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr,
-    CONTROLS: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
-    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
-    SMALL_K: tl.constexpr, LISTED: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr, NUM_COLUMNS: tl.constexpr, MASK_WORDS: tl.constexpr,
+    MAX_WORD_IDS: tl.constexpr,
+    HAS_CONTROLS: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr,
+    SMALL_K: tl.constexpr, READ_GROUPS: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draws a row's token from what is known of its blocks, filters where the row asks for it."""
+    """Draws the token of one row from its blocks, with filters if the row has them: program (row).
+
+    `list_ptr` is [rows, GROUPS_PAD]; `candidate_ptr` and `candidate_id_ptr` are [rows, CANDIDATES].
+    """
     if PDL:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    token, winner, maxima, largest, failure = _merge(
-        row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS
+    token, winner, maxima, largest, failure = _merge_blocks(
+        row, best_ptr, best_id_ptr, max_ptr, NUM_BLOCKS, BLOCKS_PAD
     )
     threshold = tl.full((), -INFINITY, tl.float32)
     if ((needs & FILTER) != 0) & (failure == NO_FAILURE):
-        is_banned = tl.full((), 0, tl.int32)
-        if CONTROLS:
-            is_banned = tl.load(is_banned_ptr + row)
+        has_mask = tl.full((), 0, tl.int32)
+        if HAS_CONTROLS:
+            has_mask = tl.load(has_mask_ptr + row)
         logits = logits_ptr + row * stride
-        counts = counts_ptr + slot * VOCAB
-        bias = bias_ptr + slot * VOCAB
-        bans = bans_ptr + row * WIDTH
-        stream = stream_of(table, tl.load(positions + row))
-        lists = list_ptr + row * GROUPS
-        group = tl.arange(0, GROUPS)
+        counts = counts_ptr + slot * VOCAB_SIZE
+        bias = bias_ptr + slot * VOCAB_SIZE
+        id_mask = mask_ptr + row * MASK_WORDS
+        row_stream_key = stream_key(table, tl.load(positions + row))
+        lists = list_ptr + row * GROUPS_PAD
+        group = tl.arange(0, GROUPS_PAD)
         group_max = tl.load(
-            group_max_ptr + row * GROUPS + group, mask=group < NUM_GROUPS, other=-INFINITY
+            group_max_ptr + row * GROUPS_PAD + group, mask=group < NUM_GROUPS, other=-INFINITY
         )
         group_keys = key_of(group_max)
         top_k = tl.load(table + TOP_K_COLUMN).to(tl.int32)
@@ -263,54 +292,55 @@ def row_kernel(
         is_drawn = False
         if top_k <= SMALL_K:
             is_drawn, token, threshold = draw_among_few(
-                group_keys, lowest, top_k, top_p, lists, largest, stream,
+                group_keys, lowest, top_k, top_p, lists, largest, row_stream_key,
                 candidate_ptr + row * CANDIDATES, candidate_id_ptr + row * CANDIDATES,
-                logits, counts, bias, bans, table, needs, is_banned,
-                VOCAB, CONTROLS, GROUP, GROUPS, LISTED, CANDIDATES,
+                logits, counts, bias, id_mask, table, needs, has_mask,
+                VOCAB_SIZE, HAS_CONTROLS, GROUP_SIZE, GROUPS_PAD, READ_GROUPS, CANDIDATES,
             )  # fmt: skip
         if is_drawn == 0:
-            block = tl.arange(0, BLOCKS)
-            at = row * BLOCKS + block
+            block = tl.arange(0, BLOCKS_PAD)
+            at = row * BLOCKS_PAD + block
             is_block = block < NUM_BLOCKS
             sums = tl.load(sum_ptr + at, mask=is_block, other=0.0)
             scores = tl.load(best_score_ptr + at, mask=is_block, other=0.0)
             score = tl.sum(tl.where(block == winner, scores, 0.0), axis=0)
             token, threshold = draw_among_many(
-                group_keys, lowest, log_min_p, top_k, top_p, lists, largest, stream,
+                group_keys, lowest, log_min_p, top_k, top_p, lists, largest, row_stream_key,
                 token, score, tl.sum(sums * tl.exp(maxima - largest), axis=0),
-                logits, counts, bias, bans, table, needs, is_banned,
-                VOCAB, CONTROLS, GROUP, GROUPS, LISTED,
+                logits, counts, bias, id_mask, table, needs, has_mask,
+                VOCAB_SIZE, HAS_CONTROLS, GROUP_SIZE, GROUPS_PAD, READ_GROUPS,
             )  # fmt: skip
-    _enter(
+    _write_result(
         token, failure, threshold, row, slot, positions, needs,
-        counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB, LENGTH,
+        counts_ptr, recent_ptr, last_token_ptr, packed_ptr, threshold_ptr, VOCAB_SIZE, MAX_WORD_IDS,
     )  # fmt: skip
 
 
 @triton.jit
 def process_kernel(
-    rows, logits_ptr, stride, slots, table_ptr, counts_ptr, bias_ptr, bans_ptr, is_banned_ptr,
+    rows, logits_ptr, stride, slots, table_ptr, counts_ptr, bias_ptr, mask_ptr, has_mask_ptr,
     packed_ptr, threshold_ptr, processed_ptr,
-    VOCAB: tl.constexpr, NUM_COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    CONTROLS: tl.constexpr, BLOCK: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr, NUM_COLUMNS: tl.constexpr, MASK_WORDS: tl.constexpr,
+    HAS_CONTROLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one block of the scores after every control that a row's token was drawn from.
+    """Writes one block of processed scores: program (entry, block).
 
-    Entry i of the grid is about row `rows[i]` of the draw.
+    Entry i is for row `rows[i]` of the draw. `processed_ptr` is [entries, VOCAB_SIZE], float32:
+    the scores from which the row's token was drawn, -inf below the row's threshold.
     """
     entry = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + entry)
     slot = tl.load(slots + row)
     table = table_ptr + slot * NUM_COLUMNS
     needs = tl.load(table + NEEDS_COLUMN)
-    is_banned = tl.full((), 0, tl.int32)
-    if CONTROLS:
-        is_banned = tl.load(is_banned_ptr + row)
+    has_mask = tl.full((), 0, tl.int32)
+    if HAS_CONTROLS:
+        has_mask = tl.load(has_mask_ptr + row)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = scores_of(
-        logits_ptr + row * stride, counts_ptr + slot * VOCAB, bias_ptr + slot * VOCAB,
-        bans_ptr + row * WIDTH, table, needs, is_banned, cols, cols < VOCAB, CONTROLS,
+        logits_ptr + row * stride, counts_ptr + slot * VOCAB_SIZE, bias_ptr + slot * VOCAB_SIZE,
+        mask_ptr + row * MASK_WORDS, table, needs, has_mask, cols, cols < VOCAB_SIZE, HAS_CONTROLS,
         drawn=tl.load(packed_ptr + row),
     )  # fmt: skip
     x = tl.where(x >= tl.load(threshold_ptr + row), x, -INFINITY)
-    tl.store(processed_ptr + entry * VOCAB + cols, x, mask=cols < VOCAB)
+    tl.store(processed_ptr + entry * VOCAB_SIZE + cols, x, mask=cols < VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""What the kernels of sample share: a row's controls, its scores and its random numbers."""
+"""Device functions of sample that compute a row's scores and its random numbers."""
 
 # Kernel arguments are Triton's values, which have no Python types. What is known when a kernel is
 # compiled stands in an `if` of its own, so that the code below it is left out.
@@ -43,13 +43,13 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def float_at(table, column):
-    """A column that holds a float, of one row."""
+    """Loads a column of one row that holds a float64, as float32."""
     return tl.load(table + column).to(tl.float64, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def key_of(x):
-    """Unsigned integers in the order of the floats; equal floats have equal ones."""
+    """Maps floats to unsigned integers in the same order; equal floats have equal keys."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered.to(tl.uint32, bitcast=True) ^ 0x80000000
@@ -57,21 +57,22 @@ def key_of(x):
 
 @triton.jit
 def value_of(key):
-    """The float of a `key_of`."""
+    """Returns the float of a key; the inverse of `key_of`."""
     ordered = (key ^ 0x80000000).to(tl.int32, bitcast=True)
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _mix(word):
+    """Applies SplitMix64's finaliser; see `_random`."""
     word = (word ^ (word >> 30)) * MULTIPLIER_1
     word = (word ^ (word >> 27)) * MULTIPLIER_2
     return word ^ (word >> 31)
 
 
 @triton.jit
-def stream_of(table, position):
-    """The key of a row's random numbers, see `_random.row_keys`."""
+def stream_key(table, position):
+    """Returns the key of a row's random numbers; see `_random.row_keys`."""
     seed = tl.load(table + SEED_COLUMN).to(tl.uint64, bitcast=True)
     return _mix(_mix(seed + GAMMA_WORD) + position.to(tl.uint64))
 
@@ -86,7 +87,7 @@ else:
 
     @triton.jit
     def _log(x):
-        """Within 3e-7 of the logarithm, where the library's costs ten times as much."""
+        """Approximates the logarithm within 3e-7, at a tenth of the library's cost."""
         log2 = tl.inline_asm_elementwise(
             "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -95,13 +96,13 @@ else:
 
 @triton.jit
 def noise_of(stream, ids):
-    """Gumbel noise of token ids, see `_random.gumbel_noise`."""
+    """Returns Gumbel noise of token ids; see `_random.gumbel_noise`."""
     pair = (ids >> 1).to(tl.uint64) + 1
     word = _mix(stream + pair * GAMMA_WORD)
     half = (word >> ((ids & 1) * 32).to(tl.uint64)).to(tl.uint32) & 0x7FFFFFFF
     u = half.to(tl.int32).to(tl.float32) * 4.656612873077393e-10  # 2 ** -31
     u = tl.minimum(tl.maximum(u, 2.3283064365386963e-10), 0.9999999403953552)
-    # -log1p(-u): the series where a logarithm of something near 1 would lose the digits.
+    # -log1p(-u). For small u it is a series, because the logarithm of a number near 1 loses digits.
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
     exponential = tl.where(u < 0.0625, series, -_log(1 - u))
     return -_log(exponential)
@@ -109,20 +110,20 @@ def noise_of(stream, ids):
 
 @triton.jit
 def scores_of(
-    logits, counts, bias, bans, table, needs, is_banned, cols, is_inside, CONTROLS: tl.constexpr,
+    logits, counts, bias, id_mask, table, needs, has_mask, cols, is_id, HAS_CONTROLS: tl.constexpr,
     drawn=None,
 ):  # fmt: skip
-    """Scores of `cols` before the filters; -inf outside the vocabulary.
+    """Returns the scores of ids `cols` before the filters; -inf outside the vocabulary.
 
-    `logits` and `bans` point at the row, `counts`, `bias` and `table` at its slot. Where `drawn` is
-    given, the scores are those from which it was drawn, though it has been counted.
+    `logits` and `id_mask` point to the row, `counts`, `bias` and `table` to its slot. If `drawn` is
+    given, that token has been counted already; the scores are those from before it was counted.
     """
-    x = tl.load(logits + cols, mask=is_inside, other=-INFINITY).to(tl.float32)
-    if CONTROLS:
+    x = tl.load(logits + cols, mask=is_id, other=-INFINITY).to(tl.float32)
+    if HAS_CONTROLS:
         if needs & BIAS:
-            x += tl.load(bias + cols, mask=is_inside, other=0.0)
+            x += tl.load(bias + cols, mask=is_id, other=0.0)
         if needs & PENALTIES:
-            seen = tl.load(counts + cols, mask=is_inside, other=0)
+            seen = tl.load(counts + cols, mask=is_id, other=0)
             if drawn is not None:
                 seen -= (cols == drawn).to(tl.int32)
             num_output = seen & COUNT_BITS
@@ -131,7 +132,7 @@ def scores_of(
             x = tl.where(seen != 0, repeated, x)
             x -= float_at(table, FREQUENCY_COLUMN) * num_output.to(tl.float32)
             x -= tl.where(num_output > 0, float_at(table, PRESENCE_COLUMN), 0.0)
-        if is_banned:
-            words = tl.load(bans + (cols >> 5), mask=is_inside, other=0)
+        if has_mask:
+            words = tl.load(id_mask + (cols >> 5), mask=is_id, other=0)
             x = tl.where(((words >> (cols & 31)) & 1) != 0, x, -INFINITY)
     return x * float_at(table, SCALE_COLUMN)

@@ -1,7 +1,6 @@
-"""Logprobs of drawn tokens, of the likeliest and of given ones, packed for one copy to the host.
+"""Logprobs of drawn tokens, of the most likely and of given ones, packed for one copy to the host.
 
-A row that nobody asks about is not read: a step pays for the rows that want scores, and next to
-nothing beside them.
+Only the rows that want logprobs are read; the others cost nothing.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreTokensSpec:
-    """What is fixed about scoring when an executor is built.
+    """Sizes of a call, fixed when an executor is built.
 
     Attributes:
         vocab_size: Columns of the scores.
@@ -30,7 +29,7 @@ class ScoreTokensSpec:
 
 
 class ScoreTokens(Protocol):
-    """A bound `score_tokens`. One thread, one stream."""
+    """The `score_tokens` that `plan_score_tokens` returns. For one thread and one stream."""
 
     def __call__(
         self,
@@ -41,19 +40,20 @@ class ScoreTokens(Protocol):
         by_id: Indices,
         /,
     ) -> torch.Tensor:
-        """The log-softmax of some rows, where it is asked for. Enqueues and returns.
+        """Returns logprobs of some rows, without waiting for the device.
 
         Args:
-            scores: [n, vocab_size], any float dtype, contiguous rows; computed with in float32.
+            scores: [n, vocab_size], any float dtype, contiguous rows. Computation is in
+                float32.
             token_ids: [n], int32, on the device: the token of each row.
-            rows: [m], on the host: which rows are asked about, m at most `max_rows`.
-            num_top: Likeliest tokens wanted of each.
-            by_id: [m, any], on the host: ids wanted of each.
+            rows: [m], on the host: indices of the rows that want logprobs; at most `max_rows`.
+            num_top: Number of most likely tokens for each row.
+            by_id: [m, k], on the host: ids to score for each row.
 
         Returns:
-            [m, 2 + 2 * num_top + k], int32: the token's rank, from 1; its logprob; the likeliest
-            ids, the lowest of equals first; their logprobs; those of `by_id`. Logprobs are the
-            bits of a float32.
+            [m, 2 + 2 * num_top + k], int32: the drawn token's rank, from 1; its logprob; the most
+            likely ids, of equal ones the lowest first; their logprobs; the logprobs of `by_id`.
+            Logprobs are the bits of a float32.
         """
         ...
 
@@ -71,10 +71,10 @@ EXAMPLES = {"": ScoreTokensSpec(vocab_size=151_936, max_rows=256)}
 def plan_score_tokens(
     spec: ScoreTokensSpec, device: torch.device | str, backend: str = "auto"
 ) -> ScoreTokens:
-    """Chooses and binds `score_tokens`.
+    """Chooses a back end of `score_tokens` and binds it to a spec and a device.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device.
     """
     module = backend_module("score_tokens", spec, device, backend)
     return cast(ScoreTokens, module.plan(spec, device))

@@ -1,4 +1,4 @@
-"""score_tokens, as defined: row by row, in float64."""
+"""The definition of score_tokens: row by row, in float64."""
 
 import numpy as np
 import torch
@@ -7,12 +7,12 @@ from openinfer_kernels.ops.score_tokens import Indices, ScoreTokens, ScoreTokens
 
 
 def supports(spec: ScoreTokensSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: ScoreTokensSpec, device: torch.device | str) -> ScoreTokens:
-    """Binds score_tokens."""
+    """Binds the definition."""
     del spec, device
 
     def score_tokens(

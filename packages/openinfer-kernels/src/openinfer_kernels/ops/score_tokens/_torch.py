@@ -1,4 +1,4 @@
-"""score_tokens through torch's operators, for any device."""
+"""score_tokens with torch's operators, for any device."""
 
 import numpy as np
 import torch
@@ -8,19 +8,19 @@ from openinfer_kernels.ops.score_tokens import Indices, ScoreTokens, ScoreTokens
 
 
 def supports(spec: ScoreTokensSpec, device: torch.device) -> str | None:
-    """Every spec on every device."""
+    """Returns None: every spec runs on every device."""
     return None
 
 
 def plan(spec: ScoreTokensSpec, device: torch.device | str) -> ScoreTokens:
-    """Binds score_tokens."""
+    """Binds the operators."""
     return score_tokens
 
 
 def score_tokens(
     scores: torch.Tensor, token_ids: torch.Tensor, rows: Indices, num_top: int, by_id: Indices
 ) -> torch.Tensor:
-    """See `ScoreTokens`."""
+    """Returns logprobs of some rows; see `ScoreTokens`."""
     if not np.array_equal(rows, np.arange(len(scores))):
         at = upload(rows, scores.device)
         scores, token_ids = scores.index_select(0, at), token_ids.index_select(0, at)
@@ -39,9 +39,9 @@ def score_tokens(
 
 
 def _most_likely(scores: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Ids of the largest scores, ties by lowest id, so that the order depends on nothing else."""
-    bits = (scores + 0.0).view(torch.int32)  # -0 is 0
-    # Two's complement orders negative floats backwards: flip all but their sign.
+    """Returns the ids of the largest scores, of equal ones the lowest first."""
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    # As integers, negative floats are in reverse order; flipping all bits but the sign mends that.
     ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
     ids = torch.arange(scores.shape[1], device=scores.device)
     keys = (ordered.to(torch.int64) << 32).add_((1 << 32) - 1 - ids)
