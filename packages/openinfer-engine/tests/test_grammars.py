@@ -85,9 +85,9 @@ class Bench:
         return recorder
 
     def run(self):
-        give_up_at = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         while self.loop.has_work:
-            assert time.monotonic() < give_up_at, "the loop does not come to rest"
+            assert time.monotonic() < deadline, "the loop does not come to rest"
             if not self.loop.step():
                 time.sleep(self.loop.stalled_wait_s)
 

@@ -153,9 +153,9 @@ def test_idle_costs_nothing_and_load_settles(
 ) -> None:
     recorder = Recorder("r")
     engine.submit(make_request(), recorder)
-    give_up_at = time.monotonic() + 5
+    deadline = time.monotonic() + 5
     while engine.load().num_finished != 1:
-        assert time.monotonic() < give_up_at
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     before = time.process_time()
     time.sleep(0.3)

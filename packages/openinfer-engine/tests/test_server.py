@@ -174,8 +174,8 @@ def test_an_unwritable_peer_has_hung_up(make_request: Request, tmp_path: Path) -
             loads = [x.load for x in heard if isinstance(x, LoadReport)]
             return any(load.num_running for load in loads) and loads[-1].is_idle
 
-        give_up_at = time.monotonic() + 30
-        parent.until(lambda heard: is_idle_again(heard) or time.monotonic() > give_up_at)
+        deadline = time.monotonic() + 30
+        parent.until(lambda heard: is_idle_again(heard) or time.monotonic() > deadline)
         with pytest.raises((EOFError, ConnectionResetError)):
             deaf.until(lambda heard: False)
         assert not is_ended(deaf.heard), "its requests were aborted with it"

@@ -62,9 +62,9 @@ def children() -> set[psutil.Process]:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    give_up_at = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
+        assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
 
 

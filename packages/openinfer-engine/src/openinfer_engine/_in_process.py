@@ -113,7 +113,7 @@ class InProcessEngine:
         checked = _CheckedSink(request.request_id, sink, self.abort)
         if self._tasks.qsize() > self._options.max_queued_requests:
             rejected = Rejected(
-                kind="overloaded", message="too many requests wait", retry_after_s=1.0
+                kind="overloaded", message="too many requests wait; retry later", retry_after_s=1.0
             )
             checked(TokenEvent(end=rejected))
         else:

@@ -40,7 +40,11 @@ class HeldRequests:
         if len(self._held) >= limits.max_queued_requests or (
             self._held and num_tokens > limits.max_queued_tokens
         ):
-            return Rejected(kind="overloaded", message="the intake is full", retry_after_s=1.0)
+            message = (
+                f"too many requests wait (limits: {limits.max_queued_requests} requests, "
+                f"{limits.max_queued_tokens} prompt tokens); retry later"
+            )
+            return Rejected(kind="overloaded", message=message, retry_after_s=1.0)
         self._held[request.request_id] = HeldRequest(request, now)
         self.num_tokens = num_tokens
         self._next_deadline = min(self._next_deadline, _deadline(request))

@@ -61,7 +61,7 @@ class RequestIntake:
 
     def take(self, request: GenerateRequest, now: float) -> Rejected | None:
         """Takes a request in and returns None, or returns why it is rejected."""
-        rejected = self._check(request) or self._admit(request, now)
+        rejected = self._check(request) or self._submit_or_hold(request, now)
         self.num_rejected += rejected is not None
         return rejected
 
@@ -120,7 +120,7 @@ class RequestIntake:
             )
         return check_intake(request, self._info)
 
-    def _admit(self, request: GenerateRequest, now: float) -> Rejected | None:
+    def _submit_or_hold(self, request: GenerateRequest, now: float) -> Rejected | None:
         # The scheduler cannot find this duplicate: it does not know held requests.
         if request.request_id in self._sinks:
             return Rejected(

@@ -110,11 +110,11 @@ class StepTrace(LoopTrace):
             if phase not in (_PREFILL, _RECOMPUTE):
                 continue
             args = {"step": step_id, "tokens": row.num_tokens}
-            self._tracer.open(_REQUEST, request_id, "chunk", began, args)
-            self._tracer.shut(_REQUEST, request_id, "chunk", now)
+            self._tracer.begin(_REQUEST, request_id, "chunk", began, args)
+            self._tracer.end(_REQUEST, request_id, "chunk", now)
             if row.is_sampled:
                 if phase == _PREFILL:
-                    self._tracer.note(_REQUEST, request_id, "first token", now)
+                    self._tracer.instant(_REQUEST, request_id, "first token", now)
                 self._enter(request_id, "decode", now)
 
     def completed(self, step_id: int, failure: str = "") -> None:
@@ -142,8 +142,8 @@ class StepTrace(LoopTrace):
         }
         named = {"session_id": request.session_id, "traceparent": request.trace_parent}
         args |= {name: value for name, value in named.items() if value}
-        self._tracer.open(_REQUEST, request_id, _REQUEST, at, args)
-        self._tracer.open(_REQUEST, request_id, _QUEUED, at)
+        self._tracer.begin(_REQUEST, request_id, _REQUEST, at, args)
+        self._tracer.begin(_REQUEST, request_id, _QUEUED, at)
         self._phase_of[request_id] = _QUEUED
 
     def ended(self, request_id: str, event: TokenEvent) -> None:
@@ -161,13 +161,13 @@ class StepTrace(LoopTrace):
     def _enter(
         self, request_id: str, phase: str, at: float, args: dict[str, Any] | None = None
     ) -> None:
-        self._tracer.shut(_REQUEST, request_id, self._phase_of[request_id], at)
-        self._tracer.open(_REQUEST, request_id, phase, at, args)
+        self._tracer.end(_REQUEST, request_id, self._phase_of[request_id], at)
+        self._tracer.begin(_REQUEST, request_id, phase, at, args)
         self._phase_of[request_id] = phase
 
     def _close(self, request_id: str, at: float, args: dict[str, Any]) -> None:
-        self._tracer.shut(_REQUEST, request_id, self._phase_of.pop(request_id), at)
-        self._tracer.shut(_REQUEST, request_id, _REQUEST, at, args)
+        self._tracer.end(_REQUEST, request_id, self._phase_of.pop(request_id), at)
+        self._tracer.end(_REQUEST, request_id, _REQUEST, at, args)
 
     def _count(self, at: float) -> None:
         load = self._load()

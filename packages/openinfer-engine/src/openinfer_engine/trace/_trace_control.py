@@ -130,11 +130,11 @@ class TraceControl:
         pid, key = command.pid, command.key
         tracer.name_process(pid, command.process)
         (name, begin, end), *parts = command.spans
-        tracer.open(_CLIENT, key, name, begin, {"request_id": key}, pid=pid)
+        tracer.begin(_CLIENT, key, name, begin, {"request_id": key}, pid=pid)
         for part, at, until in parts:
-            tracer.open(_CLIENT, key, part, at, pid=pid)
-            tracer.shut(_CLIENT, key, part, until, pid=pid)
-        tracer.shut(_CLIENT, key, name, end, pid=pid)
+            tracer.begin(_CLIENT, key, part, at, pid=pid)
+            tracer.end(_CLIENT, key, part, until, pid=pid)
+        tracer.end(_CLIENT, key, name, end, pid=pid)
         self.write(is_idle=is_idle)
 
     def write(self, *, is_idle: bool = False) -> None:

@@ -93,7 +93,7 @@ class Tracer:
             TraceEvent(name, "X", self._pid, track, ts, _microseconds(end) - ts, args=args)
         )
 
-    def open(
+    def begin(
         self,
         kind: str,
         key: str,
@@ -108,18 +108,18 @@ class Tracer:
         Args:
             kind: category, such as `request`.
             key: id within the category, such as a request id.
-            name: name of the span; `shut` repeats it.
+            name: name of the span; `end` repeats it.
             at: in seconds of `clock`.
             args: details shown with the span.
             pid: process of the span; None: this one.
         """
         self._overlapping("b", kind, key, name, at, args, pid)
 
-    def note(self, kind: str, key: str, name: str, at: float) -> None:
+    def instant(self, kind: str, key: str, name: str, at: float) -> None:
         """Records an instant within the open spans of one kind and key."""
         self._overlapping("n", kind, key, name, at, None, None)
 
-    def shut(
+    def end(
         self,
         kind: str,
         key: str,
@@ -129,7 +129,7 @@ class Tracer:
         *,
         pid: int | None = None,
     ) -> None:
-        """Ends a span that `open` began."""
+        """Ends a span that `begin` began."""
         self._overlapping("e", kind, key, name, at, args, pid)
 
     def counter(self, name: str, at: float, values: dict[str, int]) -> None:
