@@ -103,6 +103,25 @@ def test_requests_that_decline_or_need_a_mask_have_no_drafts(loop):
     subject.run()
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+        {"bad_words": (pack_ids([3, 4]),)},
+    ],
+)
+def test_requests_whose_scores_depend_on_output_have_no_drafts(loop, sampling):
+    """The drafts before a position would have to be counted, and they may be rejected."""
+    subject = loop(num_draft_tokens=2, max_num_batched_tokens=32, num_blocks=300)
+    subject.add([1, 2], sampling=sampling)
+    subject.add([3, 4], sampling={"logit_bias": ((5, 1.0),), "temperature": 0.5})
+    subject.plan()
+    assert {row.slot: row.num_drafts for row in subject.plan().rows} == {0: 0, 1: 2}
+    subject.run()
+
+
 def test_a_chunk_before_the_last_needs_no_mask(loop):
     subject = loop(max_chunk_tokens=4)
     subject.add(range(6), grammar=Grammar(kind="json_object"), max_tokens=2)

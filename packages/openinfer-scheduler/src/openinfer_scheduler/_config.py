@@ -51,7 +51,7 @@ class SchedulerConfig:
     at least `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such limit."""
     num_draft_tokens: int = 0
     """Upper bound on drafted tokens that a decode row verifies. Requests may decline drafts with
-    `speculate=False`."""
+    `speculate=False`. Those with a grammar, a penalty or bad words get none."""
     max_adapters: int | None = None
     """Upper bound on distinct adapters of running sequences. None: no limit."""
     role: Literal["both", "prefill", "decode"] = "both"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from openinfer_contract import Sampling
 from openinfer_kv_cache import BlockCopy, Reservation
 from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler._step_plan import PlannedRow, RowStart, StepPlan
@@ -160,7 +161,11 @@ class DecodeRows:
         """Returns the row of a sequence that takes the slot."""
         request = sequence.request
         needs_mask = request.grammar is not None
-        has_drafts = not needs_mask and request.speculate is not False
+        has_drafts = (
+            not needs_mask
+            and request.speculate is not False
+            and not _depends_on_output(request.sampling)
+        )
         num_tokens = 1 + self._num_drafts if has_drafts else 1
         key = slot, num_tokens, needs_mask
         if key not in self._rows:
@@ -173,3 +178,13 @@ class DecodeRows:
                 needs_mask=needs_mask,
             )
         return self._rows[key]
+
+
+def _depends_on_output(sampling: Sampling) -> bool:
+    """Returns whether scores depend on the tokens before, which are not settled for drafts."""
+    return bool(
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.bad_words
+    )
