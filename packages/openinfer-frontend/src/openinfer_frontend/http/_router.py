@@ -10,15 +10,16 @@ from openinfer_frontend.protocols._dialect import OPENAI, Dialect
 from openinfer_frontend.protocols._generation_request import RequestModel
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
+Method = Literal["GET", "POST"]
 Access = Literal["open", "user", "admin"]
 """Access to a route: for everyone, with an API key, with the admin key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """One method on one path. The OpenAPI description is made from these."""
 
-    method: Literal["GET", "POST"]
+    method: Method
     path: str
     """A path that ends in `/{id}` matches everything below it."""
     handler: Handler

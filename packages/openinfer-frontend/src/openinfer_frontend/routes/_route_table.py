@@ -1,11 +1,10 @@
 """The table of all routes."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from openinfer_frontend._backend import Backend
 from openinfer_frontend.http._http_exchange import HttpExchange
-from openinfer_frontend.http._router import Handler, Route
+from openinfer_frontend.http._router import Access, Handler, Method, Route
 from openinfer_frontend.protocols._dialect import ANTHROPIC, RESPONSES
 from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols.anthropic._messages_request import (
@@ -34,126 +33,79 @@ def make_routes(backend: Backend) -> list[Route]:
 def _generating(routes: GenerateRoutes) -> list[Route]:
     return [
         Route(
-            method="POST",
-            path="/v1/completions",
-            handler=routes.completions,
-            summary="Continue prompts.",
-            body=CompletionRequest,
+            "POST",
+            "/v1/completions",
+            routes.completions,
+            "Continue prompts.",
+            CompletionRequest,
         ),
         Route(
-            method="POST",
-            path="/v1/chat/completions",
-            handler=routes.chat,
-            summary="Continue a conversation.",
-            body=ChatRequest,
+            "POST",
+            "/v1/chat/completions",
+            routes.chat,
+            "Continue a conversation.",
+            ChatRequest,
         ),
         Route(
-            method="POST",
-            path="/v1/responses",
-            handler=routes.responses,
-            summary="Continue a conversation, as OpenAI's Responses.",
-            body=ResponsesRequest,
+            "POST",
+            "/v1/responses",
+            routes.responses,
+            "Continue a conversation, as OpenAI's Responses.",
+            ResponsesRequest,
             dialect=RESPONSES,
         ),
         Route(
-            method="POST",
-            path="/v1/messages",
-            handler=routes.messages,
-            summary="Continue a conversation, as Anthropic's Messages.",
-            body=MessagesRequest,
+            "POST",
+            "/v1/messages",
+            routes.messages,
+            "Continue a conversation, as Anthropic's Messages.",
+            MessagesRequest,
             dialect=ANTHROPIC,
         ),
     ]
 
 
 def _tokens(routes: TokenRoutes) -> list[Route]:
+    count = "Count the tokens of a conversation, as Anthropic does."
+    render = "The prompt of a conversation, without an output."
+    encode = "Token ids of a prompt or a conversation."
     return [
         Route(
-            method="POST",
-            path="/v1/messages/count_tokens",
-            handler=routes.count_tokens,
-            summary="Count the tokens of a conversation, as Anthropic does.",
-            body=CountTokensRequest,
+            "POST",
+            "/v1/messages/count_tokens",
+            routes.count_tokens,
+            count,
+            CountTokensRequest,
             dialect=ANTHROPIC,
         ),
+        Route("POST", "/v1/chat/completions/render", routes.render_chat, render, ChatRequest),
+        Route("POST", "/tokenize", routes.tokenize, encode, TokenizeRequest),
         Route(
-            method="POST",
-            path="/v1/chat/completions/render",
-            handler=routes.render_chat,
-            summary="The prompt of a conversation, without an output.",
-            body=ChatRequest,
-        ),
-        Route(
-            method="POST",
-            path="/tokenize",
-            handler=routes.tokenize,
-            summary="Token ids of a prompt or a conversation.",
-            body=TokenizeRequest,
-        ),
-        Route(
-            method="POST",
-            path="/detokenize",
-            handler=routes.detokenize,
-            summary="The text of token ids.",
-            body=DetokenizeRequest,
+            "POST", "/detokenize", routes.detokenize, "The text of token ids.", DetokenizeRequest
         ),
     ]
 
 
 def _info(routes: InfoRoutes) -> list[Route]:
-    return [
-        Route(method="GET", path="/v1/models", handler=routes.models, summary="The served models."),
-        Route(method="GET", path="/v1/models/{id}", handler=routes.model, summary="One model."),
-        Route(
-            method="GET",
-            path="/health",
-            handler=routes.health,
-            summary="Whether the engine can answer.",
-            access="open",
-        ),
-        Route(
-            method="GET",
-            path="/ping",
-            handler=routes.health,
-            summary="As `/health`.",
-            access="open",
-        ),
-        Route(
-            method="POST",
-            path="/ping",
-            handler=routes.health,
-            summary="As `/health`.",
-            access="open",
-        ),
-        Route(
-            method="GET",
-            path="/ready",
-            handler=routes.ready,
-            summary="Whether new requests are accepted.",
-            access="open",
-        ),
-        Route(
-            method="GET",
-            path="/metrics",
-            handler=routes.metrics,
-            summary="Metrics for Prometheus.",
-            access="open",
-        ),
-        Route(
-            method="GET",
-            path="/version",
-            handler=routes.version,
-            summary="The version of the server.",
-            access="open",
-        ),
-        Route(method="GET", path="/load", handler=routes.load, summary="The load of the engine."),
-        Route(
-            method="GET",
-            path="/server_info",
-            handler=routes.server_info,
-            summary="The model, the engine, their limits and parsers.",
+    table: list[tuple[Method, str, Handler, str, Access]] = [
+        ("GET", "/v1/models", routes.models, "The served models.", "user"),
+        ("GET", "/v1/models/{id}", routes.model, "One model.", "user"),
+        ("GET", "/health", routes.health, "Whether the engine can answer.", "open"),
+        ("GET", "/ping", routes.health, "As `/health`.", "open"),
+        ("POST", "/ping", routes.health, "As `/health`.", "open"),
+        ("GET", "/ready", routes.ready, "Whether new requests are accepted.", "open"),
+        ("GET", "/metrics", routes.metrics, "Metrics for Prometheus.", "open"),
+        ("GET", "/version", routes.version, "The version of the server.", "open"),
+        ("GET", "/load", routes.load, "The load of the engine.", "user"),
+        (
+            "GET",
+            "/server_info",
+            routes.server_info,
+            "The model, the engine, their limits and parsers.",
+            "user",
         ),
     ]
+    return [Route(*row[:4], access=row[4]) for row in table]
 
 
 def _admin(routes: AdminRoutes) -> list[Route]:
@@ -162,7 +114,7 @@ def _admin(routes: AdminRoutes) -> list[Route]:
     mode = (
         "abort: abort running requests. wait (the default): finish them first. keep: freeze them."
     )
-    table: list[tuple[Literal["GET", "POST"], str, Handler, str]] = [
+    table: list[tuple[Method, str, Handler, str]] = [
         ("POST", "/reset_prefix_cache", routes.reset_prefix_cache, "Evict all cached prompts."),
         ("POST", "/resume", routes.resume, "Resume after a pause."),
         ("GET", "/is_paused", routes.is_paused, "Whether the engine is paused."),
@@ -170,36 +122,32 @@ def _admin(routes: AdminRoutes) -> list[Route]:
         ("POST", "/v1/unload_lora_adapter", no_adapters, "Not enabled: 501."),
         ("POST", "/stop_profile", routes.stop_trace, "End the trace."),
     ]
-    simple = [
-        Route(method=method, path=path, handler=handler, summary=summary, access="admin")
-        for method, path, handler, summary in table
-    ]
     return [
         Route(
-            method="POST",
-            path="/abort_requests",
-            handler=routes.abort,
-            summary="Abort running requests.",
-            body=AbortRequest,
+            "POST",
+            "/abort_requests",
+            routes.abort,
+            "Abort running requests.",
+            AbortRequest,
             access="admin",
         ),
         Route(
-            method="POST",
-            path="/pause",
-            handler=routes.pause,
-            summary="Stop the engine between two steps.",
+            "POST",
+            "/pause",
+            routes.pause,
+            "Stop the engine between two steps.",
             queries=(("mode", mode),),
             access="admin",
         ),
         Route(
-            method="POST",
-            path="/start_profile",
-            handler=routes.start_trace,
-            summary="Begin a trace of requests and steps.",
+            "POST",
+            "/start_profile",
+            routes.start_trace,
+            "Begin a trace of requests and steps.",
             queries=(("kernels", kernels),),
             access="admin",
         ),
-        *simple,
+        *(Route(*row, access="admin") for row in table),
     ]
 
 
@@ -209,10 +157,7 @@ def _others() -> list[Route]:
         "this server generates text; it has no model for embeddings, scores or classes"
     )
     paths = ("/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank")
-    return [
-        Route(method="POST", path=path, handler=refuse, summary="Not available: 501.")
-        for path in (*paths, "/classify")
-    ]
+    return [Route("POST", path, refuse, "Not available: 501.") for path in (*paths, "/classify")]
 
 
 def _described(routes: Sequence[Route], version: str) -> list[Route]:
@@ -225,19 +170,9 @@ def _described(routes: Sequence[Route], version: str) -> list[Route]:
         return handler
 
     description = describe(routes, version)
+    as_json = serve(to_json(description), b"application/json")
+    as_html = serve(render(description), b"text/html; charset=utf-8")
     return [
-        Route(
-            method="GET",
-            path="/openapi.json",
-            handler=serve(to_json(description), b"application/json"),
-            summary="This description.",
-            access="open",
-        ),
-        Route(
-            method="GET",
-            path="/docs",
-            handler=serve(render(description), b"text/html; charset=utf-8"),
-            summary="This description as a page.",
-            access="open",
-        ),
+        Route("GET", "/openapi.json", as_json, "This description.", access="open"),
+        Route("GET", "/docs", as_html, "This description as a page.", access="open"),
     ]
