@@ -1,4 +1,4 @@
-"""advance_rows: every backend against the definition, and the definition by hand."""
+"""advance_rows: every back end against the definition, and the definition by hand."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ PADDING_BLOCK = 500
 
 
 def tables(block_size, rng):
-    """Sequences of all lengths, their blocks in no order."""
+    """Returns tables of sequences of all lengths, their blocks in random order."""
     block_table = rng.permutation((NUM_SLOTS + 1) * MAX_BLOCKS).reshape(-1, MAX_BLOCKS)
     block_table[PADDING] = PADDING_BLOCK
     seq_lens = rng.integers(0, (MAX_BLOCKS - 4) * block_size, NUM_SLOTS + 1)
@@ -34,7 +34,7 @@ def tables(block_size, rng):
 
 
 def step_rows(rng, *, num_seqs, num_padded, num_tokens, block_size):
-    """Some slots with random counts, starts and new blocks; one token each without num_tokens."""
+    """Returns random rows of a step; a decode step if `num_tokens` is None."""
     is_decode = num_tokens is None
     slots = np.full(num_seqs + num_padded, PADDING)
     slots[:num_seqs] = rng.permutation(NUM_SLOTS)[:num_seqs]
@@ -68,10 +68,10 @@ def on(device, struct):
 
 
 def run(backend, device, block_size, before, rows):
-    """The tables and the step's tensors, on the CPU."""
+    """Returns the tables and the step's tensors after the step, on the CPU."""
     state = on(device, RowTables(**{f: getattr(before, f).clone() for f in before.__slots__}))
     num_tokens, num_seqs = len(rows.token_ids), len(rows.slots)
-    # More room than the step needs, as a runtime has.
+    # Larger tensors than the step needs, as in the runtime.
     max_blocks = before.block_table.shape[1]
     room = StepTensors.allocate(num_tokens + 5, num_seqs + 3, max_blocks, device)
     for name in room.__slots__:
@@ -115,7 +115,7 @@ def test_like_the_definition(backend, block_size, num_seqs, num_padded, num_toke
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "triton"])
 def test_by_hand(backend, triton_device):
-    """One sequence goes on in a new block, one starts behind two cached tokens, one is padding."""
+    """One sequence continues in a new block, one starts after 2 cached tokens, one is padding."""
     device = triton_device if backend == "triton" else "cpu"
     before = RowTables(
         block_table=torch.tensor([[5, 0, 0], [9, 9, 9], [8, 8, 8]], dtype=torch.int32),

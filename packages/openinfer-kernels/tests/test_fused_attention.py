@@ -15,9 +15,9 @@ from openinfer_kernels import (
 from openinfer_kernels.ops.fused_attention import _shared_prefixes, _tuning
 
 BLOCK_SIZE = 16
-# The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
+# Triton's interpreter converts loaded loop bounds in a way that numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-# (queries, length) of each sequence
+# Queries and length of each sequence.
 STEPS = {
     "decode": [(1, 1), (1, 16), (1, 17), (1, 70)],
     "padding": [(1, 12), (0, 0), (1, 33)],
@@ -39,8 +39,8 @@ def _problem(heads, lengths, dtype, random, *, eps=1e-6):
     )
     counts = [-(-length // BLOCK_SIZE) for _, length in lengths]
     num_blocks = sum(counts) + 3
-    # Layer 1 of three, keys and values apart, blocks in no order: as the arena has it. The last
-    # block is nobody's: what padding writes to.
+    # Layer 1 of three, keys and values separate, blocks in random order: as in the runtime's arena.
+    # The last block belongs to no sequence; padding writes to it.
     arena = random(num_blocks, 3, 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype)
     blocks = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)).tolist()
     table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
@@ -53,7 +53,7 @@ def _problem(heads, lengths, dtype, random, *, eps=1e-6):
             positions.append(max(position, 0))
             slots.append(block * BLOCK_SIZE + positions[-1] % BLOCK_SIZE)
         if length:
-            # What this step writes, and all behind it, must not be read before.
+            # Slots from this step's first token on must not be read before they are written.
             begin = length - queries
             for position in range(begin, count * BLOCK_SIZE):
                 arena[mine[position // BLOCK_SIZE], :, :, position % BLOCK_SIZE] = float("nan")
@@ -79,7 +79,7 @@ def _problem(heads, lengths, dtype, random, *, eps=1e-6):
 
 
 def _run(spec, problem, device, backend):
-    """The output, and the whole arena afterwards."""
+    """Returns the output, and the whole arena after the step."""
     step = SimpleNamespace(
         **{
             name: x.to(device) if isinstance(x, torch.Tensor) else x
@@ -125,7 +125,7 @@ def test_on_the_cpu(backend, step, heads, dtype, random):
     _check(spec, problem, "cpu", backend)
 
 
-# A task of attention takes 60 queries of these heads, a block 64 keys.
+# A task of the native kernel takes 60 queries of these heads, and 64 keys at a time.
 LONG_STEPS = {
     "ends": [(60, 60), (61, 61), (64, 64), (65, 65), (2, 2)],
     "after-a-prefix": [(59, 200), (1, 130), (130, 257)],
@@ -165,7 +165,7 @@ def _use_sizes(monkeypatch, decode, *, extra_programs, whole_keys=0):
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_triton(step, heads, sizes, random, triton_device, dtype, monkeypatch):
-    # Idle programs cost nothing but where they are interpreted.
+    # Few extra programs: the interpreter runs idle ones as well.
     _use_sizes(monkeypatch, sizes, extra_programs=4)
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
@@ -202,7 +202,7 @@ def test_split_sequences_in_real_shapes(num_seqs, random):
     _assert_near(first, expected.cpu())
 
 
-# Lengths of sequences, and groups: their members, and tokens that they share.
+# Lengths of the sequences; for each group its members and the tokens that they share.
 SHARING = {
     "all": ([50, 40, 33], [((1, 2, 0), 32)]),
     "groups-and-alone": (
@@ -215,7 +215,7 @@ SHARING = {
 
 
 def _share(problem, groups):
-    """Gives members the leading blocks of their group's first."""
+    """Gives the members of a group the leading blocks of its first member."""
     for members, num_tokens in groups:
         blocks = problem.step.block_table[members[0], : num_tokens // BLOCK_SIZE]
         problem.step.block_table[list(members), : len(blocks)] = blocks.clone()
@@ -235,7 +235,7 @@ def test_triton_over_shared_prefixes(sharing, heads, random, triton_device, dtyp
     _check_sharing(*sharing, heads, dtype, random, triton_device, monkeypatch)
 
 
-# Many members are many programs to interpret, whatever their heads and type are.
+# Many members mean many programs, which take long to interpret; one shape is enough.
 @pytest.mark.long
 def test_triton_over_a_prefix_of_members_of_two_units(random, triton_device, monkeypatch):
     lengths, groups = [20] * 40 + [5], [(tuple(range(1, 38)), 16)]

@@ -19,7 +19,7 @@ from openinfer_kernels.ops.fused_linear import (
 )
 from openinfer_kernels.ops.fused_linear._tuning import FewRowsSizes, OneRowSizes
 
-# The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
+# Triton's interpreter converts loaded loop bounds in a way that numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 PARTS = {
     "plain": {},
@@ -58,7 +58,7 @@ def _run(spec, inputs, device, backend):
 @pytest.mark.parametrize("backend", ["composed", "native"])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 17])
-# Of an odd number of panels, and of a panel that is not full.
+# An even and an odd number of panels; 74 rows do not fill the last one.
 @pytest.mark.parametrize("num_out", [96, 74])
 def test_on_the_cpu(backend, num_out, num_rows, parts, dtype, random):
     spec = _spec(parts, dtype, num_out=num_out)
@@ -105,7 +105,7 @@ def _widened(inputs):
 
 
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-# Tiles divide a shape of 128 everywhere, and of 96 nowhere.
+# All tiles divide 128; none divides 96.
 @pytest.mark.parametrize(
     ("num_in", "num_rows"), [(96, 0), (96, 1), (128, 1), (96, 2), (128, 8), (96, 9), (96, 17)]
 )

@@ -78,16 +78,16 @@ def test_tiles_that_do_not_go_round_are_cut_where_that_is_shorter():
     assert share_out(608, 40, 132) == Shares(528, 132)
     assert share_out(304, 40, 132) == Shares(264, 120)
     assert share_out(1216, 40, 132) == Shares(1188, 84)
-    # What is cut would take longer: 35 steps of 40, and adding.
+    # Cut tiles would take longer: 35 of 40 steps, and adding the sums.
     assert share_out(380, 40, 132) == Shares(380, 1)
-    # All have as many, and there is one wave only.
+    # Every program has the same number of tiles, or there is only one wave.
     assert share_out(264, 40, 132) == Shares(264, 1)
     assert share_out(76, 40, 132) == Shares(76, 1)
 
 
 @pytest.mark.parametrize("num_steps", [14, 40, 152])
 def test_a_share_of_what_is_cut_is_no_more_than_a_tile(num_steps):
-    """So that a program leaves sums of one tile at most, which is what there is room for."""
+    """Then a program leaves the sums of at most one tile, for which there is room."""
     for num_tiles in range(1, 60):
         num_whole, num_sharers = share_out(num_tiles, num_steps, 7)
         if num_whole < num_tiles:
@@ -127,7 +127,7 @@ def _hopper():
 
 
 class _Product:
-    """An op with inputs on the device: rows, weight, norm's weight, residual."""
+    """An op and its inputs on the device: rows, weight, norm weight, residual."""
 
     def __init__(self, spec, num_rows, seed=0):
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -171,7 +171,7 @@ SHAPES = {
     "one-share": (NORM, 2560, 6144),
     "shares": (ADD, 9728, 2560),
     "gate": (GATE, 2560, 19_456),
-    # Neither tiles nor boxes divide them.
+    # Shapes that neither tiles nor boxes divide.
     "ragged": (ADD, 4104, 4104),
     "ragged-gate": (GATE, 1032, 8208),
 }
@@ -221,18 +221,18 @@ def _counted(call, counted):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("shape", [SHAPES["shares"], SHAPES["gate"]])
-def test_rows_do_not_see_each_other_nor_what_lies_behind_them(shape):
+def test_rows_are_independent_and_no_memory_after_them_is_read(shape):
     product = _Product(_spec(*shape), 32)
     together = product()
     for _ in range(10):
         assert torch.equal(product(), together)
-    behind = product.x.clone()
-    behind[20:] = float("nan")
+    padded = product.x.clone()
+    padded[20:] = float("nan")
     if product.residual is None:
-        assert torch.equal(product(behind[:20]), together[:20])
+        assert torch.equal(product(padded[:20]), together[:20])
         return
     residual = product.residual.clone()
-    assert torch.equal(product(behind[:20], residual[:20]), together[:20])
+    assert torch.equal(product(padded[:20], residual[:20]), together[:20])
     assert torch.equal(residual[20:], product.residual[20:])
 
 
@@ -249,7 +249,7 @@ def test_prompts_of_one_size_are_equal_bit_by_bit_and_end_with_their_rows(num_ro
         assert product.op(product.x, (product.weight,), product.norm, None, out) is out
         assert torch.equal(out, expected)
     assert room[num_rows:].isnan().all()
-    # Rows of a tile do not see each other.
+    # The rows of a tile are independent.
     product.x[50:] = 0
     assert torch.equal(product()[:50], expected[:50])
 
@@ -258,7 +258,7 @@ def test_prompts_of_one_size_are_equal_bit_by_bit_and_end_with_their_rows(num_ro
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("num_rows", [5, 16, 24, 64, 600])
 def test_kernels_that_overlap_do_what_kernels_one_after_the_other_do(num_rows):
-    """Of a stream of residuals: what a kernel reads before the kernel before is done is old."""
+    """Kernels read only older data before the previous kernel has ended: no race shows."""
     out = [_Product(_spec(ADD, 4096, 2560), num_rows, seed) for seed in range(4)]
     gates = [_Product(_spec(GATE, 2560, 19_456), num_rows, seed) for seed in range(4)]
     downs = [_Product(_spec(ADD, 9728, 2560), num_rows, seed) for seed in range(4)]
@@ -281,7 +281,7 @@ def test_kernels_that_overlap_do_what_kernels_one_after_the_other_do(num_rows):
     with torch.cuda.graph(graph):
         got = run(lambda: None)
     for _ in range(20):
-        # Of other values: what the replay before has left must not do for this one's.
+        # New values, so that results of the previous replay cannot pass for this one's.
         for values in (begin, *(attend.x for attend in out)):
             values.normal_()
         expected = run(torch.cuda.synchronize)

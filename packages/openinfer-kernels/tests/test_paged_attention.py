@@ -10,9 +10,9 @@ from openinfer_kernels import (
 )
 
 BLOCK_SIZE = 16
-# The interpreter's loops over a loaded bound convert arrays in a way numpy has deprecated.
+# Triton's interpreter converts loaded loop bounds in a way that numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-# (queries, length) of each sequence
+# Queries and length of each sequence.
 STEPS = {
     "prefill": [(37, 37)],
     "ragged-prefill": [(5, 5), (33, 33), (1, 1), (16, 16)],
@@ -39,7 +39,7 @@ def _problem(heads, step, dtype, random):
     )
     counts = [-(-length // BLOCK_SIZE) for _, length in step]
     num_blocks = sum(counts) + 3
-    # Layer 1 of three, keys and values apart, blocks in no order: as the arena has it.
+    # Layer 1 of three, keys and values separate, blocks in random order: as in the runtime's arena.
     arena = random(num_blocks, 3, 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype)
     blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     table = torch.zeros(len(step), max(counts), dtype=torch.int32)
@@ -62,7 +62,7 @@ def _problem(heads, step, dtype, random):
 
 
 def _to(device, inputs):
-    # Keeps the strides: a view of the arena stays one.
+    # Keeps the strides, so that a view of the arena remains a view.
     def move(x):
         if not isinstance(x, torch.Tensor):
             return x
@@ -123,7 +123,7 @@ def test_triton_decode_of_long_sequences_splits_them(length, random, assert_clos
 def test_triton_tiles_find_their_sequences(step, random, assert_close, triton_device):
     spec, inputs = _problem((4, 2, 32), step, torch.float32, random)
     expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
-    # More sequences and tokens than there are: bounds are all that the host knows.
+    # Pads sequences and tokens: the host knows upper bounds only.
     q, k, v, begins, lengths, table, max_q, max_k = inputs
     total = q.shape[0]
     q = torch.cat((q, random(7, *q.shape[1:], dtype=q.dtype)))
@@ -142,7 +142,7 @@ def test_a_long_decode_is_attended_in_stretches(backend, length, random):
     spec, inputs = _problem((4, 2, 32), step, torch.bfloat16, random)
     expected = plan_paged_attention(spec, "cpu", "reference")(*inputs).float()
     got = plan_paged_attention(spec, "cpu", backend)(*inputs).float()
-    # Averages of thousands of values are small, so an error is measured by what a row is.
+    # Averages of thousands of values are small, so errors are relative to the size of a row.
     error = (got - expected).abs().amax(dim=(1, 2)) / expected.square().mean(dim=(1, 2)).sqrt()
     assert error.max() < 0.02, error
 
@@ -150,7 +150,7 @@ def test_a_long_decode_is_attended_in_stretches(backend, length, random):
 @pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 @pytest.mark.parametrize("length", [257, 600, 1100, 2600])
 def test_a_long_decode_sees_every_token(backend, length, random):
-    """Sequences of which each looks at one token: ends, ends of blocks and of stretches."""
+    """Each sequence attends to one token: the ends of sequences, blocks and chunks."""
     sought = [0, 15, 16, 255, 256, 257, 511, 512, length // 2, length - 17, length - 2, length - 1]
     sought = sorted({token for token in sought if token < length})
     spec, inputs = _problem((4, 2, 32), [(1, length)] * len(sought), torch.bfloat16, random)
@@ -158,7 +158,7 @@ def test_a_long_decode_sees_every_token(backend, length, random):
     q.copy_(q[:, ::2].sign().repeat_interleave(2, dim=1))
     for row, token in enumerate(sought):
         block, offset = int(table[row, token // BLOCK_SIZE]), token % BLOCK_SIZE
-        # Its score is so far above all others that its values are the output.
+        # Its score is far above all others, so its values are the output.
         k_cache[block, offset] = q[row, ::2] * 4
     got = plan_paged_attention(spec, "cpu", backend)(*inputs)
     for row, token in enumerate(sought):
@@ -191,10 +191,10 @@ def test_scores_far_from_zero_do_not_overflow(backend, step, random, assert_clos
 @pytest.mark.parametrize("token", [0, 15, 16, 69, 299])
 @pytest.mark.parametrize("num_queries", [1, 3])
 def test_nan_in_an_input_is_nan_in_the_output(backend, num_queries, poisoned, token, random):
-    """A row that cannot be right must not look right: the sampler refuses NaN."""
+    """NaN must reach the sampler, which refuses it, and not turn into a plausible row."""
     steps = [(num_queries, 300), (num_queries, 20)]
     spec, (q, k_cache, v_cache, *rest) = _problem((4, 2, 64), steps, torch.bfloat16, random)
-    # Seen from the sequence's last query.
+    # Takes the sequence's last query, which attends to every token.
     inputs, last = (q, k_cache, v_cache, *rest), num_queries - 1
     q, table = q[last:], rest[2]
     slot = int(table[0, token // BLOCK_SIZE]), token % BLOCK_SIZE
@@ -202,7 +202,7 @@ def test_nan_in_an_input_is_nan_in_the_output(backend, num_queries, poisoned, to
         torch.nan
     )
     got = plan_paged_attention(spec, "cpu", backend)(*inputs)[last::num_queries]
-    # Of the sequence's second key head, which query heads 2 and 3 read.
+    # Query heads 2 and 3 read the second key head, which is poisoned.
     lost = got[0, 2:, 5] if poisoned == "v" else got[0, 2:]
     assert lost.isnan().all()
     assert got[0, :2].isfinite().all()
@@ -260,5 +260,5 @@ def test_a_gpu_without_a_kernel_for_these_heads_is_refused(head_dim):
     ):
         with pytest.raises(BackendUnavailable, match=f"head_dim .* got {head_dim}"):
             plan()
-    # By name it can be had, as an oracle for small caches.
+    # Asked for by name, it runs: as an oracle for small caches.
     assert plan_paged_attention(spec, "cuda", "torch") is not None

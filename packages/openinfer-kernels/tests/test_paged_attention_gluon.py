@@ -1,4 +1,4 @@
-"""The prefill kernel for Hopper, which no interpreter runs, and which steps it takes."""
+"""The prefill kernel for Hopper, which no interpreter runs, and the choice of it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from openinfer_kernels import PagedAttentionSpec, plan_paged_attention
 from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill, why_not_gluon
 
 HEAD_DIM = 128
-# (queries, length) of each sequence
+# Queries and length of each sequence.
 STEPS = {
     "a-tile": [(128, 128)],
     "prefill": [(777, 777)],
@@ -33,7 +33,7 @@ def _spec(heads=(32, 8), block_size=16, dtype=torch.bfloat16):
 
 
 def _problem(spec, step, layers=3):
-    """What the op takes: the middle layer of an arena on the device, NaN behind every last key."""
+    """Returns the op's inputs: the middle layer of an arena, with NaN after each last key."""
     generator = torch.Generator("cuda").manual_seed(1)
     size = spec.block_size
     counts = [-(-length // size) for _, length in step]
@@ -126,7 +126,7 @@ def test_a_cache_beyond_2_to_31_elements(assert_close):
     spec = _spec()
     q, cache = _problem(spec, [(300, 31_000)], layers=36)
     assert cache[0].stride(0) * len(cache[0]) > 2**31
-    # Blocks are in no order: the whole of the cache is read.
+    # Blocks are in random order, so the whole range of the cache is read.
     assert_close(_attend(spec, q, cache), _expected(spec, q, cache))
 
 

@@ -1,4 +1,4 @@
-"""sample: every backend against the float64 definition, and the definition against sums by hand."""
+"""sample: every back end against the float64 definition, and the definition by hand."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from openinfer_kernels import (
 from openinfer_kernels.ops.sample import SampleState
 
 PROMPT = (3, 5, 5, 2)
-"""Of every row here; its length is the position of the first output token."""
+"""The prompt of every row; its length is the position of the first output token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One request, as `fill` enters it."""
+    """The sampling parameters of a row, which `fill` writes into the tables."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -99,7 +99,7 @@ def fill(state: SampleState, slot: int, row: Row) -> None:
 
 
 class Bench:
-    """A backend, its tables, and where its rows stand."""
+    """A back end with its tables and the positions of its rows."""
 
     def __init__(self, backend, rows, vocab_size, device="cpu"):
         spec = SampleSpec(
@@ -112,7 +112,7 @@ class Bench:
         )
         self.state = spec.allocate(device)
         self.draw = plan_sample(spec, self.state, device, backend)
-        # Neither the first slots nor in order.
+        # Slots with gaps, in descending order.
         self.slots = np.arange(len(rows))[::-1] * 2 + 1
         self.needs = np.array([row.needs() for row in rows])
         self.max_top_k = max((row.top_k or 0 for row in rows), default=0)
@@ -157,7 +157,7 @@ MIXED = (
 )
 """All controls, alone and together."""
 ASKED = np.array([row for row, mixed in enumerate(MIXED) if mixed.is_processed])
-"""Rows of `MIXED` whose processed scores are wanted."""
+"""Rows of `MIXED` that want processed scores."""
 
 
 def backend_device(backend, triton_device):
@@ -174,7 +174,7 @@ BACKENDS = ["torch", "triton", "cpu"]
 def test_every_control_at_once_against_float64(backend, vocab_size, spread, triton_device, random):
     one = Bench("reference", MIXED, vocab_size)
     other = Bench(backend, MIXED, vocab_size, backend_device(backend, triton_device))
-    # The interpreter takes its time, so it does one step where the vocabulary is large.
+    # The interpreter is slow, so it runs one step if the vocabulary is large.
     for _ in range(6 if backend != "triton" else 1 if vocab_size > 320 else 2):
         logits = random(len(MIXED), vocab_size) * spread
         expected, got = one.step(logits), other.step(logits)
@@ -262,7 +262,7 @@ def test_a_captured_step_draws_what_an_eager_one_draws(random):
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 class TestLimits:
-    """What has one right answer, said by hand: of the definition too."""
+    """Cases with one right result, written by hand; they check the definition as well."""
 
     @pytest.fixture
     def run(self, backend, triton_device):
@@ -349,14 +349,14 @@ class TestLimits:
         ]
         got = run(logits, rows).processed[:, :6].tolist()
         assert got == [
-            [1.0, -2.0, 1.0, 0.25, 0.0, -4.0],  # the prompt counts: 2, 3 and 5 are in it
-            [0.0, -1.5, 2.0, 0.5, 0.0, -2.0],  # the prompt does not count
+            [1.0, -2.0, 1.0, 0.25, 0.0, -4.0],  # repetition counts the prompt: 2, 3 and 5
+            [0.0, -1.5, 2.0, 0.5, 0.0, -2.0],  # presence and frequency do not
             [0.5, -1.5, 2.0, 0.5, 0.0, -2.0],
         ]
 
     def test_bad_words_by_hand(self, run):
         logits = torch.zeros(5, 320)
-        words = ((1,), (7, 9), (2, 7, 3), (6, 7, 8, 9))  # the prompt's 2 begins no word
+        words = ((1,), (7, 9), (2, 7, 3), (6, 7, 8, 9))  # a word cannot begin in the prompt
         outputs = [(), (7,), (2, 7), (1, 6, 7, 8), (7, 6)]
         rows = [Row(temperature=0.0, bad_words=words, output=output) for output in outputs]
         ruled_out = [
@@ -375,7 +375,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, -3.0, 0.5, 1.0])
 NUM_DRAWS = 4000
 
 
-# Interpreted kernels would take minutes; they are held to the definition's tokens above.
+# Interpreted kernels would take minutes; the tests above compare their tokens.
 @pytest.mark.parametrize("backend", BACKENDS if torch.cuda.is_available() else ["torch", "cpu"])
 @pytest.mark.parametrize(
     "row",
@@ -414,7 +414,7 @@ def test_draws_follow_the_distribution(backend, row, triton_device):
 @pytest.mark.parametrize("table", ["counts", "bias"])
 @pytest.mark.parametrize("num_ids", [0, 1, 1000])
 def test_numbers_are_entered_in_one_row_alone(backend, table, num_ids, triton_device, random):
-    spec = SampleSpec(vocab_size=1333, num_slots=3, max_rows=3)  # rows begin at odd addresses
+    spec = SampleSpec(vocab_size=1333, num_slots=3, max_rows=3)  # rows are not aligned
     device = backend_device(backend, triton_device)
     state = spec.allocate(device)
     draw = plan_sample(spec, state, device, backend)

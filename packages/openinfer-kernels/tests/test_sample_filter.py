@@ -8,7 +8,7 @@ from openinfer_kernels.ops.sample._filter import filter_
 
 
 def reference(scores, top_k, top_p, min_p):
-    """The kept ids of one row, in float64, ties with the last one kept."""
+    """Returns the kept ids of one row, computed in float64, with ties of the last one."""
     scores = np.asarray(scores, np.float64)
     kept = scores >= (np.sort(scores)[::-1][top_k - 1] if top_k else -np.inf)
     kept &= np.exp(scores - scores.max()) >= min_p

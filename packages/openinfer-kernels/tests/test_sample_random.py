@@ -54,7 +54,7 @@ def test_no_noise_is_above_the_largest():
 
 
 def test_small_variates_are_resolved():
-    # Draws of unlikely tokens depend on them: a 24-bit fraction would come in steps of 6e-8.
+    # Draws of unlikely tokens depend on them: a 24-bit fraction would have steps of 6e-8.
     noise = gumbel_noise(bits_of(row_keys(torch.arange(64), torch.zeros(64).long()), 2**17))
     smallest = noise.neg().exp().flatten().sort().values[:400].double().numpy()
     assert len(np.unique(smallest)) > 395

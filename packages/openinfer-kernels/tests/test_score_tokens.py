@@ -1,4 +1,4 @@
-"""score_tokens: every backend against the definition, and the definition by hand."""
+"""score_tokens: every back end against the definition, and the definition by hand."""
 
 import math
 
@@ -16,7 +16,7 @@ def score(backend, device, scores, token_ids, rows, num_top, by_id):
     spec = ScoreTokensSpec(vocab_size=scores.shape[1], max_rows=8)
     op = plan_score_tokens(spec, device, backend)
     tokens = torch.tensor(token_ids, dtype=torch.int32, device=device)
-    for _ in range(2):  # nothing is left behind by the first call
+    for _ in range(2):  # the second call finds clean scratch memory
         packed = op(scores.to(device), tokens, np.array(rows), num_top, by_id).cpu()
     floats = packed.view(torch.float32)
     top, ids = 2 + num_top, 2 + 2 * num_top

@@ -1,6 +1,6 @@
 """Tile sizes and thresholds of the GPU kernels of paged_attention, by GPU family.
 
-All numbers were measured on one H200 with the heads of Qwen3-4B (32 query heads, 8 key heads, 128
+All numbers were chosen on one H200 with the heads of Qwen3-4B (32 query heads, 8 key heads, 128
 dimensions, bf16). They are used on the other families unchanged.
 """
 

@@ -1,7 +1,6 @@
-"""Block sizes of the Triton kernels of sample, by GPU family.
+"""Block sizes of the Triton kernels of sample, by GPU family: one set for all families.
 
-All numbers were measured on one H200 with the 151,936 ids of Qwen3
-(`benchmarks/results/sampler-*`). They are used on the other families unchanged.
+`benchmarks/results/sampler-*` has their times on one H200, with the 151,936 ids of Qwen3.
 """
 
 from dataclasses import dataclass
