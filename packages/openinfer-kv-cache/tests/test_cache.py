@@ -151,7 +151,7 @@ def test_a_refused_call_changes_nothing(new_cache):
     assert (before.num_free, before.num_used) == (cache.num_blocks, 0)
     assert sequence.try_schedule(3) is not None
     cache.complete_step(1)
-    with pytest.raises(ValueError, match=r"99 positions computed .* 5 tokens known"):
+    with pytest.raises(ValueError, match=r"num_computed=99 .* 5 tokens are known"):
         sequence.apply(99, ids(7, 8))
     with pytest.raises(ValueError, match="room for"):
         sequence.apply(99, ids(7, 8).tobytes())
@@ -166,7 +166,7 @@ def test_keys_of_blocks_of_another_size_are_refused(new_cache):
     cache = new_cache()
     keys = BlockKeys(cache.groups[0].tokens_per_block + 1)
     for take in (cache.match, cache.open):
-        with pytest.raises(ValueError, match="tokens a block"):
+        with pytest.raises(ValueError, match="tokens per block"):
             take(keys)
     cache.assert_idle()
 
@@ -177,10 +177,10 @@ def test_apply_checks_its_bounds(new_cache):
     sequence = cache.open(cache.keys(ids(1, 2, 3)))
     sequence.try_schedule(2)
     for num_computed in (3, -1):
-        with pytest.raises(ValueError, match="positions"):
+        with pytest.raises(ValueError, match="num_computed"):
             sequence.apply(num_computed)
     sequence.apply(2)
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(ValueError, match="num_computed"):
         sequence.apply(1)
 
 

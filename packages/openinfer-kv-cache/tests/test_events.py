@@ -288,7 +288,7 @@ def announce_always(self, keys, start, stop):
     self._pool.events.landed(keys, start, stop)
 
 
-def withdraw_silently(self, ids):
+def unindex_silently(self, ids):
     self._unindex(ids)
 
 
@@ -296,7 +296,7 @@ MUTANTS = {
     "announces what is not written": (Reservation, "_publish", announce_at_publish),
     "announces after a reset": (SequenceBlocks, "announce", announce_always),
     "announces nothing": (SequenceBlocks, "announce", lambda *a: None),
-    "evicts silently": (BlockPool, "withdraw", withdraw_silently),
+    "evicts silently": (BlockPool, "unindex", unindex_silently),
     "resets silently": (GroupEvents, "cleared", lambda self: None),
 }
 

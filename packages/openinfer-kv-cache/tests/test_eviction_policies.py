@@ -313,7 +313,7 @@ def test_the_heap_does_not_grow_with_use(clock):
 def test_a_policy_comes_before_anything_is_cached(clock):
     pool = BlockPool(2)
     pool.register(pool.try_take(1), [bytes(16)], 0)
-    with pytest.raises(AssertionError, match="too late"):
+    with pytest.raises(AssertionError, match="cached blocks already"):
         pool.order_by(FrequencyEviction(clock))
 
 

@@ -29,7 +29,7 @@ def test_every_transition_consumes(pool):
     sealed, rest = mutable.seal(KEYS[:1], pool.namespace)
     cached = sealed.publish()
     joined = cached.join(CachedLease.match(pool, ()))
-    dropped = rest.drop(1)
+    dropped = rest.release_front(1)
     joined.close()
     dropped.close()
     for used in (mutable, sealed, rest, cached, joined, dropped):

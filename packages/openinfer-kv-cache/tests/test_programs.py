@@ -117,7 +117,7 @@ MUTANTS = {
     "re-indexes after reset": (BlockPool, "reset", reset_same_namespace),
     "keeps keys of evicted blocks": (BlockPool, "_evict", index_kept_on_evict),
     "ignores the adapter": (_keys, "_chain_seed", lambda uid, salt: b""),
-    "runs that forget nobody": (ChainRuns, "forget", lambda self, ids: None),
+    "runs that forget nobody": (ChainRuns, "remove", lambda self, ids: None),
     "runs that end where they like": (_runs, "_num_equal", lambda own, keys, at, most: most),
     "hashes unchained": (_keys, "xxh3_128_digest", lambda data: data[-4:].ljust(16, b"\0")),
 }

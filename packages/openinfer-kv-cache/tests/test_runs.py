@@ -52,7 +52,7 @@ def test_short_beginnings_are_not_told():
 
 def test_who_left_is_not_told_and_the_rest_goes_on():
     made = runs()
-    made.forget(ids(9))
+    made.remove(ids(9))
     assert found(made, "abc") is None
     assert found(made, "ab") == [5, 3]
     made.add(ids(4), keys("abz")[2:], 3, 3)
@@ -61,7 +61,7 @@ def test_who_left_is_not_told_and_the_rest_goes_on():
 
 def test_a_block_that_comes_back_elsewhere_in_its_run_is_not_taken_for_what_it_was():
     made = runs()
-    made.forget(ids(3))  # another block has its key now
+    made.remove(ids(3))  # another block has its key now
     made.add(ids(3), keys("abcd")[3:], 9, 4)
     assert found(made, "abcd") is None
 
@@ -80,9 +80,9 @@ def test_what_is_gone_is_dropped_in_time():
         text = f"{chr(200 + number)}bcd"
         made.add(ids(20, 21, 22, 23), keys(text), None, 7)
         assert found(made, text) == [20, 21, 22, 23]
-        made.forget(ids(20, 21, 22, 23) if number % 2 else ids(22, 23))
+        made.remove(ids(20, 21, 22, 23) if number % 2 else ids(22, 23))
         if not number % 2:
-            made.forget(ids(20, 21))
+            made.remove(ids(20, 21))
         assert made._num_entries <= 2 * 7 + 8
     assert len(made._runs) < 8
     assert len(made._starts) < 8
@@ -95,7 +95,7 @@ def test_nobody_waits_until_all_that_is_gone_is_dropped():
         blocks = np.arange(16 * number, 16 * number + 16, dtype=np.int32)
         made.add(blocks, [b"%d-%d" % (number, at) for at in range(16)], None, 16 * num_runs)
         if number % 4:
-            made.forget(blocks)
+            made.remove(blocks)
     num_indexed, made.max_spare, dropped = 4 * num_runs + 8, 0, []
     more = np.arange(16 * num_runs, 16 * num_runs + 8, dtype=np.int32)
     while made._num_entries > 2 * num_indexed:

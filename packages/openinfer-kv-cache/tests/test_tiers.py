@@ -399,7 +399,7 @@ def test_tiers_take_one_full_group_alone(make, qwen35, deepseek_v4):
     ):
         size = "num_slabs" if len(groups) > 1 else "num_blocks"
         cache = KVCache(groups, **{size: 4})
-        with pytest.raises(UnsupportedGroup, match=f"'{named}'.*tiers hold one full group alone"):
+        with pytest.raises(UnsupportedGroup, match=f"'{named}'.*single full group"):
             make(cache, [])
 
 

@@ -1,7 +1,7 @@
-"""The logical KV cache: which sequence owns which block, what is shared, what may be reused.
+"""The logical KV cache: which sequence owns which block, which blocks are shared and evictable.
 
-`KVCache` is what a scheduler holds, `SequenceCache` what it holds per request. Leases and
-`BlockPool` are the parts beneath, for those who build another cache from them.
+A scheduler uses `KVCache`, and one `SequenceCache` for each request. Leases and `BlockPool` are the
+parts below, for building a different cache.
 """
 
 from openinfer_kv_cache._cache import KVCache

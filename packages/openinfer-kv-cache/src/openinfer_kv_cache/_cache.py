@@ -1,4 +1,4 @@
-"""The cache of one engine: what a scheduler holds."""
+"""`KVCache`: the logical KV cache of one engine, the interface that a scheduler uses."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ from openinfer_kv_cache.pool._pool import BlockPool
 class KVCache:
     """Blocks, prefix index and steps in flight of one engine.
 
-    Everything here runs on the step thread and blocks on nothing.
+    All calls come from the step thread. None of them blocks.
 
     Attributes:
-        groups: what the blocks hold; block ids come as tuples with one array a group.
-        has_prefix_cache: whether blocks are shared and kept; off, `match` finds nothing and every
-            block is free as soon as its sequence is over.
-        num_tier_blocks: blocks that copies from and to tiers hold; `TierLoads` and `TierSaves`
-            keep it. They return without a step.
+        groups: the cache groups. Block ids are tuples with one array for each group.
+        has_prefix_cache: whether blocks are shared and kept. If not, `match` finds nothing, and the
+            blocks of a sequence become free when it ends.
+        num_tier_blocks: number of blocks held by copies from and to tiers, maintained by
+            `TierLoads` and `TierSaves`. They are released without a step.
     """
 
     def __init__(
@@ -44,23 +44,24 @@ class KVCache:
         eviction: Callable[[], EvictionPolicy] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start empty.
+        """Creates an empty cache.
 
         Args:
-            groups: one or several, of distinct names.
-            num_blocks: blocks, of one group.
-            num_slabs: slabs of `plan_slabs(groups)`, for several groups.
-            max_unsettled_tokens: positions of one sequence that steps in flight may hold at most;
-                bounds the room that window groups are thought to need. None: whole sequences.
+            groups: one or several groups with distinct names.
+            num_blocks: number of blocks, for one group.
+            num_slabs: number of slabs of `plan_slabs(groups)`, for several groups.
+            max_unsettled_tokens: upper bound of the positions of one sequence in steps in flight,
+                which bounds the room that window groups need. None: no bound.
             has_prefix_cache: see the class.
-            has_events: keep events for `take_events`, which must then be called now and then.
-            keeps_token_ids: let keys keep them, for tiers, which compare them; events imply it.
-            eviction: makes the policy of one group; None: least recently used goes first.
-            clock: seconds, read once a step, for statistics alone.
+            has_events: whether to record events; `take_events` must then be called regularly.
+            keeps_token_ids: whether keys keep the token ids; tiers compare them. Events imply it.
+            eviction: creates the eviction policy of one group. None: least recently used.
+            clock: returns seconds; read once a step, for statistics only.
 
         Raises:
-            UnsupportedGroup: block sizes that do not go together.
-            ValueError: no group, or not exactly one of num_blocks and num_slabs, or one below 1.
+            UnsupportedGroup: the block sizes do not fit together.
+            ValueError: there is no group, or not exactly one of `num_blocks` and `num_slabs` is
+                given, or it is below 1.
         """
         self.groups = checked_groups(groups, has_events=has_events)
         self.has_prefix_cache = has_prefix_cache
@@ -75,49 +76,49 @@ class KVCache:
             for index, (group, pool) in enumerate(zip(groups, self._space.pools, strict=True)):
                 pool.events = self._events.group(index, group)
         self._computing: list[SequenceCache] = []
-        """Sequences that may still compute known tokens which others can share."""
+        """Sequences that may still compute known tokens that other sequences can share."""
         self._clock = clock
         self.num_tier_blocks = 0
         self._hits = HitCounts()
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks of the one full group, for tiers.
+        """The pool of the single full group, for tiers.
 
         Raises:
-            UnsupportedGroup: there are other groups.
+            UnsupportedGroup: the cache has other groups.
         """
         if not isinstance(self._space, PoolSpace):
             other = self.groups[-1]
-            raise UnsupportedGroup(other.name, other.kind, "tiers hold one full group alone")
+            raise UnsupportedGroup(other.name, other.kind, "tiers support a single full group only")
         return self._space.pools[0]
 
     def add_tiers(self, names: Sequence[str]) -> None:
-        """Tiers of these names may bring blocks: hits are counted by where they came from.
+        """Registers tiers, so that hits are counted by the tier they came from.
 
-        `TierLoads` does this.
+        `TierLoads` calls this.
 
         Raises:
-            UnsupportedGroup: there are other groups than one full one.
+            UnsupportedGroup: the cache has other groups than one full group.
         """
         pool = self.pool
         if pool.origins is None:
             pool.origins = BlockOrigins(pool.num_blocks)
         for name in names:
-            pool.origins.name(name)
+            pool.origins.add_tier(name)
             self._hits.num_hit_tokens.setdefault(name, 0)
 
     @property
     def num_blocks(self) -> int:
-        """What `num_available_blocks` is out of."""
+        """Total number of blocks, or of slabs if there are several groups."""
         return self._space.num_units
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks a reservation can take now: free and evictable.
+        """Blocks that a reservation can take now: free and evictable.
 
-        Several groups are counted in slabs, here and wherever room is compared: in how many
-        nothing is held. What fits by this count fits; there may be more room in slabs in use.
+        With several groups, room is counted in slabs, here and in all comparisons of room: the
+        slabs in which no block is held. The count is conservative: slabs in use may have room too.
         """
         return self._space.num_available
 
@@ -125,23 +126,23 @@ class KVCache:
     def num_returning_blocks(self) -> int:
         """Blocks of closed sequences that wait for a step in flight.
 
-        An upper bound of what `num_available_blocks` gains: shared ones are counted too.
+        An upper bound of the gain of `num_available_blocks`: shared blocks are counted too.
         """
         return self._ledger.num_parked_blocks
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks, or slabs, that so many positions need."""
+        """Returns the blocks, or slabs, that `num_tokens` positions need."""
         return self._space.num_needed(0, num_tokens)
 
     def num_blocks_beyond(self, num_hit_tokens: int, end: int) -> int:
-        """Blocks, or slabs, that the positions below `end` need besides those of a hit."""
+        """Returns the blocks, or slabs, that positions below `end` need besides those of a hit."""
         return self._space.num_needed(num_hit_tokens, end)
 
     @property
     def num_promised_blocks(self) -> int:
-        """Blocks, or slabs, that copies of states leave alone: running sequences may claim them.
+        """Blocks, or slabs, that copies of states must not use: running sequences may claim them.
 
-        Whoever admits sequences keeps it; 0 at first.
+        Set by the scheduler at admission; 0 at first.
         """
         return self._space.num_promised
 
@@ -157,14 +158,14 @@ class KVCache:
         salt: bytes = b"",
         boundaries: TokenIds | bytes = b"",
     ) -> BlockKeys:
-        """Start a request's keys from its known tokens (uint32 array, or contract column).
+        """Creates a request's keys from its known tokens.
 
         Args:
-            token_ids: [num_tokens], or a column.
+            token_ids: [num_tokens] uint32 array, or the same as little-endian bytes.
             adapter_uid: digest of the adapter's bytes; empty for the base model.
-            salt: keeps requests with other salts apart.
-            boundaries: prompt positions where messages end, hints for resume points; array or
-                column.
+            salt: requests with different salts share no blocks.
+            boundaries: prompt positions where messages end, as hints for resume points; in the same
+                form as `token_ids`.
         """
         keys = BlockKeys(
             self._space.tokens_per_key,
@@ -177,28 +178,29 @@ class KVCache:
         return keys
 
     def match(self, keys: BlockKeys, *, max_tokens: int | None = None) -> PrefixHit:
-        """Pin the longest cached prefix in full blocks, leaving at least one token to compute.
+        """Pins the longest cached prefix in full blocks, leaving at least one token to compute.
 
-        With several groups: up to the longest position at which all of them can resume.
+        With several groups, the hit ends at the longest position at which all of them can resume.
 
         Args:
             keys: the request's keys.
-            max_tokens: hit no more than so many tokens (prompt logprobs need the rest computed).
+            max_tokens: upper bound of the hit (prompt logprobs need the rest computed).
 
         Returns:
-            A hit, possibly of no tokens, to be opened or closed by the caller.
+            A hit, possibly of zero tokens, which the caller must open or close.
         """
         return self._hit(keys, self._max_hit(keys, max_tokens))
 
     def peek(self, keys: BlockKeys, *, max_tokens: int | None = None, near: int = 0) -> int:
-        """Positions that `match` would hit; pins nothing and leaves the order of eviction alone.
+        """Returns the number of tokens that `match` would hit. Pins nothing.
 
-        Costs a few lookups however long the prefix is, so a policy may ask for many requests.
+        Does not affect the eviction order. Costs a few lookups however long the prefix is, so a
+        policy may call it for many requests.
 
         Args:
             keys: the request's keys.
             max_tokens: as for `match`.
-            near: what was found for these keys before; saves look-ups where that still holds.
+            near: the result of an earlier call for these keys; saves lookups if it still holds.
         """
         return self._space.find(keys, self._max_hit(keys, max_tokens), near)
 
@@ -230,10 +232,10 @@ class KVCache:
         return None
 
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
-        """Where a chunk of known tokens from `start` should end, at most at `end`.
+        """Returns where a chunk of known tokens from `start` should end; at most `end`.
 
-        Before `end` only where a state group wants a copy of its state: a chunk that passes the
-        place leaves none.
+        The result is below `end` only if a state group needs a copy of its state there: a chunk
+        that passes the position leaves no copy.
         """
         return self._space.chunk_end(keys, start, end)
 
@@ -245,17 +247,17 @@ class KVCache:
         is_cacheable: bool = True,
         use: CacheUse = ANONYMOUS,
     ) -> SequenceCache:
-        """Start a sequence on top of a hit.
+        """Starts a sequence after a hit.
 
         Args:
             keys: the request's keys; the sequence extends them while it runs.
-            hit: from `match(keys)`, consumed; None: the cache is not read.
-            is_cacheable: whether its blocks may be shared with others.
-            use: what the policy of eviction is told of the request.
+            hit: the result of `match(keys)`, which is consumed. None: start without a hit.
+            is_cacheable: whether the sequence's blocks may be shared.
+            use: reported to the eviction policy.
 
         Raises:
-            LeaseUsed: the hit is consumed.
-            ValueError: the cache was reset after the hit was made.
+            LeaseUsed: the hit was consumed already.
+            ValueError: the cache was reset after the match.
         """
         if hit is None:
             hit = self._hit(keys, 0)
@@ -284,10 +286,10 @@ class KVCache:
         return sequence
 
     def begin_step(self, step_id: int) -> None:
-        """Start planning a step; what the step before it sealed can be matched from now on.
+        """Starts planning a step. Blocks sealed by the previous step can be matched from now on.
 
         Raises:
-            StepOrderError: ids must rise.
+            StepOrderError: `step_id` is not greater than the previous one.
         """
         self._ledger.begin(step_id)
         now = self._clock()
@@ -297,7 +299,7 @@ class KVCache:
             self._computing = [each for each in self._computing if each.is_computing]
 
     def complete_step(self, step_id: int) -> None:
-        """The oldest step in flight has run: closed sequences that waited for it are freed.
+        """Records that the oldest step in flight has run; releases closed sequences parked on it.
 
         Raises:
             StepOrderError: another step is the oldest.
@@ -313,22 +315,22 @@ class KVCache:
         self._ledger.cancel(step_id)
 
     def reset(self) -> None:
-        """Forget every cached block; running sequences keep theirs, unshared, to their end."""
+        """Resets the prefix cache. Running sequences keep their blocks, unshared, to their end."""
         for pool in self._space.pools:
             pool.reset()
 
     def take_events(self) -> list[KVEvent]:
-        """What became of cached blocks since the last call, in order.
+        """Returns the events since the last call, in order.
 
         Raises:
-            ValueError: the cache was made without events.
+            ValueError: the cache was created without events.
         """
         if self._events is None:
-            raise ValueError("this cache keeps no events: make it with has_events=True")
+            raise ValueError("this cache records no events: create it with has_events=True")
         return self._events.take()
 
     def stats(self) -> CacheStats:
-        """Count what there is."""
+        """Returns the current counts."""
         pools, num_beside = self._space.pools, self._space.num_free_beside
         num_blocks = sum(pool.num_blocks for pool in pools) + num_beside
         num_available = sum(pool.num_available for pool in pools) + num_beside
@@ -347,10 +349,10 @@ class KVCache:
         )
 
     def assert_idle(self) -> None:
-        """Check that nothing is held: free + evictable = total, no lease, no pin, no step.
+        """Checks that nothing is held: free + evictable = total, no lease, no pin, no step.
 
         Raises:
-            NotIdle: with the counts.
+            NotIdle: something is held; the message has the counts.
         """
         stats = self.stats()
         num_steps = self._ledger.num_in_flight
@@ -366,8 +368,8 @@ class KVCache:
     def _hit(self, keys: BlockKeys, limit: int) -> PrefixHit:
         if keys.tokens_per_block != self._space.tokens_per_key:
             raise ValueError(
-                f"keys of {keys.tokens_per_block} tokens a block, and this cache's have "
-                f"{self._space.tokens_per_key}: make them by its `keys`"
+                f"the keys cover {keys.tokens_per_block} tokens per block, this cache uses "
+                f"{self._space.tokens_per_key}: create them by its `keys` method"
             )
         num_tokens, leases = self._space.match(keys, limit)
         has_rows = tuple(group.kind == "state" for group in self.groups)

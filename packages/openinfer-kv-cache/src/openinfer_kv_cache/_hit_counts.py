@@ -1,4 +1,4 @@
-"""Queries and hits of a cache, by tier, and its statistics by group."""
+"""Counts of prefix queries and hits, by tier, and the statistics by group."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ class HitCounts:
     """Totals since the start.
 
     Attributes:
-        num_queries: sequences that looked for a prefix.
-        num_queried_tokens: their tokens.
-        num_hit_tokens: of those, found, by where they came from.
+        num_queries: number of sequences that looked for a prefix.
+        num_queried_tokens: number of their tokens.
+        num_hit_tokens: number of tokens found, by tier.
     """
 
     def __init__(self) -> None:
@@ -22,17 +22,17 @@ class HitCounts:
         self.num_hit_tokens = {DEVICE: 0}
 
     def add_query(self, num_tokens: int) -> None:
-        """A sequence of so many tokens looks for a prefix."""
+        """Counts a sequence of `num_tokens` tokens that looks for a prefix."""
         self.num_queries += 1
         self.num_queried_tokens += num_tokens
 
     def add_hit(self, pool: BlockPool, ids: BlockIds, num_tokens: int) -> TierTokens:
-        """A sequence begins on so many tokens; by where they came from.
+        """Counts a hit and returns its tokens by tier.
 
         Args:
-            pool: of the first group, which is the only one where there are tiers.
+            pool: the pool of the first group, which is the only group if there are tiers.
             ids: the blocks that were hit in it.
-            num_tokens: that they hold.
+            num_tokens: the number of tokens in these blocks.
         """
         origins = pool.origins
         if origins is None or not num_tokens:
@@ -46,7 +46,7 @@ class HitCounts:
         return tuple((tier, num) for tier, num in found if num)
 
     def by_group(self, names: Sequence[str], pools: Sequence[BlockPool]) -> tuple[GroupStats, ...]:
-        """Each group on the device, and the first one in every tier."""
+        """Returns each group's statistics on the device, and the first group's in each tier."""
         on_device = [
             GroupStats(
                 name=name,

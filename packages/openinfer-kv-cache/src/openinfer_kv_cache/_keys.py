@@ -1,10 +1,10 @@
-"""Block keys: what makes two blocks equal.
+"""Block keys: two blocks with equal keys hold the same content.
 
-A key is the 128-bit xxh3 digest of its parent's key followed by the block's token ids as
-little-endian u32, so it stands for every token up to the block's end. The first parent is empty
-for the base model; an adapter or a salt replaces it by a digest of both, with the length of the
-first in front so that no two pairs read alike. xxh3 resists accidents, not forgers: tenants who
-must not guess each other's prefixes get salts.
+A key is the 128-bit xxh3 digest of the parent's key followed by the block's token ids as
+little-endian u32, so it identifies every token up to the end of the block. The parent of a first
+block is empty for the base model. With an adapter or a salt it is a digest of both, prefixed by the
+length of the adapter's uid, so that no two pairs collide. xxh3 is not cryptographic: tenants that
+must not guess one another's prefixes need salts.
 """
 
 import sys
@@ -26,26 +26,26 @@ _U32 = np.dtype(np.uint32)
 
 
 class BlockKeys:
-    """The chain of keys of one request, grown as its tokens become known.
+    """The chain of keys of one request, extended as its tokens become known.
 
     It belongs to the request and outlives a `SequenceCache`: a preempted request is matched again
-    with the keys it has. Hashing is put off until a key is asked for; 100k tokens take about 1 ms.
+    with the same keys. Keys are computed when first needed; hashing 100k tokens takes about 1 ms.
 
     Args:
-        tokens_per_block: tokens that one key adds to its parent.
+        tokens_per_block: number of tokens that one key covers beyond its parent.
         adapter_uid: digest of the adapter's bytes; empty for the base model.
-        salt: keeps requests with other salts apart.
-        keeps_token_ids: whether `token_column` can give the ids back; events need them.
-        boundaries: positions where messages end, as hints for resume points: an array, or a column
-            as in the contract.
+        salt: requests with different salts share no keys.
+        keeps_token_ids: whether to keep the ids for `token_column`; events and tiers need them.
+        boundaries: positions where messages end, as hints for resume points: a uint32 array, or
+            little-endian u32 bytes.
 
     Attributes:
-        num_tokens: tokens known so far.
-        adapter_uid: as given.
-        salt: as given.
-        boundaries: as given, [num_boundaries].
-        seed: what the first key is chained to; empty for the base model without a salt.
-        resume_points: resume points by cache group, kept by the cache so that boundaries are sorted
+        num_tokens: number of known tokens.
+        adapter_uid: as passed.
+        salt: as passed.
+        boundaries: [num_boundaries] uint32.
+        seed: parent of the first key; empty for the base model without a salt.
+        resume_points: resume points by cache group, stored by the cache so that boundaries are sorted
             once; see `ArenaSpace`.
     """
 
@@ -90,24 +90,26 @@ class BlockKeys:
 
     @property
     def tokens_per_block(self) -> int:
-        """Tokens that one key adds to its parent."""
+        """Number of tokens that one key covers beyond its parent."""
         return self._stride // _BYTES_PER_ID
 
     @property
     def num_blocks(self) -> int:
-        """Full blocks, each with a key."""
+        """Number of full blocks, each with a key."""
         return self.num_tokens // self.tokens_per_block
 
     def extend(self, token_ids: TokenIds | bytes) -> None:
-        """Add tokens at the end: an array, or a column of little-endian u32 as in the contract."""
+        """Appends tokens: a uint32 array, or little-endian u32 bytes as in the contract."""
         if isinstance(token_ids, bytes):
             if len(token_ids) % _BYTES_PER_ID:
-                raise ValueError(f"{len(token_ids)} bytes are no column of u32")
+                raise ValueError(
+                    f"{len(token_ids)} bytes are not a multiple of 4, so they are not u32 token ids"
+                )
             column = token_ids
         else:
             if getattr(token_ids, "dtype", None) != _U32 or token_ids.ndim != 1:
                 raise ValueError(
-                    f"token ids are an [n] uint32 array or a column, got {_what(token_ids)}"
+                    f"token_ids must be an [n] uint32 array or bytes, got {_what(token_ids)}"
                 )
             column = (token_ids if _IS_LITTLE else token_ids.byteswap()).tobytes()
         self._tail += column
@@ -116,7 +118,7 @@ class BlockKeys:
         self.num_tokens += len(column) // _BYTES_PER_ID
 
     def slice(self, start: int, stop: int) -> list[bytes]:
-        """Keys of blocks `[start, stop)`, `stop` at most `num_blocks`; 16 bytes each."""
+        """Returns the keys of blocks `[start, stop)`; `stop` is at most `num_blocks`."""
         if not 0 <= start <= stop <= self.num_blocks:
             raise ValueError(f"blocks [{start}, {stop}) of {self.num_blocks}")
         if stop > len(self._keys):
@@ -124,13 +126,13 @@ class BlockKeys:
         return self._keys[start:stop]
 
     def at(self, block: int) -> bytes:
-        """Key of a block, less than `num_blocks`."""
+        """Returns the key of a block; `block` is less than `num_blocks`."""
         if block >= len(self._keys):
             self._hash_tail()
         return self._keys[block]
 
     def token_column(self, start: int, stop: int) -> bytes:
-        """Token ids of blocks `[start, stop)` as a column of little-endian u32.
+        """Returns the token ids of blocks `[start, stop)` as little-endian u32 bytes.
 
         Raises:
             ValueError: the ids were not kept, or there are fewer blocks.
@@ -153,7 +155,7 @@ class BlockKeys:
 
 
 def num_ids(token_ids: TokenIds | bytes) -> int:
-    """Tokens of an array or a column."""
+    """Returns the number of tokens in an array or in bytes."""
     num = len(token_ids)
     return num // _BYTES_PER_ID if isinstance(token_ids, bytes) else num
 

@@ -1,7 +1,7 @@
-"""One request's part of the cache: prefix hit, reservations, settled positions.
+"""`SequenceCache`, one request's part of the cache, and `PrefixHit`.
 
-Positions are absolute, so a step that needs neither a block nor a seal needs no call, and one
-`apply` may settle several steps.
+Positions are absolute. Therefore a step that needs neither a block nor a seal needs no call, and
+one `apply` may settle several steps.
 """
 
 from typing import final
@@ -20,7 +20,7 @@ from openinfer_kv_cache.pool._origins import TierTokens
 
 @final
 class PrefixHit:
-    """Leading blocks of a request that are cached already, pinned until opened or closed.
+    """Cached leading blocks of a request, pinned until the hit is opened or closed.
 
     Attributes:
         namespace: the index's namespace at the match; a reset changes it and voids the hit.
@@ -43,28 +43,28 @@ class PrefixHit:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that need no forward; always less than the request's tokens."""
+        """Number of cached tokens; always less than the request's tokens."""
         self._held()
         return self._num_tokens
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the pinned blocks in order, the last one ending at `num_tokens`.
+        """For each group, the pinned blocks in order; the last one ends at `num_tokens`.
 
-        A window group lacks the leading ones. A state group has none: the sequence gets a row of
-        its own, into which its first reservation copies the state.
+        A window group lacks the leading blocks. A state group has none: the sequence gets a block
+        of its own, into which its first reservation copies the state.
         """
         pairs = zip(self._held(), self._has_rows, strict=True)
         return tuple(lease.ids[:0] if has_row else lease.ids for lease, has_row in pairs)
 
     def take(self) -> tuple[CachedLease, ...]:
-        """Hand the leases on; consumes the hit. `KVCache.open` does this."""
+        """Returns the leases and consumes the hit. `KVCache.open` calls this."""
         leases = self._held()
         self._leases = None
         return leases
 
     def close(self) -> None:
-        """Let the blocks go unused; consumes the hit."""
+        """Releases the blocks unused and consumes the hit."""
         for lease in self.take():
             lease.close()
 
@@ -76,13 +76,13 @@ class PrefixHit:
 
 @final
 class SequenceCache:
-    """The cache of one sequence, made by `KVCache.open`. Belongs to the step thread.
+    """The cache of one sequence, created by `KVCache.open`. Step thread only.
 
     Attributes:
         keys: the request's keys; `apply` extends them.
-        num_cached_tokens: positions found in the cache when the sequence was opened.
-        cached_by_tier: the same, by where the blocks came from.
-        num_computed: leading positions that `apply` has settled.
+        num_cached_tokens: number of tokens found in the cache when the sequence was opened.
+        cached_by_tier: the same number, split by the tier that the blocks came from.
+        num_computed: number of leading positions that `apply` has settled.
     """
 
     __slots__ = (
@@ -124,31 +124,31 @@ class SequenceCache:
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the whole block table [num_blocks], spare capacity included.
+        """For each group, the block table [num_blocks], spare capacity included.
 
-        A window group's begins with the first block that is not behind the window, see
-        `num_dropped_blocks`; a state group's is the sequence's row.
+        The table of a window group begins with the first block that the window has not passed, see
+        `num_dropped_blocks`. The table of a state group is the sequence's block.
         """
         self._check_open()
         return self._blocks.block_ids
 
     @property
     def num_dropped_blocks(self) -> tuple[int, ...]:
-        """Per group, leading entries of the block table that a window has left behind.
+        """For each group, the number of leading table entries that a window has passed.
 
-        Entry i of a table is for positions `[i, i + 1) * tokens_per_block` all the same.
+        Entry i of a table is always for positions `[i, i + 1) * tokens_per_block`.
         """
         self._check_open()
         return self._blocks.num_dropped
 
     @property
     def capacity(self) -> int:
-        """Positions below it need no call of `try_schedule`."""
+        """Positions below it need no call to `try_schedule`."""
         return self._blocks.capacity
 
     @property
     def num_landed_blocks(self) -> int:
-        """Leading blocks that are computed and can be found, of the first group."""
+        """Number of leading blocks of the first group that are computed and indexed."""
         self._check_open()
         blocks = self._blocks
         if not self._is_cacheable or not blocks.is_current:
@@ -157,13 +157,14 @@ class SequenceCache:
 
     @property
     def is_computing(self) -> bool:
-        """Whether it may still compute known tokens that others can share."""
+        """Whether the sequence may still compute known tokens that others can share."""
         return self.shared_after(0) is not None
 
     def shared_after(self, position: int) -> int | None:
-        """The first position beyond `position` that it will let others resume at, or None.
+        """Returns the first position beyond `position` at which others will be able to resume.
 
-        Of its tokens known at the start, and of those that are not published yet.
+        Considers the tokens known at the start that are not published yet. None if there is no
+        such position.
         """
         blocks = self._blocks
         if blocks.is_closed or not blocks.is_current:
@@ -172,36 +173,37 @@ class SequenceCache:
         return found if found is not None and found <= self._num_given else None
 
     def num_blocks_short(self, end: int) -> int:
-        """Blocks that `try_schedule(end)` would take; slabs at most, where groups share them."""
+        """Returns the blocks that `try_schedule(end)` would take; with slabs, an upper bound."""
         return self._blocks.num_short(end)
 
     def num_blocks_to_come(self, end: int) -> int:
-        """Blocks, or slabs, beyond those held now that it takes until `end`, step by step."""
+        """Returns how many more blocks, or slabs, are held at most on the way to `end`."""
         return self._blocks.num_to_come(end)
 
     def try_schedule(
         self, end: int, *, reach: int | None = None, spare: int = 0
     ) -> Reservation | None:
-        """Reserve for the step being planned: room for every position below `end`.
+        """Reserves room for every position below `end`, for the step being planned.
 
-        Every known token below `end` must be written by this step or one before it, so a chunk of
-        a prompt passes its own end; beyond the known tokens `end` is an upper bound (drafts).
-        Blocks full of known tokens below `end` are sealed: sequences opened in later steps may
-        share them. A step with `end <= capacity` may leave the call out; then they are sealed by
-        a later call or by `apply`.
+        This step or an earlier one must write every known token below `end`. For a chunk of a
+        prompt, `end` is therefore the chunk's end. Beyond the known tokens, `end` is an upper bound
+        (drafts). Blocks full of known tokens below `end` are sealed, and sequences opened in later
+        steps may share them. The call may be left out for a step with `end <= capacity`; a later
+        call or `apply` then seals the blocks.
 
         Args:
             end: see above.
-            reach: positions below it, and no others, are planned once this step is. State groups
-                need it for copies in growing output; where `end` is not beyond the known tokens,
-                it is `end`. None: not known, because the device may accept fewer drafts.
-            spare: positions from `end` on that get room, too, so that fewer calls are needed.
+            reach: exact number of positions planned including this step. State groups need it for
+                copies in growing output. If `end` is within the known tokens, it is `end`. None if
+                unknown, because the device may accept fewer drafts.
+            spare: number of further positions to reserve room for, so that fewer calls are needed.
 
         Returns:
-            None when there is no room: nothing has changed then.
+            The reservation, or None if there is no room; nothing has changed then.
 
         Raises:
-            StepOrderError: no step is being planned, or it has a reservation here already.
+            StepOrderError: no step is being planned, or the sequence has a reservation in it
+                already.
             LeaseUsed: the sequence is closed.
         """
         blocks = self._blocks
@@ -227,13 +229,14 @@ class SequenceCache:
         return reservation
 
     def apply(self, num_computed: int, token_ids: TokenIds | bytes = b"") -> None:
-        """Settle: positions below `num_computed` have been computed, `token_ids` came after.
+        """Settles positions below `num_computed` and appends newly sampled tokens.
 
-        Call it once the steps that computed them have completed. Fewer positions than reserved
-        are fine (rejected drafts): the rest stays spare capacity.
+        Call it once the steps that computed the positions have completed. Fewer positions than
+        reserved are allowed (rejected drafts): the rest stays spare capacity.
 
         Args:
-            num_computed: at least what was settled before, at most the known tokens and capacity.
+            num_computed: at least the number settled before, at most the known tokens and the
+                capacity.
             token_ids: ids sampled since the last call; they extend `keys`.
 
         Raises:
@@ -246,8 +249,8 @@ class SequenceCache:
         num_known = keys.num_tokens + num_ids(token_ids)
         if not self.num_computed <= num_computed <= min(num_known, blocks.capacity):
             raise ValueError(
-                f"{num_computed} positions computed after {self.num_computed}, with "
-                f"{num_known} tokens known and room for {blocks.capacity}"
+                f"num_computed={num_computed} is out of range: {self.num_computed} are settled, "
+                f"{num_known} tokens are known, and there is room for {blocks.capacity}"
             )
         if len(token_ids):
             keys.extend(token_ids)
@@ -255,14 +258,14 @@ class SequenceCache:
         blocks.settle(keys, num_computed, is_cacheable=self._is_cacheable)
 
     def close(self, *, in_flight_until: int | None) -> None:
-        """End the sequence; its blocks return when `in_flight_until` has completed.
+        """Ends the sequence. Its blocks are released when step `in_flight_until` has completed.
 
-        Cached blocks can be matched until they are evicted. The keys stay with the caller, so a
-        preempted request is matched and opened again.
+        Cached blocks can be matched until they are evicted. The caller keeps the keys, so that a
+        preempted request can be matched and opened again.
 
         Args:
-            in_flight_until: the last step begun that has this sequence in its plan, or None when
-                all of them have completed.
+            in_flight_until: the newest step that has this sequence in its plan; None if all of them
+                have completed.
 
         Raises:
             ValueError: a later step has a reservation of this sequence.

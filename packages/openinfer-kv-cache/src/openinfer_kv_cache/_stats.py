@@ -1,26 +1,26 @@
-"""Counts of one cache."""
+"""Statistics of one cache."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """One group in one tier. What is counted from the start only grows: rates are differences.
+    """Statistics of one group in one tier. Totals count from the start and only grow.
 
     Attributes:
-        name: of the group.
-        tier: "device", or the name of a tier, of which only hits are known here.
-        num_blocks: blocks it has at the moment.
-        num_cached: of these, the ones that a prefix can hit.
-        num_evictable: of the cached ones, those that nobody holds.
-        num_queries: sequences that looked for a prefix.
-        num_queried_tokens: their tokens.
-        num_hit_tokens: of those, found here; what a tier has brought counts there for the first
-            sequence that begins on it, and then on the device.
-        num_evictions: cached blocks given up for others.
-        residency_s: seconds between storing and giving up, summed over `num_evictions`.
-        num_reused: cached blocks that a sequence found held by nobody.
-        reuse_gap_s: seconds since somebody had last used them, summed over `num_reused`.
+        name: name of the group.
+        tier: "device", or the name of a tier. Of tiers, only hits are known here.
+        num_blocks: current number of blocks.
+        num_cached: number of blocks in the prefix index.
+        num_evictable: number of cached blocks that no sequence holds.
+        num_queries: total number of sequences that looked for a prefix.
+        num_queried_tokens: total number of their tokens.
+        num_hit_tokens: total number of tokens found here. A block loaded from a tier counts there
+            for the first sequence that uses it, and on the device afterwards.
+        num_evictions: total number of evicted blocks.
+        residency_s: seconds between indexing and eviction, summed over `num_evictions`.
+        num_reused: total number of evictable blocks that a prefix hit took back into use.
+        reuse_gap_s: seconds since their last use, summed over `num_reused`.
     """
 
     name: str
@@ -39,20 +39,20 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """A snapshot; blocks are counted once however many sequences share them.
+    """Snapshot of a cache. A block counts once, however many sequences share it.
 
     Attributes:
-        num_blocks: in total; free + evictable + used.
-        num_free: hold nothing.
-        num_evictable: cached, held by nobody.
-        num_used: held by sequences, hits, or steps in flight.
-        num_pinned: of the used ones, those in the prefix index.
-        num_open_leases: spans neither closed nor consumed, hits included.
-        num_parked: closed sequences whose blocks wait for a step in flight.
+        num_blocks: total number of blocks: free + evictable + used.
+        num_free: number of free blocks.
+        num_evictable: number of cached blocks that no sequence holds.
+        num_used: number of blocks held by sequences, hits or steps in flight.
+        num_pinned: number of used blocks that are in the prefix index.
+        num_open_leases: number of leases neither closed nor consumed, those of hits included.
+        num_parked: number of closed sequences whose blocks wait for a step in flight.
         num_queried_tokens: prompt tokens of opened sequences that looked for a prefix; only grows.
-        num_hit_tokens: of those, found in the cache; only grows.
-        num_evictions: cached blocks given up for new ones; only grows.
-        groups: the same and more by group and tier.
+        num_hit_tokens: number of those tokens found in the cache; only grows.
+        num_evictions: number of evicted blocks; only grows.
+        groups: further statistics by group and tier.
     """
 
     num_blocks: int

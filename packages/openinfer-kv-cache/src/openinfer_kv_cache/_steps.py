@@ -1,4 +1,4 @@
-"""Steps in flight, as the cache sees them.
+"""Steps in flight, as the cache tracks them.
 
               begin                    complete (oldest first)
     (none) ──────────> in flight ──────────────────────────────> landed
@@ -22,14 +22,14 @@ from openinfer_kv_cache.pool._block_list import Seals
 
 @final
 class Reservation:
-    """What one step took for one sequence.
+    """Blocks and seals that one step took for one sequence.
 
     Attributes:
-        new_block_ids: per group, the blocks to append to the row's block table; in a state group
-            the sequence's row, once.
-        copies: states of state groups to copy.
+        new_block_ids: for each group, the blocks to append to the row's block table. In a state
+            group, the sequence's block, once.
+        copies: copies of states in state groups.
         end: positions below it have room.
-        step_id: the step that will use it.
+        step_id: the step that uses the reservation.
         is_in_flight: whether the step has not completed yet.
     """
 
@@ -71,7 +71,7 @@ class Reservation:
     def _land(self) -> None:
         if self.is_in_flight:
             self.is_in_flight = False
-            assert self._seals is not None, "nothing was sealed that could land"
+            assert self._seals is not None, "a reservation without seals cannot land"
             self._blocks.land_step(self.step_id, self._keys, self._seals)
 
 
@@ -83,7 +83,7 @@ class _Step:
 
 
 class StepLedger:
-    """The steps that were begun and have not completed yet."""
+    """The steps that have begun and have not completed yet."""
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
@@ -92,32 +92,32 @@ class StepLedger:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps begun and not ended."""
+        """Number of steps that have begun and not ended."""
         return len(self._steps)
 
     @property
     def num_parked(self) -> int:
-        """Closed sequences that wait for a step."""
+        """Number of closed sequences that wait for a step."""
         return sum(len(step.parked) for step in self._steps)
 
     @property
     def num_parked_blocks(self) -> int:
-        """Blocks in their tables, shared ones as often as they are listed."""
+        """Number of blocks in their tables; shared blocks count more than once."""
         return sum(blocks.num_blocks for step in self._steps for blocks in step.parked)
 
     @property
     def planned(self) -> int:
-        """The step being planned.
+        """Id of the step being planned.
 
         Raises:
-            StepOrderError: no step was begun since the last one was completed or cancelled.
+            StepOrderError: no step has begun since the last one was completed or cancelled.
         """
         if not self._is_planning:
             raise StepOrderError("no step is being planned")
         return self._steps[-1].step_id
 
     def begin(self, step_id: int) -> None:
-        """Start planning `step_id`, later than every step before it."""
+        """Starts planning `step_id`, which must be greater than every earlier id."""
         newest = self._steps[-1].step_id if self._steps else self._last_landed
         if newest is not None and step_id <= newest:
             raise StepOrderError(f"step {step_id} begun after step {newest}")
@@ -127,11 +127,11 @@ class StepLedger:
         self._is_planning = True
 
     def record(self, reservation: Reservation) -> None:
-        """Add what the planned step took."""
+        """Adds a reservation of the step being planned."""
         self._steps[-1].reservations.append(reservation)
 
     def park(self, blocks: Blocks, step_id: int) -> None:
-        """Keep a closed sequence's blocks until `step_id` has completed."""
+        """Keeps a closed sequence's blocks until `step_id` has completed."""
         for step in reversed(self._steps):
             if step.step_id <= step_id:
                 step.parked.append(blocks)
@@ -139,7 +139,7 @@ class StepLedger:
         blocks.release()
 
     def complete(self, step_id: int) -> None:
-        """The oldest step has run."""
+        """Records that the oldest step has run."""
         if not self._steps or self._steps[0].step_id != step_id:
             raise StepOrderError(f"step {step_id} completed, but is not the oldest in flight")
         step = self._steps[0]

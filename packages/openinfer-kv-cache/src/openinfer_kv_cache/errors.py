@@ -1,14 +1,14 @@
 """Errors of the KV cache.
 
 KVCacheError
-├── UnsupportedGroup   a cache group of a kind that this version does not keep
+├── UnsupportedGroup   a cache group that this version does not support
 ├── LeaseUsed          a lease, hit, reservation or sequence was used after it was consumed
 ├── StepOrderError     steps were begun, completed or cancelled out of order
-├── NotIdle            blocks, leases or steps are left over where none may be
-├── KVEventError       bytes that are no batch of KV events
+├── NotIdle            blocks, leases or steps are left over
+├── KVEventError       bytes that are not a batch of KV events
 └── PublisherError     events cannot be published as configured
 
-No room and no hit are outcomes, not errors: they come back as None and as an empty hit.
+No room and no hit are not errors: they are None and an empty hit.
 """
 
 from openinfer_contract import OpenInferError
@@ -19,7 +19,7 @@ class KVCacheError(OpenInferError):
 
 
 class UnsupportedGroup(KVCacheError):
-    """A cache group cannot be kept.
+    """A cache group is not supported.
 
     Attributes:
         name: the group.
@@ -37,11 +37,11 @@ class LeaseUsed(KVCacheError):
 
 
 class StepOrderError(KVCacheError):
-    """Steps begin in rising order, complete oldest first; only the newest can be cancelled."""
+    """Steps were begun, completed or cancelled out of order."""
 
 
 class NotIdle(KVCacheError):
-    """Something is left over; the message counts what."""
+    """Blocks, leases or steps are left over; the message has the counts."""
 
 
 class KVEventError(KVCacheError):
@@ -49,4 +49,4 @@ class KVEventError(KVCacheError):
 
 
 class PublisherError(KVCacheError):
-    """Events cannot be published as configured; the message names the key and the way out."""
+    """Events cannot be published as configured; the message names the key and what to do."""

@@ -18,14 +18,14 @@ def free_at_once(self, blocks, step_id):
 
 
 def drop_early(self, num_computed):
-    DROP_BEHIND(self, num_computed + 2)
+    RELEASE_PASSED(self, num_computed + 2)
 
 
 def drop_planned(self, keys, num_known):
     seals = SEAL_KNOWN(self, keys, num_known)
     self.publish()
     self.num_landed = num_known // self.tokens_per_block
-    self._drop_behind(num_known)
+    self._release_passed(num_known)
     return seals
 
 
@@ -49,9 +49,9 @@ def index_early(self, keys, num_computed, *, is_cacheable):
 
 
 def lose_quietly(self, slab):
-    withdraw, self.withdraw = self.withdraw, lambda ids: None
+    unindex, self.unindex = self.unindex, lambda ids: None
     LOSE(self, slab)
-    self.withdraw = withdraw
+    self.unindex = unindex
 
 
 def lose_but_keep_free(self, slab):
@@ -61,7 +61,7 @@ def lose_but_keep_free(self, slab):
 
 
 def count_no_release(self, idle):
-    BlockPool._rest(self, idle)
+    BlockPool._make_idle(self, idle)
 
 
 def lend_twice(self, index, donor, spares):
@@ -82,7 +82,7 @@ def spare_everything(self, needs):
     return True
 
 
-DROP_BEHIND = WindowBlocks._drop_behind
+RELEASE_PASSED = WindowBlocks._release_passed
 SEAL_KNOWN = WindowBlocks.seal_known
 PLAN, SETTLE = StateRow.plan, StateRow.settle
 LOSE = SlabPool.lose
@@ -90,7 +90,7 @@ MOVE_TO = Arena._move_to
 
 MUTANTS = {
     "frees at once": (StepLedger, "park", free_at_once),
-    "drops what the window sees": (WindowBlocks, "_drop_behind", drop_early),
+    "drops what the window sees": (WindowBlocks, "_release_passed", drop_early),
     "drops when planned": (WindowBlocks, "seal_known", drop_planned),
     "hits half a window": (GroupedMatch, "_seen_whole", lambda self, g, p, chain, at: at),
     "hits without a state": (GroupedMatch, "_last_checkpoint", lambda self, p, chain, at: at),
@@ -99,11 +99,11 @@ MUTANTS = {
     "indexes states too early": (StateRow, "settle", index_early),
     "moves cached blocks": (SlabPool, "lose", lose_quietly),
     "moves free blocks": (SlabPool, "lose", lose_but_keep_free),
-    "forgets who rests": (SlabPool, "_rest", count_no_release),
+    "forgets who rests": (SlabPool, "_make_idle", count_no_release),
     "lends a slab twice": (Arena, "_move_to", lend_twice),
     "takes what another needs": (Arena, "try_provide", spare_everything),
-    "keeps no tail": (StateRow, "_drop_tail", lambda self: None),
-    "forgets no place of a block": (ChainRuns, "forget", lambda self, ids: None),
+    "keeps no tail": (StateRow, "_release_tail", lambda self: None),
+    "forgets no place of a block": (ChainRuns, "remove", lambda self, ids: None),
     "takes runs to their end": (_runs, "_num_equal", lambda own, keys, at, most: most),
     "finds no resume points": (ResumePoints, "stop_after", lambda self, position: None),
 }

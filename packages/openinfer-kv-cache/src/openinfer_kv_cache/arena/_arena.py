@@ -108,7 +108,7 @@ class SlabPool(BlockPool):
         ids = np.arange(start, start + self.blocks_per_slab, dtype=np.int32)
         cached = ids[self._is_indexed[ids]]
         self._evictable.remove(cached)
-        self.withdraw(cached)
+        self.unindex(cached)
         self._count_evicted(cached)
         free = self._free[: self._num_free]
         kept = free[free // self.blocks_per_slab != slab]
@@ -149,12 +149,12 @@ class SlabPool(BlockPool):
             self._slab_ranks[slab] = known
         return known.score, int(self._slab_released_at[slab])
 
-    def _revive(self, idle: BlockIds) -> None:
-        super()._revive(idle)
+    def _take_from_queue(self, idle: BlockIds) -> None:
+        super()._take_from_queue(idle)
         self._add_held(idle, 1)
 
-    def _rest(self, idle: BlockIds) -> None:
-        super()._rest(idle)
+    def _make_idle(self, idle: BlockIds) -> None:
+        super()._make_idle(idle)
         self._add_held(idle, -1)
         tick = self._arena.next_tick()
         self._block_released_at[idle] = tick

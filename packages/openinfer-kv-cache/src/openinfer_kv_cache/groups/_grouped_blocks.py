@@ -1,7 +1,7 @@
-"""One sequence's blocks in every group of a cache that has several.
+"""Blocks of one sequence in all groups of a cache that has several.
 
-Like `SequenceBlocks`, which does the same for one group: what a step takes, it takes in all groups
-or in none.
+The counterpart of `SequenceBlocks` for several groups: a step takes blocks in all groups or in
+none.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ Table = SequenceBlocks | StateRow
 
 
 class GroupedBlocks:
-    """A table a group, over pools that share an arena.
+    """One block table for each group, over pools that share an arena.
 
     Attributes:
-        is_closed: the request is over, whether or not a step in flight keeps the blocks.
+        is_closed: whether the request is over, even if a step in flight still keeps the blocks.
     """
 
     __slots__ = ("_arena", "_namespace", "_tables", "is_closed")
@@ -33,52 +33,52 @@ class GroupedBlocks:
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the block table; without the blocks that a window has left behind."""
+        """The block table of each group, without blocks that a window has passed."""
         return tuple(table.ids for table in self._tables)
 
     @property
     def num_dropped(self) -> tuple[int, ...]:
-        """Per group, leading entries of the block table whose blocks are gone."""
+        """For each group, the number of leading table entries whose blocks were released."""
         return tuple(table.num_dropped[0] for table in self._tables)
 
     @property
     def num_blocks(self) -> int:
-        """At most so many slabs come back when the blocks do."""
+        """Upper bound of the slabs that become available when the blocks are released."""
         return sum(len(table.ids) for table in self._tables)
 
     @property
     def num_published(self) -> int:
-        """Leading positions that are indexed in every group with blocks of positions."""
+        """Leading positions that are indexed in every full and window group."""
         return min(
             (t.num_published for t in self._tables if isinstance(t, SequenceBlocks)), default=0
         )
 
     @property
     def num_landed(self) -> int:
-        """Leading blocks of the first group whose every position is known to be computed."""
+        """Number of leading blocks of the first group whose positions are all computed."""
         first = self._tables[0]
         return first.num_landed if isinstance(first, SequenceBlocks) else 0
 
     @property
     def is_current(self) -> bool:
-        """Whether blocks can still be indexed: the cache was not reset meanwhile."""
+        """Whether blocks can still be indexed: the cache was not reset since the start."""
         return self._namespace == self._arena.pools[0].namespace
 
     @property
     def capacity(self) -> int:
-        """Positions that have blocks in every group, and that pass no state worth a copy."""
+        """Number of positions with blocks in every group, up to the next state copy."""
         return min(table.capacity for table in self._tables)
 
     def num_short(self, end: int) -> int:
-        """Slabs that the missing blocks for positions below `end` fill at most."""
+        """Returns an upper bound of the slabs needed for the blocks missing below `end`."""
         return self._arena.slabs_for([table.num_short(end) for table in self._tables])
 
     def num_to_come(self, end: int) -> int:
-        """Slabs beyond those held now that it takes until `end`, one step after another."""
+        """Returns how many more slabs are held at most on the way to `end`, step by step."""
         return self._arena.slabs_for([table.num_to_come(end) for table in self._tables])
 
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
-        """Append what is missing for the positions below `end`; None when there is no room."""
+        """Appends the blocks missing for positions below `end`. None if there is no room."""
         needs = [table.num_short(end) for table in self._tables]
         if any(needs) and not self._arena.try_provide(needs):
             return None
@@ -92,13 +92,13 @@ class GroupedBlocks:
     def plan(
         self, step_id: int, keys: BlockKeys, end: int, reach: int | None, *, is_cacheable: bool
     ) -> tuple[Seals, StepCopies]:
-        """Seal what is known below `end`, and say which states are copied.
+        """Seals the blocks of known tokens below `end`, and returns the state copies.
 
         Args:
             step_id: the step being planned.
             keys: the request's keys.
-            end: positions below it may be planned.
-            reach: exactly these are, or None where only the known ones are certain.
+            end: upper bound of the planned positions.
+            reach: exact number of planned positions; None if only the known tokens are certain.
             is_cacheable: whether blocks may be shared.
         """
         num_known = min(end, keys.num_tokens)
@@ -115,26 +115,26 @@ class GroupedBlocks:
         return Seals(before, after, num_known), copies
 
     def publish(self) -> None:
-        """Index what is sealed."""
+        """Indexes the sealed blocks."""
         for table in self._tables:
             table.publish()
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """Positions below `num_computed` are computed: index and drop accordingly."""
+        """Records that positions below `num_computed` are computed; indexes and releases blocks."""
         for table in self._tables:
             table.settle(keys, num_computed, is_cacheable=is_cacheable)
 
     def attribute_to(self, use: CacheUse) -> None:
-        """Who uses the blocks, for the policies of eviction."""
+        """Sets the use that is reported to the eviction policies."""
         for table in self._tables:
             table.attribute_to(use)
 
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
-        """A step has completed that made these seals."""
+        """Records that the step which made these seals has completed."""
         for table, before, after in zip(self._tables, seals.before, seals.after, strict=True):
             table.land_step(step_id, keys, Seals((before,), (after,), seals.num_known))
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Releases all blocks."""
         for table in self._tables:
             table.release()

@@ -1,9 +1,9 @@
-"""The rows of a group whose state every step overwrites, and the copies made of it.
+"""State groups: one block for each sequence, overwritten by every step, and checkpoints of it.
 
-    hit:    checkpoint ──copy before the forward──> row
-    later:  row ──copy after the forward──> checkpoint of a resume point
+    hit:    checkpoint ──copy before the forward──> the sequence's block
+    later:  the sequence's block ──copy after the forward──> checkpoint at a resume point
 
-The cache moves nothing: copies are data in a `Reservation`, for whoever runs the step.
+The cache copies nothing itself: copies are data in a `Reservation`, and the executor makes them.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ _EVERYTHING = 2**62
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block of a state group to copy, on the stream of the step that says so.
+    """A copy of one block of a state group, made on the step's stream.
 
     Attributes:
         group: index of the group.
         source: block to read.
         target: block to write.
-        position: the state copied is that after so many positions of the sequence.
+        position: number of positions of the sequence that the copied state covers.
     """
 
     group: int
@@ -42,11 +42,11 @@ class BlockCopy:
 
 
 class StepCopies(NamedTuple):
-    """The states that a step copies.
+    """State copies of one step.
 
     Attributes:
-        before: before the forward, into rows.
-        after: after it, out of rows.
+        before: copies from checkpoints into sequences' blocks, before the forward pass.
+        after: copies from sequences' blocks into checkpoints, after the forward pass.
     """
 
     before: Sequence[BlockCopy]
@@ -62,21 +62,21 @@ class _Checkpoint:
     step_id: int
     lease: MutableLease | SealedLease | CachedLease
     is_lasting: bool
-    """Whether it stays when a later one is made."""
+    """Whether the checkpoint is kept when a later one is made."""
     is_written: bool = False
 
 
 @final
 class StateRow:
-    """One sequence's row in a state group, and its checkpoints on the way to the index.
+    """One sequence's block in a state group (its row), and its checkpoints.
 
     A checkpoint at a resume point of known tokens is sealed when its step is planned and published
-    when the next one begins, like any block. One of growing output stays private until `settle`
-    brings the tokens, and only the newest is kept. Checkpoints are optional: where there is no room
-    for one, the sequence goes on without it.
+    when the next step begins, like any block. A checkpoint of growing output stays private until
+    `settle` delivers its tokens, and only the newest is kept. Checkpoints are optional: if there is
+    no room for one, the sequence continues without it.
 
     Attributes:
-        num_blocks: 1 once the row exists.
+        num_blocks: 1 once the row is allocated, else 0.
     """
 
     __slots__ = (
@@ -103,7 +103,7 @@ class StateRow:
         group: int,
         num_tokens: int,
     ) -> None:
-        """Start at a checkpoint, or with none at position 0; `points` None: leave none."""
+        """Starts at checkpoint `source`; makes no checkpoints if `points` is None."""
         self._pool = pool
         self._namespace = pool.namespace
         self._group = group
@@ -113,15 +113,15 @@ class StateRow:
         self._restored_in: int | None = None
         self._checkpoints: list[_Checkpoint] = []
         self._tail: CachedLease | None = None
-        """The newest published checkpoint of growing output; the next one replaces it."""
+        """Newest published checkpoint of growing output; the next one replaces it."""
         self._use = ANONYMOUS
         self._passed = num_tokens
-        """Positions below it are planned."""
+        """Number of planned positions."""
         self.num_blocks = 0
 
     @property
     def ids(self) -> BlockIds:
-        """[0 or 1] the row."""
+        """[0 or 1] the row's block."""
         return _NO_BLOCKS if self._row is None else self._row.ids
 
     @property
@@ -131,17 +131,17 @@ class StateRow:
 
     @property
     def num_sealed(self) -> int:
-        """Positions that were planned."""
+        """Number of planned positions."""
         return self._passed
 
     @property
     def capacity(self) -> int:
-        """Positions that can be planned before a copy is due."""
+        """Number of positions that can be planned before a copy is due."""
         stop = self._next_stop()
         return _EVERYTHING if stop is None else stop - 1
 
     def num_short(self, end: int) -> int:
-        """1 until there is a row."""
+        """Returns 1 until the row is allocated, then 0."""
         return int(self._row is None)
 
     def num_to_come(self, end: int) -> int:
@@ -149,7 +149,7 @@ class StateRow:
         return self.num_short(end)
 
     def grow(self, ids: BlockIds) -> None:
-        """The row is this block."""
+        """Makes this block the row."""
         if len(ids):
             self._row = MutableLease(self._pool, ids)
             self.num_blocks = 1
@@ -157,16 +157,16 @@ class StateRow:
     def plan(
         self, step_id: int, keys: BlockKeys, end: int, reach: int | None, copies: StepCopies
     ) -> StepCopies:
-        """Add the copies before and after the step's forward.
+        """Returns `copies` plus this group's copies before and after the step's forward pass.
 
         Args:
             step_id: the step being planned.
             keys: the request's keys.
-            end: positions below it may be planned.
-            reach: exactly these are, or None where that is not known.
-            copies: those of other groups.
+            end: upper bound of the planned positions.
+            reach: exact number of planned positions; None if unknown.
+            copies: the copies of other groups.
         """
-        assert self._row is not None, "a step without a row"
+        assert self._row is not None, "the row is not allocated"
         row = int(self._row.ids[0])
         before, after = copies
         if self._source is not None and len(self._source) and self._restored_in is None:
@@ -182,30 +182,30 @@ class StateRow:
         return StepCopies(before, after)
 
     def publish(self) -> None:
-        """Index the checkpoints that are sealed."""
+        """Indexes the sealed checkpoints."""
         for checkpoint in self._checkpoints:
             if isinstance(checkpoint.lease, SealedLease):
                 checkpoint.lease = checkpoint.lease.publish()
 
     def seal_known(self, keys: BlockKeys, num_known: int) -> None:
-        """Nothing: `plan` seals checkpoints."""
+        """Does nothing: `plan` seals checkpoints."""
 
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
-        """The copies of a step have been made."""
+        """Records that the copies of a step have been made."""
         if self._restored_in == step_id and self._source is not None:
-            self._let_go(self._source)
+            self._release(self._source)
             self._source = None
         pending = []
         for checkpoint in self._checkpoints:
             if checkpoint.step_id == step_id and isinstance(checkpoint.lease, CachedLease):
-                self._let_go(checkpoint.lease)
+                self._release(checkpoint.lease)
             else:
                 checkpoint.is_written |= checkpoint.step_id == step_id
                 pending.append(checkpoint)
         self._checkpoints = pending
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """Tokens have become known: index the checkpoints among them that are worth keeping."""
+        """Indexes the checkpoints worth keeping whose tokens have become known."""
         known = [c for c in self._private() if c.position <= num_computed]
         for checkpoint in known:
             self._checkpoints.remove(checkpoint)
@@ -217,31 +217,31 @@ class StateRow:
             sealed, rest = checkpoint.lease.seal([key], self._namespace)
             rest.close()
             if checkpoint.is_lasting:
-                self._let_go(sealed.publish())
+                self._release(sealed.publish())
             else:
-                self._drop_tail()
+                self._release_tail()
                 self._tail = sealed.publish()
 
     def release(self) -> None:
-        """Let go of everything; published checkpoints stay cached."""
+        """Releases all blocks; published checkpoints stay cached."""
         for checkpoint in self._checkpoints:
-            self._let_go(checkpoint.lease)
+            self._release(checkpoint.lease)
         self._checkpoints.clear()
         for lease in (self._tail, self._source, self._row):
             if lease is not None:
-                self._let_go(lease)
+                self._release(lease)
 
     def attribute_to(self, use: CacheUse) -> None:
-        """Who uses the checkpoints, for the policy of eviction."""
+        """Sets the use that is reported to the eviction policy."""
         self._use = use
 
-    def _let_go(self, lease: MutableLease | SealedLease | CachedLease) -> None:
+    def _release(self, lease: MutableLease | SealedLease | CachedLease) -> None:
         if isinstance(lease, CachedLease):
             lease.note_use(self._use)
         lease.close()
 
     def _next_stop(self) -> int | None:
-        """Where the next copy is due; None: nowhere, or the cache was reset meanwhile."""
+        """Returns where the next copy is due; None if nowhere, or if the cache was reset."""
         if self._points is None or self._namespace != self._pool.namespace:
             return None
         return self._points.stop_after(self._passed)
@@ -250,10 +250,10 @@ class StateRow:
         is_known = position <= keys.num_tokens
         if is_known and self._pool.has(self._key(keys, position)):
             return None
-        assert self._points is not None, "a checkpoint without resume points"
+        assert self._points is not None, "the sequence makes no checkpoints"
         is_lasting = self._points.after(position - 1) == position
         if not is_lasting:
-            self._drop_outdated()
+            self._release_outdated()
         ids = self._pool.try_take_spare()
         if ids is None:
             return None
@@ -268,16 +268,16 @@ class StateRow:
     def _private(self) -> list[_Checkpoint]:
         return [c for c in self._checkpoints if isinstance(c.lease, MutableLease)]
 
-    def _drop_outdated(self) -> None:
-        """Of the checkpoints of output that are written, keep the newest."""
+    def _release_outdated(self) -> None:
+        """Releases all written checkpoints of output but the newest."""
         written = [c for c in self._private() if c.is_written and not c.is_lasting]
         for checkpoint in written[:-1]:
             self._checkpoints.remove(checkpoint)
             checkpoint.lease.close()
 
-    def _drop_tail(self) -> None:
+    def _release_tail(self) -> None:
         if self._tail is not None:
-            self._tail.drop(np.zeros(1, np.bool_)).close()
+            self._tail.release_front(np.zeros(1, np.bool_)).close()
             self._tail = None
 
     def _key(self, keys: BlockKeys, position: int) -> bytes:

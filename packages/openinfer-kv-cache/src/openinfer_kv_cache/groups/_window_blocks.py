@@ -1,4 +1,4 @@
-"""The blocks of a group that keeps only the newest positions of a sequence."""
+"""Window groups: blocks of a sequence that keeps only its newest positions."""
 
 from typing import final
 
@@ -15,16 +15,14 @@ from openinfer_kv_cache.pool._pool import BlockPool
 class WindowBlocks(SequenceBlocks):
     """Blocks of one sequence in a window group.
 
-        [ dropped ... | cached | sealed | mutable ]
-          behind the    as in a group that keeps everything
+        [ released ... | cached | sealed | mutable ]
+          before the     as in a full group
           window
 
-    The table keeps its positions: entry i is for positions `[i, i + 1) * tokens_per_block` whether
-    or not the blocks before it are gone; `ids` begins with entry `num_dropped[0]`. A block leaves
-    when the newest settled position has moved `window` beyond it: no step in flight reads it,
-    because steps in flight start where the settled ones ended. It stays cached if a resume point
-    needs it, else it is free.
-
+    Table entry i is always for positions `[i, i + 1) * tokens_per_block`; `ids` begins with entry
+    `num_dropped[0]`. A block is released when the newest settled position has moved `window` beyond
+    it. No step in flight reads it then, because steps in flight start after the settled positions.
+    The block stays cached if a resume point needs it, otherwise it becomes free.
     """
 
     __slots__ = ("_max_held", "_num_dropped", "_points", "_window")
@@ -56,22 +54,22 @@ class WindowBlocks(SequenceBlocks):
         return (self._num_dropped,)
 
     def num_to_come(self, end: int) -> int:
-        """See `SequenceBlocks.num_to_come`; what leaves meanwhile makes room for the rest."""
+        """See `SequenceBlocks.num_to_come`; blocks that the window passes make room for others."""
         num_held = self.num_blocks - self._num_dropped
         return max(0, min(self.num_short(end), self._max_held - num_held))
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """See `SequenceBlocks.settle`; blocks behind the window leave."""
+        """See `SequenceBlocks.settle`; also releases the blocks that the window has passed."""
         super().settle(keys, num_computed, is_cacheable=is_cacheable)
-        self._drop_behind(num_computed)
+        self._release_passed(num_computed)
 
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
-        """See `SequenceBlocks.land_step`; blocks behind the window leave."""
+        """See `SequenceBlocks.land_step`; also releases the blocks that the window has passed."""
         super().land_step(step_id, keys, seals)
         self.num_landed = max(self.num_landed, seals.num_known // self.tokens_per_block)
-        self._drop_behind(seals.num_known)
+        self._release_passed(seals.num_known)
 
-    def _drop_behind(self, num_computed: int) -> None:
+    def _release_passed(self, num_computed: int) -> None:
         size = self.tokens_per_block
         first = max(0, num_computed - self._window + 1) // size
         num = min(first, self.num_landed) - self._num_dropped
@@ -81,14 +79,14 @@ class WindowBlocks(SequenceBlocks):
         if num_cached:
             starts = range(self._num_dropped * size, (self._num_dropped + num_cached) * size, size)
             is_kept = np.array([self._is_needed(start) for start in starts], np.bool_)
-            self._cached = self._cached.drop(is_kept)
+            self._cached = self._cached.release_front(is_kept)
         if num > num_cached:
             assert self._sealed is None, "a landed block was not published"
-            self._mutable = self._mutable.drop(num - num_cached)
+            self._mutable = self._mutable.release_front(num - num_cached)
         self._num_dropped += num
         self.num_sealed = max(self.num_sealed, self._num_dropped)
 
     def _is_needed(self, start: int) -> bool:
-        """Whether a resume point sees the block of `start` through its window."""
+        """Returns whether a resume point's window includes the block that begins at `start`."""
         point = self._points.after(start)
         return point is not None and point < start + self.tokens_per_block + self._window - 1

@@ -1,12 +1,12 @@
-"""The leases of one sequence, in the order of its block table.
+"""The leases of one sequence in one group, in the order of its block table.
 
     [ cached ............ | sealed ........ | mutable ............... ]
-      hit, then published   by the newest     being written, and
-      blocks                step, until the   spare capacity
+      prefix hit, then      by the newest     being written, and
+      published blocks      step, until the   spare capacity
                             next begins
 
-The object outlives its request when steps in flight still write to it: the step ledger keeps it
-until then.
+If steps in flight still write to the blocks of a finished request, the step ledger keeps this
+object until they have completed.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,12 @@ _NO_GROWTH = (_NO_BLOCKS,)
 
 
 class Seals(NamedTuple):
-    """What one step sealed, or planned, in the blocks of a sequence.
+    """Progress of a sequence in one step.
 
     Attributes:
-        before: per group, what it was at: blocks that were sealed; in a state group positions.
-        after: per group, what it is at.
+        before: for each group, the number of sealed blocks before the step; in a state group the
+            number of planned positions.
+        after: for each group, the same after the step.
         num_known: positions below it are computed once the step has completed.
     """
 
@@ -39,16 +40,17 @@ class Seals(NamedTuple):
 
 
 class SequenceBlocks:
-    """Blocks of one sequence in one group, and their way from mutable to cached.
+    """Blocks of one sequence in one group, which go from mutable over sealed to cached.
 
     Attributes:
-        tokens_per_block: positions of one block.
-        keys_per_block: keys of the request's chain that one block spans.
+        tokens_per_block: number of positions in a block.
+        keys_per_block: number of keys of the request's chain in a block.
         num_blocks: length of the block table.
-        num_sealed: leading blocks that are sealed or cached.
-        namespace: the pool's when the sequence was opened; blocks are indexed under no other.
-        num_landed: leading blocks whose every position is known to be computed.
-        is_closed: the request is over, whether or not a step in flight keeps the blocks.
+        num_sealed: number of leading blocks that are sealed or cached.
+        namespace: the pool's namespace when the sequence was opened; after a reset of the cache its
+            blocks are no longer indexed.
+        num_landed: number of leading blocks whose positions are all computed.
+        is_closed: whether the request is over, even if a step in flight still keeps the blocks.
     """
 
     __slots__ = (
@@ -82,45 +84,45 @@ class SequenceBlocks:
 
     @property
     def ids(self) -> BlockIds:
-        """[num_blocks] the block table, a copy."""
+        """[num_blocks] copy of the block table."""
         sealed = _NO_BLOCKS if self._sealed is None else self._sealed.ids
         return np.concatenate((self._cached.ids, sealed, self._mutable.ids))
 
     @property
     def block_ids(self) -> tuple[BlockIds, ...]:
-        """Per group, the block table."""
+        """The block table of each group."""
         return (self.ids,)
 
     @property
     def num_dropped(self) -> tuple[int, ...]:
-        """Per group, leading entries of the block table whose blocks are gone."""
+        """For each group, the number of leading table entries whose blocks were released."""
         return (0,)
 
     @property
     def num_published(self) -> int:
-        """Leading positions whose blocks are indexed, or were before a window left them."""
+        """Leading positions whose blocks are indexed, or were released after that by a window."""
         return (self.num_dropped[0] + len(self._cached)) * self.tokens_per_block
 
     @property
     def is_current(self) -> bool:
-        """Whether blocks can still be indexed: the cache was not reset meanwhile."""
+        """Whether blocks can still be indexed: the cache was not reset since the start."""
         return self.namespace == self._pool.namespace
 
     @property
     def capacity(self) -> int:
-        """Positions that have a block."""
+        """Number of positions that have a block."""
         return self.num_blocks * self.tokens_per_block
 
     def num_short(self, end: int) -> int:
-        """Blocks missing for the positions below `end`."""
+        """Returns the number of blocks missing for positions below `end`."""
         return max(0, -(-end // self.tokens_per_block) - self.num_blocks)
 
     def num_to_come(self, end: int) -> int:
-        """Blocks beyond those held now that it takes until `end`, one step after another."""
+        """Returns how many more blocks are held at most on the way to `end`, step by step."""
         return self.num_short(end)
 
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:
-        """Append blocks for the positions below `end`; None when there is no room."""
+        """Appends blocks for the positions below `end`. None if there is no room."""
         num = -(-end // self.tokens_per_block) - self.num_blocks
         if num <= 0:
             return _NO_GROWTH
@@ -131,13 +133,13 @@ class SequenceBlocks:
         return (ids,)
 
     def grow(self, ids: BlockIds) -> None:
-        """Append blocks that were just taken from the pool."""
+        """Appends blocks that were just taken from the pool."""
         if len(ids):
             self._mutable.extend(ids)
             self.num_blocks += len(ids)
 
     def seal_known(self, keys: BlockKeys, num_known: int) -> Seals | None:
-        """Seal the blocks full of positions below `num_known`, which the newest step completes."""
+        """Seals the blocks that are full of positions below `num_known`, written by this step."""
         start, stop = self.num_sealed, num_known // self.tokens_per_block
         if stop <= start or self.namespace != self._pool.namespace:
             return None
@@ -145,7 +147,7 @@ class SequenceBlocks:
         return Seals((start,), (stop,), num_known)
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """Positions below `num_computed` are computed: index what was not known before."""
+        """Records that positions below `num_computed` are computed; indexes new full blocks."""
         num = num_computed // self.tokens_per_block
         if num <= self.num_landed:
             return
@@ -158,13 +160,13 @@ class SequenceBlocks:
             self.announce(keys, start, num)
 
     def seal(self, keys: Sequence[bytes]) -> None:
-        """Seal the next `len(keys)` blocks, which the newest step completes."""
+        """Seals the next `len(keys)` blocks, which the newest step completes."""
         assert self._sealed is None, "an older step's blocks were not published"
         self._sealed, self._mutable = self._mutable.seal(keys, self.namespace)
         self.num_sealed += len(keys)
 
     def publish(self) -> None:
-        """Index what is sealed."""
+        """Indexes the sealed blocks."""
         if self._sealed is not None:
             published = self._sealed.publish(above=self._above)
             if len(self._cached):
@@ -175,35 +177,35 @@ class SequenceBlocks:
 
     @property
     def _above(self) -> int | None:
-        """The indexed block that the next one to be indexed continues."""
+        """The indexed block that the next indexed block continues; None if there is none."""
         return self._cached.last_anchor
 
     def attribute_to(self, use: CacheUse) -> None:
-        """Who uses the blocks, for the policy of eviction."""
+        """Sets the use that is reported to the eviction policy."""
         self._use = use
 
     def announce(self, keys: BlockKeys, start: int, stop: int) -> None:
-        """Tell who asks for events that blocks `[start, stop)` are indexed and written."""
+        """Records events for blocks `[start, stop)`, which are indexed and written."""
         events = self._pool.events
         if events is not None and self.namespace == self._pool.namespace:
             events.landed(keys, start, stop)
 
     def land_step(self, step_id: int, keys: BlockKeys, seals: Seals) -> None:
-        """A step has completed that made these seals."""
+        """Records that the step which made these seals has completed."""
         before, after = seals.before[0], seals.after[0]
         if after > before:
             self.num_landed = max(self.num_landed, after)
             self.announce(keys, before, after)
 
     def release(self) -> None:
-        """Let go of everything, children before parents."""
+        """Releases all blocks, children before parents."""
         if self._sealed is not None:
             self._sealed.close()
         self._cached.note_use(self._use)
         self._cached.close(self._mutable)
 
     def _chain(self, keys: BlockKeys, start: int, stop: int) -> list[bytes]:
-        """Keys of blocks `[start, stop)`: each that of its last position."""
+        """Returns the keys of blocks `[start, stop)`, each the key of the block's last position."""
         per = self.keys_per_block
         if per == 1:
             return keys.slice(start, stop)

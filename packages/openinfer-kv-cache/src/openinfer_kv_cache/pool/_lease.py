@@ -1,18 +1,18 @@
-"""Leases: spans of blocks of one request, with the state in the type.
+"""Leases: spans of blocks of one sequence. The type of a lease is the state of its blocks.
 
                   seal                     publish
     MutableLease ──────> SealedLease ──────────────> CachedLease <── match (prefix hit)
       │                      │                          │
       v                      v                          v
-    close, drop: free      close: free                close: evictable (duplicates: free)
-                                                      drop: the same, or free at once
+    close: free            close: free                close: evictable (duplicates: free)
+                                                      release_front: the same, or free at once
 
-    mutable   private, being written; nobody else knows the blocks
-    sealed    full of known tokens; the write is planned, the keys are fixed, not indexed yet
-    cached    indexed under its keys and shared, or the private duplicate of a block that is
+    mutable   private, being written
+    sealed    full of known tokens; the write is planned and the keys are fixed, but not indexed yet
+    cached    indexed and shared, or the private duplicate of an indexed block
 
-A transition consumes its handle; a consumed handle raises `LeaseUsed`. The pool counts open leases,
-so one that was dropped instead of closed fails `assert_idle`.
+A transition consumes its lease; a consumed lease raises `LeaseUsed`. The pool counts open leases,
+so `KVCache.assert_idle` finds a lease that was garbage-collected instead of closed.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class _Lease:
 
     @property
     def ids(self) -> BlockIds:
-        """[num_blocks] in the order of their positions; owned by the lease, do not write."""
+        """[num_blocks] ids in the order of their positions. Owned by the lease: do not write."""
         if not self._is_open:
             raise LeaseUsed(f"{type(self).__name__} was consumed or closed")
         return self._ids
@@ -61,35 +61,35 @@ class MutableLease(_Lease):
 
     @classmethod
     def try_take(cls, pool: BlockPool, num: int) -> "MutableLease | None":
-        """Lease `num` blocks from the pool, evicting as needed; None when there is no room."""
+        """Leases `num` blocks from the pool, evicting if needed. None if there is no room."""
         ids = pool.try_take(num)
         return None if ids is None else cls(pool, ids)
 
     def extend(self, ids: BlockIds) -> None:
-        """Add blocks behind, which were just taken from the pool."""
+        """Appends blocks that were just taken from the pool."""
         self._ids = np.concatenate((self.ids, ids))
 
-    def drop(self, num: int) -> "MutableLease":
-        """Free the first `num` blocks; nothing in flight may read or write them."""
+    def release_front(self, num: int) -> "MutableLease":
+        """Frees the first `num` blocks. No step in flight may read or write them."""
         ids = self._consume()
         self._pool.release(ids[:num])
         return MutableLease(self._pool, ids[num:])
 
     def seal(self, keys: Sequence[bytes], namespace: int) -> "tuple[SealedLease, MutableLease]":
-        """Split off the first `len(keys)` blocks, whose tokens are known and planned."""
+        """Splits off the first `len(keys)` blocks, whose tokens are known and planned."""
         ids, num = self._consume(), len(keys)
         assert num <= len(ids), "more keys than blocks"
         sealed = SealedLease(self._pool, ids[:num], keys, namespace)
         return sealed, MutableLease(self._pool, ids[num:])
 
     def close(self) -> None:
-        """Free the blocks."""
+        """Frees the blocks."""
         self._pool.release(self._consume())
 
 
 @final
 class SealedLease(_Lease):
-    """Full blocks of a planned step that no other sequence may see yet."""
+    """Full blocks of a planned step. Other sequences cannot find them yet."""
 
     __slots__ = ("_keys", "_namespace")
 
@@ -101,26 +101,26 @@ class SealedLease(_Lease):
         self._namespace = namespace
 
     def publish(self, *, above: int | None = None) -> "CachedLease":
-        """Index the blocks: sequences of later steps may share them.
+        """Indexes the blocks, so that sequences of later steps may share them.
 
         Args:
-            above: the indexed block that the first one continues, where such are evicted last.
+            above: the indexed block that the first block continues; None if there is none.
         """
         ids = self._consume()
         anchors = self._pool.register(ids, self._keys, self._namespace, above=above)
         return CachedLease(self._pool, ids, anchors)
 
     def close(self) -> None:
-        """Free the blocks."""
+        """Frees the blocks."""
         self._pool.release(self._consume())
 
 
 @final
 class CachedLease(_Lease):
-    """Blocks that the index knows.
+    """Indexed blocks, or duplicates of indexed blocks.
 
-    Where another block had the key first, ours is a duplicate: it serves this request to its end,
-    and the *anchor*, the block in the index, is held beside it.
+    If another block was indexed under the same key first, this lease's block is a duplicate. It
+    serves its sequence to the end, and the lease also holds its *anchor*, the indexed block.
     """
 
     __slots__ = ("_anchors",)
@@ -135,40 +135,40 @@ class CachedLease(_Lease):
 
     @classmethod
     def match(cls, pool: BlockPool, keys: Sequence[bytes]) -> "CachedLease":
-        """Pin the longest indexed prefix of a chain of keys; empty where nothing is indexed."""
+        """Pins the longest indexed prefix of a chain of keys; empty if there is none."""
         ids = pool.find(keys)
         return cls(pool, ids, ids)
 
     @classmethod
     def hold(cls, pool: BlockPool, keys: Sequence[bytes]) -> "CachedLease":
-        """Pin blocks that are all indexed, whatever lies between them."""
+        """Pins blocks that are all indexed and need not be consecutive."""
         ids = pool.lookup(keys)
         return cls(pool, ids, ids)
 
     @property
     def last_anchor(self) -> int | None:
-        """The indexed block that another one would continue."""
+        """The indexed block that the next block would continue; None for an empty lease."""
         return int(self._anchors[-1]) if len(self._anchors) else None
 
     def note_reuse(self) -> None:
-        """Tell the pool that a sequence begins on these blocks, which `match` has found."""
+        """Counts a prefix hit on these blocks, which `match` has found."""
         self._pool.note_reuse(self._ids)
 
     def note_use(self, use: CacheUse) -> None:
-        """Tell the pool's policy who has used the blocks."""
+        """Reports the use of the blocks to the pool's eviction policy."""
         self._pool.note_use(self._anchors, use)
 
     def join(self, other: "CachedLease") -> "CachedLease":
-        """Both spans as one, `other` behind; consumes both."""
+        """Returns both spans as one lease, `other` last. Consumes both."""
         has_duplicates = self._has_duplicates or other._has_duplicates
         anchors = np.concatenate((self._anchors, other._anchors)) if has_duplicates else None
         ids = np.concatenate((self._consume(), other._consume()))
         return CachedLease(self._pool, ids, ids if anchors is None else anchors)
 
-    def drop(self, is_kept: npt.NDArray[np.bool_]) -> "CachedLease":
-        """Let go of the first `len(is_kept)` blocks; those not kept leave the index too.
+    def release_front(self, is_kept: npt.NDArray[np.bool_]) -> "CachedLease":
+        """Releases the first `len(is_kept)` blocks. Blocks that are not kept leave the index too.
 
-        What somebody else holds, or what was indexed before ours, stays as it is.
+        Blocks that other sequences hold stay indexed, and so do the anchors of duplicates.
         """
         num = len(is_kept)
         own, anchors = self._ids[:num], self._anchors[:num]
@@ -177,14 +177,14 @@ class CachedLease(_Lease):
         is_twin = own != anchors
         self._pool.release(own[is_twin])
         self._pool.release(anchors[is_kept | is_twin])
-        self._pool.discard(anchors[~(is_kept | is_twin)])
+        self._pool.release_uncached(anchors[~(is_kept | is_twin)])
         return CachedLease(self._pool, ids, rest if (rest != ids).any() else ids)
 
     def close(self, rest: MutableLease | None = None) -> None:
-        """Let go: indexed blocks become evictable when nobody else holds them, duplicates free.
+        """Releases the blocks: indexed ones become evictable once unused, duplicates become free.
 
         Args:
-            rest: the private blocks behind these, closed with them: one call costs half of two.
+            rest: the private blocks that follow, closed in the same call, which halves the cost.
         """
         ids = self._consume()
         if self._has_duplicates:

@@ -1,13 +1,14 @@
-"""The blocks of one group: free list, reference counts, prefix index, eviction.
+"""Blocks of one group: free list, reference counts, prefix index and eviction.
 
     free ──take──> held, private ──register──> held, indexed ──release──> evictable
      ^                  │   ^                       │                        │  │
-     └────release───────┘   └──────withdraw─────────┘ <────────find──────────┘  │
+     └────release───────┘   └──────unindex──────────┘ <────────find──────────┘  │
      └──────────evicted by take, reset, or a held block of the same key────────┘
 
-Invariants: a block is free, evictable or held, never two of them; the index names exactly the
-indexed blocks; who holds an indexed block holds its parent. From the last it follows that every
-evictable block can be had, so `num_available` is exact.
+Invariants: a block is either free, evictable or held. The index contains exactly the indexed
+    blocks.
+A sequence that holds an indexed block also holds its parent. Therefore every evictable block can be
+evicted, and `num_available` is exact.
 """
 
 from bisect import bisect_left
@@ -28,22 +29,22 @@ _NO_BLOCKS = np.empty(0, np.int32)
 
 
 class BlockPool:
-    """Bookkeeping over the block ids `[0, num_blocks)`; leases are its careful front.
+    """Bookkeeping for the block ids `[0, num_blocks)`. Leases are the safe interface to it.
 
-    Ids given to one call are distinct and in the order of their positions. Not thread-safe: it
-    belongs to the step thread.
+    Block ids passed to one call are distinct and in the order of their positions. Not thread-safe:
+    all calls come from the step thread.
 
     Attributes:
-        num_blocks: blocks in total.
-        namespace: raised by `reset`; keys of an older namespace are not indexed any more.
-        num_evictions: cached blocks given up for new ones so far.
-        num_reused: indexed blocks that a sequence found held by nobody.
-        residency_s: seconds that evicted blocks were indexed, summed.
-        reuse_gap_s: seconds that reused blocks had not been used, summed.
-        num_open_leases: leases that were neither consumed nor closed.
-        now: seconds, for these sums alone; whoever owns the pool keeps it.
-        events: told what leaves the index; None: nobody asks.
-        origins: which blocks tiers have brought; None: there are no tiers.
+        num_blocks: total number of blocks.
+        namespace: incremented by `reset`; keys of an older namespace are no longer indexed.
+        num_evictions: number of cached blocks evicted so far.
+        num_reused: number of evictable blocks that a prefix hit took back into use.
+        residency_s: seconds between indexing and eviction, summed over evicted blocks.
+        reuse_gap_s: seconds since the last use, summed over reused blocks.
+        num_open_leases: number of leases that were neither consumed nor closed.
+        now: time in seconds for these sums; the owner of the pool updates it.
+        events: recorder of blocks that leave the index; None without subscribers.
+        origins: the tier that each block came from; None without tiers.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -65,31 +66,29 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         self._runs: ChainRuns | None = ChainRuns(num_blocks)
-        """None where blocks are not chained."""
+        """None if the blocks are not chained."""
         self._evictable: EvictionQueue | PolicyQueue = EvictionQueue(num_blocks)
         self._policed: PolicyQueue | None = None
 
     def order_by(self, policy: EvictionPolicy, *, is_chained: bool = True) -> None:
-        """Let a policy say what is evicted first, instead of the time of the last use.
-
-        Call it before anything is cached.
+        """Makes `policy` decide the eviction order. Call it before anything is cached.
 
         Args:
-            policy: of this pool alone.
-            is_chained: whether who holds a block holds the one before it.
+            policy: serves this pool alone.
+            is_chained: whether a sequence that holds a block also holds the block before it.
         """
-        assert not self._index, "a policy comes too late"
+        assert not self._index, "the pool has cached blocks already"
         self._evictable = self._policed = PolicyQueue(
             len(self._keys), policy, self._index, is_chained=is_chained
         )
 
     @property
     def num_cached(self) -> int:
-        """Indexed blocks."""
+        """Number of indexed blocks."""
         return len(self._index)
 
     def note_reuse(self, ids: BlockIds) -> None:
-        """A sequence begins on indexed blocks that it has just been given a reference to."""
+        """Counts a prefix hit: a sequence has just taken a reference to these indexed blocks."""
         if not len(ids):
             return
         reused = ids[self._refcounts[ids] == 1]
@@ -98,125 +97,125 @@ class BlockPool:
         self.reuse_gap_s += len(reused) * self.now - float(used_at.sum())
 
     def note_use(self, ids: BlockIds, use: CacheUse) -> None:
-        """A sequence is about to let go of these indexed blocks; the policy is told."""
+        """Records that a sequence is about to release these indexed blocks; informs the policy."""
         self._used_at[ids] = self.now
         if self._policed is not None:
             self._policed.use(ids, use)
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """Number of free blocks."""
         return self._num_free
 
     @property
     def num_evictable(self) -> int:
-        """Cached blocks that nobody holds."""
+        """Number of cached blocks that no sequence holds."""
         return len(self._evictable)
 
     @property
     def num_available(self) -> int:
-        """Blocks that `try_take` can hand out."""
+        """Number of blocks that `try_take` can return: free and evictable."""
         return self._num_free + len(self._evictable)
 
     @property
     def num_pinned(self) -> int:
-        """Cached blocks that somebody holds, each counted once."""
+        """Number of cached blocks in use, each counted once."""
         return len(self._index) - len(self._evictable)
 
     def try_take(self, num: int) -> BlockIds | None:
-        """Hand out `num` private blocks with one reference each, or None when there is no room."""
+        """Takes `num` private blocks with one reference each. None if there is no room."""
         if num > self._num_free:
             if num > self.num_available:
                 return None
             self._evict(num - self._num_free)
         rest = self._num_free - num
-        ids = self._free[rest : self._num_free].copy()  # raises where that is no integer
+        ids = self._free[rest : self._num_free].copy()  # raises if num is not an integer
         self._num_free = rest
         self._refcounts[ids] = 1
         return ids
 
     def find(self, keys: Sequence[bytes]) -> BlockIds:
-        """Ids of the longest indexed prefix of a chain of keys, with a reference added to each."""
+        """Returns the blocks of the longest indexed prefix of a chain of keys, and retains them."""
         return self._retained(keys, self.count_indexed(keys))
 
     def count_indexed(self, keys: Sequence[bytes]) -> int:
-        """Length of the longest indexed prefix of a chain of keys; touches nothing.
+        """Returns the length of the longest indexed prefix of a chain of keys. Changes nothing.
 
-        Logarithmic, because the parent of an indexed block is indexed.
+        A binary search, because the parent of an indexed block is indexed.
         """
         index = self._index
         return bisect_left(keys, True, key=lambda key: key not in index)
 
     def is_end(self, keys: BlockKeys, num: int, most: int) -> bool:
-        """Whether the longest indexed prefix of the first `most` blocks is known to have `num`.
+        """Returns whether exactly the first `num` of the first `most` blocks are indexed.
 
-        Two look-ups tell, because the parent of an indexed block is indexed.
+        Two lookups suffice, because the parent of an indexed block is indexed.
         """
         if num and keys.at(num - 1) not in self._index:
             return False
         return num == most or keys.at(num) not in self._index
 
     def has(self, key: bytes) -> bool:
-        """Whether a block is indexed under the key; touches nothing."""
+        """Returns whether a block is indexed under the key. Changes nothing."""
         return key in self._index
 
     def lookup(self, keys: Sequence[bytes]) -> BlockIds:
-        """Ids of blocks that are all indexed under their keys, with a reference added to each."""
+        """Returns the blocks of keys that are all indexed, and retains them."""
         return self._retained(keys, len(keys))
 
     def _retained(self, keys: Sequence[bytes], num: int) -> BlockIds:
-        """Ids of the first `num` blocks, all indexed, with a reference added to each."""
+        """Returns the blocks of the first `num` keys, which are all indexed, and retains them."""
         if not num:
             return _NO_BLOCKS
-        told = _NO_BLOCKS if self._runs is None else self._runs.find(keys, num)
-        if len(told) < num:
-            others = map(self._index.__getitem__, islice(keys, len(told), num))
-            rest = np.fromiter(others, np.int32, num - len(told))
-            told = np.concatenate((told, rest))
-        self.retain(told)
-        return told
+        found = _NO_BLOCKS if self._runs is None else self._runs.find(keys, num)
+        if len(found) < num:
+            others = map(self._index.__getitem__, islice(keys, len(found), num))
+            rest = np.fromiter(others, np.int32, num - len(found))
+            found = np.concatenate((found, rest))
+        self.retain(found)
+        return found
 
     def retain(self, ids: BlockIds) -> None:
-        """Add a reference to held or evictable blocks."""
+        """Adds a reference to held or evictable blocks."""
         counts = self._refcounts[ids]
         idle = ids[counts == 0]
         if len(idle):
-            self._revive(idle)
+            self._take_from_queue(idle)
         self._refcounts[ids] = counts + 1
 
     def release(self, ids: BlockIds) -> None:
-        """Drop a reference; the last one makes a block evictable if it is indexed, else free."""
+        """Removes a reference. A block without references is evictable if indexed, else free."""
         if not len(ids):
             return
         counts = self._refcounts[ids] - 1
-        assert counts.min() >= 0, "a block was released more often than held"
+        assert counts.min() >= 0, "a block was released more often than retained"
         self._refcounts[ids] = counts
-        self._rest(ids[counts == 0][::-1])
+        self._make_idle(ids[counts == 0][::-1])
 
-    def discard(self, ids: BlockIds) -> None:
-        """Drop a reference; the last one makes a block free, indexed or not."""
-        self.withdraw(ids[self._refcounts[ids] == 1])
+    def release_uncached(self, ids: BlockIds) -> None:
+        """Removes a reference. A block without references is free, even if it was indexed."""
+        self.unindex(ids[self._refcounts[ids] == 1])
         self.release(ids)
 
     def register(
         self, ids: BlockIds, keys: Sequence[bytes], namespace: int, *, above: int | None = None
     ) -> BlockIds:
-        """Index held, private blocks under their keys.
+        """Indexes held, private blocks under their keys.
 
-        A key whose indexed block somebody holds keeps that block: ours stays private, and a
-        reference to the other is taken so that it stays while the children that we may index live.
-        One that nobody holds is freed, and ours takes its place: a duplicate would cost a block
-        that nobody has reserved.
+        If a key is indexed already, the block is a duplicate. If the indexed block is in use, it
+        stays in the index, the new block stays private, and the indexed block is retained, so
+        that it lives as long as the children indexed after it. If the indexed block is evictable,
+        it is freed and the new block replaces it: keeping both would cost an unreserved block.
 
         Args:
-            ids: in order.
-            keys: one a block.
-            namespace: in which the keys were sealed.
-            above: the indexed block that the first one continues; None: there is none to keep.
+            ids: blocks in order.
+            keys: one for each block.
+            namespace: the namespace in which the keys were sealed.
+            above: the indexed block that the first block continues; None if there is none.
 
         Returns:
-            For each block the one that is indexed under its key, ours or the other. All of ours if
-            the cache was reset since `namespace`: nothing is indexed then.
+            For each block, the block that is indexed under its key: the block itself or its
+            anchor. `ids` if the cache was reset since `namespace`; nothing is indexed then.
         """
         if namespace != self.namespace:
             return ids
@@ -257,32 +256,32 @@ class BlockPool:
         idle = ids[self._refcounts[ids] == 0]
         if len(idle):
             self._evictable.remove(idle)
-            self._unindex(idle)  # and no event: the keys are indexed again at once
+            self._unindex(idle)  # without an event: the keys are indexed again at once
             self._put_free(idle)
 
-    def withdraw(self, ids: BlockIds) -> None:
-        """Take blocks out of the index; held ones are private from then on."""
+    def unindex(self, ids: BlockIds) -> None:
+        """Removes blocks from the index; blocks in use become private."""
         keys = self._unindex(ids)
         if self.events is not None:
             self.events.removed(keys)
 
     def _unindex(self, ids: BlockIds) -> list[bytes]:
-        forgotten: list[bytes] = []
+        removed: list[bytes] = []
         for block in ids[self._is_indexed[ids]].tolist():
             key = self._keys[block]
             assert key is not None, "an indexed block has a key"
             del self._index[key]
             self._keys[block] = None
-            forgotten.append(key)
+            removed.append(key)
         if self._policed is not None:
             self._policed.discard(ids[self._is_indexed[ids]])
         self._is_indexed[ids] = False
         if self._runs is not None:
-            self._runs.forget(ids)
-        return forgotten
+            self._runs.remove(ids)
+        return removed
 
     def reset(self) -> None:
-        """Forget everything cached: evictable blocks are free, held ones private from now on."""
+        """Resets the prefix cache: evictable blocks become free, blocks in use private."""
         self.namespace += 1
         self._put_free(self._evictable.clear())
         self._index.clear()
@@ -293,21 +292,22 @@ class BlockPool:
         if self.events is not None:
             self.events.cleared()
 
-    def _revive(self, idle: BlockIds) -> None:
-        """Evictable blocks are about to be held."""
+    def _take_from_queue(self, idle: BlockIds) -> None:
+        """Removes evictable blocks from the eviction queue: they are about to be used."""
         self._evictable.remove(idle)
 
-    def _rest(self, idle: BlockIds) -> None:
-        """Nobody holds these blocks any more, children before parents."""
+    def _make_idle(self, idle: BlockIds) -> None:
+        """Makes blocks without references evictable or free; children come before parents."""
         is_indexed = self._is_indexed[idle]
         self._evictable.push(idle[is_indexed])
         self._put_free(idle[~is_indexed])
 
     def _evict(self, num_missing: int) -> None:
-        # One eviction costs as much as many: a large pool gives up to 0.1 % ahead of need.
+        # One call costs the same for one block and for many: evict up to 0.1 % of a large pool
+        # ahead.
         num = max(num_missing, min(self.num_blocks >> 10, len(self._evictable)))
         ids = self._evictable.pop(num)
-        self.withdraw(ids)
+        self.unindex(ids)
         self._put_free(ids)
         self._count_evicted(ids)
 

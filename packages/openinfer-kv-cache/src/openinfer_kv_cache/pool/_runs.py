@@ -1,8 +1,9 @@
-"""Blocks of one chain that were indexed one behind the other: few look-ups find a long prefix.
+"""Runs: consecutive blocks of one chain, stored together so that long prefixes are found quickly.
 
-Keys are chained: two chains with the same key at one place are the same up to there. A run knows
-its keys and blocks in order, and every block its place: the run in which it was indexed, and where.
-Who leaves the index forgets its place, so what is left of a run is told by comparing numbers.
+Keys are chained, so two chains with the same key at one position are equal up to there. A run
+stores its keys and block ids in order. Each block stores its place: its run and its index in it. A
+block that leaves the index loses its place, so comparing places shows how much of a run is still
+valid.
 """
 
 from bisect import bisect_left
@@ -15,20 +16,20 @@ import numpy as np
 from openinfer_kv_cache.eviction._lru import BlockIds
 
 _MIN_BLOCKS = 8
-"""Shorter runs are not worth their bookkeeping."""
+"""Minimum length of a new run; shorter ones are not worth their bookkeeping."""
 
 _MAX_SPARE = 4096
-"""Entries beyond twice the indexed blocks, before those of blocks that are gone are dropped."""
+"""Stale entries allowed beyond twice the number of indexed blocks, before pruning starts."""
 
 _LOOKED_AT_PER_ADDED = 4
 _LOOKED_AT_LEAST = 512
 _COST_OF_A_RUN = 32
-"""What may be looked at to drop such entries for each that was added, at the least in one call,
-and what a run costs besides its entries."""
+"""Pruning budget of one call: entries examined for each entry added, the minimum, and the fixed
+cost of examining a run, in entries."""
 
 _NO_BLOCKS = np.empty(0, np.int32)
 _MAX_BLOCKS = 1 << 24
-"""Of a run; places of one run are numbered from a multiple of it."""
+"""Upper bound of a run's length. The places of a run are numbered from a multiple of it."""
 
 
 @dataclass(slots=True)
@@ -42,17 +43,17 @@ class ChainRuns:
     """Runs over the block ids `[0, num_blocks)`.
 
     Attributes:
-        min_blocks: a run begins with at least so many.
-        max_spare: so many entries beyond twice the indexed blocks may be of blocks that are gone,
-            and for a while a few more: they are dropped little by little.
+        min_blocks: minimum length of a new run.
+        max_spare: number of stale entries allowed beyond twice the indexed blocks. Pruning is
+            incremental, so there may be a few more for a while.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.min_blocks, self.max_spare = _MIN_BLOCKS, _MAX_SPARE
         self._places = np.zeros(num_blocks, np.int64)
-        """By block, its place; 0: none."""
+        """Place of each block; 0 for none."""
         self._runs: OrderedDict[int, _Run] = OrderedDict()
-        """By first place; those looked at longest ago for blocks that are gone come first."""
+        """Runs by first place; the run that was examined by pruning longest ago comes first."""
         self._starts: dict[bytes, _Run] = {}
         self._newest_place = 0
         self._num_entries = 0
@@ -60,13 +61,13 @@ class ChainRuns:
     def add(
         self, ids: BlockIds, keys: Sequence[bytes], above: int | None, num_indexed: int
     ) -> None:
-        """Blocks were indexed one behind the other.
+        """Records consecutive blocks that were indexed.
 
         Args:
-            ids: in order.
-            keys: theirs.
-            above: the block before the first; None: there is none, or nobody knows.
-            num_indexed: blocks in the index.
+            ids: the blocks in order.
+            keys: their keys.
+            above: the block before the first; None if there is none or it is unknown.
+            num_indexed: number of blocks in the index.
         """
         run = None if above is None else self._ending_in(above)
         if run is not None and len(run.ids) + len(ids) < _MAX_BLOCKS:
@@ -82,19 +83,19 @@ class ChainRuns:
         self._num_entries += len(ids)
         self._prune(2 * num_indexed + self.max_spare, len(ids))
 
-    def forget(self, ids: BlockIds) -> None:
-        """Blocks are indexed no more."""
+    def remove(self, ids: BlockIds) -> None:
+        """Records that blocks have left the index."""
         self._places[ids] = 0
 
     def clear(self) -> None:
-        """Nothing is indexed any more."""
+        """Removes all runs."""
         self._places[:] = 0
         self._runs.clear()
         self._starts.clear()
         self._num_entries = 0
 
     def find(self, keys: Sequence[bytes], most: int) -> BlockIds:
-        """The blocks of the first keys, at most so many, as far as runs tell: all are indexed."""
+        """Returns the blocks of the first keys, at most `most`, as far as runs cover them."""
         parts: list[BlockIds] = [_NO_BLOCKS]
         at = 0
         while at < most:
@@ -114,38 +115,38 @@ class ChainRuns:
         return np.concatenate(parts)
 
     def _ending_in(self, block: int) -> _Run | None:
-        """The run whose last living block this is."""
+        """Returns the run whose last valid block is `block`; None if there is none."""
         place = int(self._places[block])
         run = self._runs.get(place - place % _MAX_BLOCKS)
         if run is None:
             return None
-        behind = place - run.first_place + 1
-        if behind > len(run.ids) or run.ids[behind - 1] != block:
+        length = place - run.first_place + 1
+        if length > len(run.ids) or run.ids[length - 1] != block:
             return None
-        if behind < len(run.ids):
-            if self._places[run.ids[behind]] == place + 1:
-                return None  # the chain goes on there, and another one begins here
-            self._cut(run, behind)
+        if length < len(run.ids):
+            if self._places[run.ids[length]] == place + 1:
+                return None  # the run continues: the new blocks are a branch of the chain
+            self._cut(run, length)
         return run
 
     def _cut(self, run: _Run, length: int) -> None:
-        """Ends a run early.
+        """Truncates a run.
 
-        Blocks behind may be indexed still, where one before them was replaced by its twin. They
-        have no place any more, or what is indexed behind them would be told of another chain.
+        The blocks cut off may still be indexed, if a block before them was replaced by a duplicate.
+        They lose their place, so that blocks indexed after them do not join this run.
         """
-        behind = run.ids[length:]
+        rest = run.ids[length:]
         places = np.arange(run.first_place + length, run.first_place + len(run.ids))
-        self._places[behind[self._places[behind] == places]] = 0
+        self._places[rest[self._places[rest] == places]] = 0
         self._num_entries -= len(run.ids) - length
         run.ids = run.ids[:length]
         del run.keys[length:]
 
     def _prune(self, most: int, num_added: int) -> None:
-        """Where there are more entries than `most`, drops some of blocks that are gone.
+        """If there are more entries than `most`, removes some of the stale ones.
 
-        Looks at a few times what was added: by far the most are gone then, so they do not heap up,
-        and nobody waits until all have been looked at.
+        Examines a few times as many entries as were added. Most entries are stale when this runs,
+        so they do not accumulate, and no call has to examine all of them.
         """
         budget = max(_LOOKED_AT_LEAST, _LOOKED_AT_PER_ADDED * num_added)
         while self._num_entries > most and budget > 0:
@@ -159,11 +160,11 @@ class ChainRuns:
                 continue
             self._runs.move_to_end(place)
             budget -= len(run.ids)
-            is_dead = self._places[run.ids] != np.arange(place, place + len(run.ids))
-            if is_dead.any():
-                self._cut(run, int(is_dead.argmax()))
+            is_stale = self._places[run.ids] != np.arange(place, place + len(run.ids))
+            if is_stale.any():
+                self._cut(run, int(is_stale.argmax()))
 
 
 def _num_equal(own: Sequence[bytes], keys: Sequence[bytes], at: int, most: int) -> int:
-    """How many of the first `most` keys of a run are those from `at` on; the first one is."""
+    """Returns how many of a run's first `most` keys equal the keys from `at` on; at least one."""
     return bisect_left(range(most), True, key=lambda i: own[i] != keys[at + i])
