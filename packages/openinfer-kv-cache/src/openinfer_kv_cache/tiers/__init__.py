@@ -1,6 +1,6 @@
-"""Tiers beyond the device: the Protocol, the oracle, and how the cache loads and saves.
+"""Tiers beyond the device: the Protocol, an in-memory tier, and loading and saving.
 
-Public, beside the package itself: who writes a tier needs these names and no others.
+This module is public: these are all the names needed to write a tier.
 """
 
 from openinfer_kv_cache.tiers._loads import LoadState, TierLoad, TierLoads

@@ -1,11 +1,11 @@
-"""Loads from tiers, on behalf of requests that the scheduler does not know yet.
+"""Loads from tiers, for requests that are not in the scheduler yet.
 
-    resolve ──> loading ──transfer over──> done        its blocks are cached: match again
+    resolve ──> loading ──transfer ends──> done        the blocks are cached: match again
                    │  └────failed────────> failed      recompute
                    └──deadline──> late                 recompute; the blocks stay held until
-                                                       the transfer is over
+                                                       the transfer ends
 
-Whatever happens, the request goes on: a tier can only make it faster.
+The request continues in every case: a tier can only make it faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ LoadState = Literal["loading", "done", "late", "failed"]
 
 @final
 class TierLoad:
-    """One request's load.
+    """The load of one request.
 
     Attributes:
-        state: see the module; a request waits only while it is "loading".
+        state: see the module docstring. The request waits only while the state is "loading".
         tier: name of the tier.
-        num_tokens: positions that are loaded.
-        num_blocks: blocks it holds, those of the prefix before the load included.
-        error: why it failed, or None.
+        num_tokens: number of tokens being loaded.
+        num_blocks: number of blocks held, including those of the cached prefix before the load.
+        error: why the load failed, or None.
     """
 
     __slots__ = (
@@ -75,14 +75,14 @@ class TierLoad:
         self.error: str | None = None
 
     def poll(self, now: float) -> bool:
-        """Whether the transfer is over and every block let go; the state may change before."""
+        """Updates the state; returns whether the transfer has ended and all blocks are released."""
         if not self._transfer.poll():
             if self._deadline is not None and now >= self._deadline:
                 self.state = "late"
             return False
         self.error = self._transfer.error
         if self.error is None:
-            # Children before the prefix, so that the prefix is evicted after them.
+            # Release the loaded blocks before the prefix, so that the prefix is evicted after them.
             sealed, rest = self._lease.seal(self._keys, self._namespace)
             rest.close()
             before = self._hit.block_ids[0]
@@ -98,20 +98,20 @@ class TierLoad:
 
 
 class TierLoads:
-    """Every load under way, over a cache with one full group. For the step thread.
+    """All loads in progress, for a cache with one full group. Step thread only.
 
     Args:
-        cache: made with `keeps_token_ids`.
-        tiers: asked in this order; the first that has a block is loaded from.
-        num_entitled_blocks: says how many blocks admitted requests may still claim; loads leave
-            these alone, so they never starve whom the scheduler has let in.
+        cache: created with `keeps_token_ids`.
+        tiers: asked in this order; the first tier that has the next block is used.
+        num_entitled_blocks: returns how many blocks admitted requests may still claim. Loads leave
+            these free, so that they never starve admitted requests.
 
     Attributes:
-        num_loaded_tokens: positions that came from tiers so far, by the tier's name.
-        num_failed: loads that failed so far.
-        num_late: loads that were given up by their request.
-        num_mismatched: hits whose token ids were not the request's: keys that collide.
-        num_refused: hits left alone because there was no room beside what others may claim.
+        num_loaded_tokens: tokens loaded so far, by tier name.
+        num_failed: number of failed loads so far.
+        num_late: number of loads whose request stopped waiting.
+        num_mismatched: number of hits whose token ids differ from the request's: colliding keys.
+        num_refused: number of hits that were not loaded for lack of room.
 
     Raises:
         UnsupportedGroup: the cache has other groups.
@@ -135,18 +135,18 @@ class TierLoads:
 
     @property
     def num_pending(self) -> int:
-        """Loads whose transfers are not over."""
+        """Number of loads whose transfers have not ended."""
         return len(self._pending)
 
     def resolve(self, keys: BlockKeys, *, deadline: float | None = None) -> TierLoad | None:
-        """Begin to load what the device lacks of a request's prefix.
+        """Begins to load the blocks of a request's prefix that the device lacks.
 
         Args:
             keys: the request's keys.
-            deadline: monotonic seconds after which the request goes on without it.
+            deadline: monotonic time in seconds after which the request stops waiting.
 
         Returns:
-            A load to wait for, or None: there is nothing to wait for.
+            A load to wait for, or None if there is nothing to load.
         """
         hit = self._cache.match(keys)
         size = keys.tokens_per_block
@@ -165,7 +165,7 @@ class TierLoads:
         return load
 
     def poll(self, now: float) -> list[TierLoad]:
-        """The loads that their requests need not wait for any more, since the last call."""
+        """Returns the loads whose requests need not wait any more, since the last call."""
         released, pending = [], []
         for load in self._pending:
             was_waiting = load.state == "loading"
@@ -196,7 +196,7 @@ class TierLoads:
                 found.close()
                 continue
             origins = self._pool.origins
-            assert origins is not None, "the cache knows of its tiers"
+            assert origins is not None, "add_tiers was called"
             return TierLoad(
                 span.keys[:num],
                 hit,

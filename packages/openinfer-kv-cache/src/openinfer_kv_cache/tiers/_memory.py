@@ -1,4 +1,4 @@
-"""A tier in the process's memory: the oracle that every other tier must match."""
+"""A tier in the memory of the process: the reference that other tiers are tested against."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from openinfer_kv_cache.tiers._protocol import BlockMemory, BlockSpan
 
 @final
 class _Stored:
-    """One block's tokens and content; hits keep it alive whatever the tier forgets."""
+    """Tokens and content of one block. A hit keeps it alive even if the tier evicts it."""
 
     __slots__ = ("content", "token_ids")
 
@@ -22,7 +22,7 @@ class _Stored:
 
 @final
 class MemoryTransfer:
-    """A copy that happens when it has been polled often enough.
+    """A copy that is made at the `num_polls`-th poll.
 
     Attributes:
         error: always None.
@@ -82,17 +82,17 @@ class MemoryHit:
 
     def _held(self) -> Sequence[_Stored]:
         if self._found is None:
-            raise LeaseUsed("the tier's hit was loaded or closed")
+            raise LeaseUsed("the hit was loaded or closed already")
         return self._found
 
 
 class MemoryTier:
-    """Keeps the most recently used blocks; copies happen at the last moment the rules allow.
+    """Keeps the most recently used blocks. Copies are made at the last moment the rules allow.
 
     Args:
-        memory: the device's blocks.
-        max_blocks: blocks it keeps; what it has evicted lives on in hits.
-        num_polls: a transfer copies and is over at its so-manieth poll.
+        memory: access to the device's blocks.
+        max_blocks: number of blocks to keep. Evicted blocks stay alive in hits.
+        num_polls: number of polls after which a transfer copies and ends.
         name: see `CacheTier`.
     """
 
@@ -100,7 +100,9 @@ class MemoryTier:
         self, memory: BlockMemory, *, max_blocks: int, num_polls: int = 1, name: str = "host"
     ) -> None:
         if max_blocks < 1 or num_polls < 1:
-            raise ValueError(f"max_blocks {max_blocks} and num_polls {num_polls} are 1 at least")
+            raise ValueError(
+                f"max_blocks={max_blocks} and num_polls={num_polls} must both be at least 1"
+            )
         self.name = name
         self._memory = memory
         self._max_blocks = max_blocks
@@ -110,7 +112,7 @@ class MemoryTier:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that can be found."""
+        """Number of stored blocks."""
         return len(self._blocks)
 
     def resolve(self, span: BlockSpan, /) -> "MemoryHit | None":
@@ -131,7 +133,7 @@ class MemoryTier:
         def copy() -> None:
             if generation != self._generation:
                 return
-            # From the end, so that what is evicted for it is never its own prefix.
+            # From the end, so that the span never evicts its own prefix.
             for index in reversed(range(len(span.keys))):
                 key, block = span.keys[index], int(block_ids[index])
                 if key not in self._blocks:

@@ -1,10 +1,10 @@
-"""What a tier is: a place beyond the device where blocks live under their keys.
+"""The `CacheTier` Protocol: storage beyond the device that holds blocks by their keys.
 
     device ──seal──> tier          saved while the source is pinned
-    device <──load── hit <──resolve── tier      loaded into blocks that nobody else knows
+    device <──load── hit <──resolve── tier      loaded into private blocks
 
-A tier never sees a request. `TierLoads` and `TierSaves` stand between it and the cache: they lease
-the blocks, compare token ids, and turn whatever fails into a recompute.
+A tier never sees a request. `TierLoads` and `TierSaves` connect it to the cache: they lease the
+blocks, compare token ids, and turn every failure into a recompute.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from openinfer_kv_cache.eviction._lru import BlockIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpan:
-    """Consecutive blocks of one chain, by what they hold.
+    """Consecutive blocks of one chain: keys and tokens.
 
     Attributes:
-        keys: one a block, 16 bytes each.
-        token_ids: u32 column of all their tokens.
+        keys: one for each block, 16 bytes each.
+        token_ids: token ids of all blocks, as little-endian u32 bytes.
     """
 
     keys: tuple[bytes, ...]
@@ -27,32 +27,32 @@ class BlockSpan:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of the column that belong to one block."""
+        """Bytes of `token_ids` that belong to one block."""
         return len(self.token_ids) // max(1, len(self.keys))
 
 
 class BlockMemory(Protocol):
-    """The device's blocks, as a tier that copies them sees them."""
+    """Access to the content of the device's blocks, for a tier that copies them."""
 
     def read(self, block: int, /) -> bytes:
-        """The content of a block, all groups' layers."""
+        """Returns the content of a block, over all layers."""
         ...
 
     def write(self, block: int, content: bytes, /) -> None:
-        """Replace it."""
+        """Replaces the content of a block."""
         ...
 
 
 class TierTransfer(Protocol):
-    """A copy under way. It cannot be cancelled: its blocks are held until it is over."""
+    """A copy in progress. It cannot be cancelled: its blocks are held until it has ended."""
 
     @property
     def error(self) -> str | None:
-        """Why it failed, once it is over; None: every block has arrived."""
+        """Why the ended transfer failed; None if every block has arrived."""
         ...
 
     def poll(self) -> bool:
-        """Whether it is over; never blocks. It does not touch a block afterwards."""
+        """Returns whether the transfer has ended. Never blocks. Touches no block afterwards."""
         ...
 
 
@@ -61,57 +61,57 @@ class TierHit(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """At least 1."""
+        """Number of blocks found; at least 1."""
         ...
 
     @property
     def token_ids(self) -> bytes:
-        """u32 column of the tokens that were sealed with these blocks."""
+        """Token ids that were saved with these blocks, as little-endian u32 bytes."""
         ...
 
     def load(self, block_ids: BlockIds, /) -> TierTransfer:
-        """Begin to copy the first `len(block_ids)` blocks; consumes the hit.
+        """Begins to copy the first `len(block_ids)` blocks. Consumes the hit.
 
         Raises:
-            LeaseUsed: it was loaded or closed.
+            LeaseUsed: the hit was loaded or closed already.
         """
         ...
 
     def close(self) -> None:
-        """Let the blocks go unused; consumes the hit.
+        """Releases the blocks unused. Consumes the hit.
 
         Raises:
-            LeaseUsed: it was loaded or closed.
+            LeaseUsed: the hit was loaded or closed already.
         """
         ...
 
 
 class CacheTier(Protocol):
-    """One tier of one namespace: model, weights version, dtype and layout are settled before.
+    """One tier for one namespace, that is one model, weights version, dtype and layout.
 
-    Called from the step thread; no method blocks. Blocks are found as long as the tier has room.
+    All calls come from the step thread, and no method blocks. A tier may evict blocks at any time.
     """
 
     @property
     def name(self) -> str:
-        """What metrics call it: "host", "disk", "peer"."""
+        """Name in metrics: "host", "disk", "peer"."""
         ...
 
     def resolve(self, span: BlockSpan, /) -> TierHit | None:
-        """Pin the longest prefix of a span that is here in full; None if its first block is not.
+        """Pins the longest prefix of a span that the tier has; None if it lacks the first block.
 
-        A block is here once its transfer is over without error.
+        A block can be found once its transfer has ended without error.
         """
         ...
 
     def seal(self, span: BlockSpan, block_ids: BlockIds, /) -> TierTransfer:
-        """Begin to save a span from these blocks of the device.
+        """Begins to save a span from these blocks of the device.
 
-        The caller holds them until the transfer is over. Blocks that are here already need no
-        copy; what finds no room is left out, which is no error.
+        The caller holds the blocks until the transfer has ended. Blocks that the tier has already
+        need no copy. Leaving out blocks for lack of room is not an error.
         """
         ...
 
     def retire(self) -> None:
-        """Forget every block, and those that are on their way; hits keep theirs to the end."""
+        """Removes every block, those in transfer included. Hits keep their blocks to the end."""
         ...

@@ -1,4 +1,4 @@
-"""Saves to tiers: landed blocks, pinned until every copy of them is over."""
+"""Saves to tiers: landed blocks, pinned until all copies of them have ended."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,17 @@ from openinfer_kv_cache.tiers._protocol import BlockSpan, CacheTier, TierTransfe
 
 
 class TierSaves:
-    """Every save under way, over a cache with one full group. For the step thread.
+    """All saves in progress, for a cache with one full group. Step thread only.
 
     Args:
-        cache: made with `keeps_token_ids`.
-        tiers: each gets every block.
-        max_pinned_blocks: what would pin more than so many is not saved; None: no bound.
+        cache: created with `keeps_token_ids`.
+        tiers: each of them gets every block.
+        max_pinned_blocks: upper bound of pinned blocks; blocks beyond it are not saved. None: no
+            bound.
 
     Attributes:
-        num_failed: transfers that failed so far.
-        num_skipped_blocks: blocks not saved for lack of pins so far.
+        num_failed: number of failed transfers so far.
+        num_skipped_blocks: number of blocks not saved because of `max_pinned_blocks` so far.
 
     Raises:
         UnsupportedGroup: the cache has other groups.
@@ -36,14 +37,14 @@ class TierSaves:
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks held for copies; one held for two copies counts twice."""
+        """Number of blocks pinned for copies; a block pinned twice counts twice."""
         return sum(len(lease) for lease, _ in self._pending)
 
     def seal(self, sequence: SequenceCache, start: int) -> int:
-        """Begin to save the landed blocks of a sequence from the `start`-th on.
+        """Begins to save the landed blocks of a sequence, from block `start` on.
 
         Returns:
-            Where the next call goes on: the blocks before it are saved, on their way or skipped.
+            The `start` of the next call: earlier blocks are saved, in transfer or skipped.
         """
         stop = sequence.num_landed_blocks
         if stop <= start:
@@ -70,7 +71,7 @@ class TierSaves:
         return stop
 
     def poll(self) -> None:
-        """Let go of blocks whose copies are over."""
+        """Releases the blocks whose copies have ended."""
         pending = []
         for lease, transfers in self._pending:
             waiting = []
