@@ -45,7 +45,7 @@ class BlockKeys:
         salt: as passed.
         boundaries: [num_boundaries] uint32.
         seed: parent of the first key; empty for the base model without a salt.
-        resume_points: resume points by cache group, stored by the cache so that boundaries are sorted
+        resume_points: resume points by cache group, cached here so that boundaries are sorted
             once; see `ArenaSpace`.
     """
 
