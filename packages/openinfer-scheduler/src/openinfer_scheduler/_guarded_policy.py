@@ -27,6 +27,7 @@ class GuardedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._default = default_policy()  # loaded now, so that a broken installation fails early
         self._inner_charge = charge_of(policy)
         self._error: PolicyError | None = None
         self.charge: Charge | None = None if self._inner_charge is None else self._charge
@@ -82,7 +83,7 @@ class GuardedPolicy:
             f"scheduling policy {kind.__module__}:{kind.__qualname__}: {fault}"
         )
         self._error.__cause__ = cause
-        self._policy, self.charge, self.is_replaced = default_policy(), None, True
+        self._policy, self.charge, self.is_replaced = self._default, None, True
 
     def take_error(self) -> PolicyError | None:
         """Returns why the policy was replaced, once."""
