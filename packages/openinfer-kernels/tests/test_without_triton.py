@@ -50,10 +50,14 @@ attention = kernels.PagedAttentionSpec(
 note_launches(kernels.Gpu(arch=90, num_multiprocessors=132), lambda kernel: None)
 assert kernels.plan_fused_linear(fused, "meta").__module__.endswith("_triton")
 assert kernels.plan_paged_attention(attention, "meta").__module__.endswith("_triton")
+for report in kernels.describe("meta", {"fused_linear": fused, "paged_attention": attention}):
+    if report.op in ("fused_linear", "paged_attention"):
+        reasons = [r.why_not for r in report.regimes if r.kernel.startswith("gluon") and r.why_not]
+        assert any("Triton 3.6" in reason for reason in reasons), report
 """
 
 
-def test_a_triton_with_another_gluon_plans_what_needs_none():
+def test_a_triton_with_another_gluon_runs_triton_kernels_and_the_report_says_so():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_GLUON], capture_output=True, text=True, env=environment

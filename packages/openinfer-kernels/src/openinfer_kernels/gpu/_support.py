@@ -8,7 +8,6 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from openinfer_kernels.gpu._compile_case import CompileCase as CompileCase
 from openinfer_kernels.gpu._gpu import gpu_of
 
 # Gluon is experimental: each version of Triton has other names.

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import CompileCase, why_not_triton
+from openinfer_kernels.gpu._support import why_not_triton
 from openinfer_kernels.ops.advance_rows import (
     AdvanceRows,
     AdvanceRowsSpec,

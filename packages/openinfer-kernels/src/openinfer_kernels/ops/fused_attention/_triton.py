@@ -12,7 +12,8 @@ are one over the prefixes that sequences share, if the step has any, and one ove
 import torch
 
 from openinfer_kernels.dispatch._choice import Regime
-from openinfer_kernels.gpu._support import CompileCase, why_not_triton
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import why_not_triton
 from openinfer_kernels.ops.fused_attention import (
     AttentionStep,
     FusedAttention,

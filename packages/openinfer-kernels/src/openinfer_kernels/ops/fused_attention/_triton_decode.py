@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents
 from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttentionSpec
 from openinfer_kernels.ops.fused_attention._shared_prefixes import UNIT_MEMBERS
 from openinfer_kernels.ops.fused_attention._triton_decode_kernels import decode_kernel

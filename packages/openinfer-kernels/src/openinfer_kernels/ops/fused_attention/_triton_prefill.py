@@ -5,8 +5,9 @@ from typing import Any
 import torch
 import triton
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents
 from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttentionSpec
 from openinfer_kernels.ops.fused_attention._triton_prefill_kernels import prepare_kernel
 from openinfer_kernels.ops.fused_attention._tuning import SIZES, prepare_constexprs

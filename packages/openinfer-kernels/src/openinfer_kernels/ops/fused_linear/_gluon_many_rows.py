@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import triton
 
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES
 from openinfer_kernels.ops.fused_linear import FusedLinearSpec
 from openinfer_kernels.ops.fused_linear._gluon_boxes import LAYOUT, boxes_of
 from openinfer_kernels.ops.fused_linear._gluon_many_rows_kernels import (

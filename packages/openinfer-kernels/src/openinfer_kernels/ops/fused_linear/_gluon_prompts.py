@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import num_multiprocessors
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_hopper
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_hopper
 from openinfer_kernels.ops.fused_linear import FusedLinearSpec
 from openinfer_kernels.ops.fused_linear._gluon_boxes import LAYOUT, boxes_of
 from openinfer_kernels.ops.fused_linear._gluon_prompts_kernels import (

@@ -20,13 +20,9 @@ from typing import Any
 import torch
 
 from openinfer_kernels.dispatch._choice import Regime
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import num_multiprocessors
-from openinfer_kernels.gpu._support import (
-    TRITON_DTYPES,
-    CompileCase,
-    why_not_hopper,
-    why_not_triton,
-)
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_hopper, why_not_triton
 from openinfer_kernels.ops.fused_linear import (
     FusedLinear,
     FusedLinearSpec,

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 import triton
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import num_multiprocessors
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents
 from openinfer_kernels.ops.fused_linear import FusedLinearSpec
 from openinfer_kernels.ops.fused_linear._triton_few_rows_kernels import few_rows_kernel
 from openinfer_kernels.ops.fused_linear._tuning import FewRowsSizes, few_rows_sizes

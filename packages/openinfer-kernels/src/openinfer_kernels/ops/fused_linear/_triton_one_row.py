@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import triton
 
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents
 from openinfer_kernels.ops.fused_linear import FusedLinearSpec
 from openinfer_kernels.ops.fused_linear._triton_one_row_kernels import one_row_kernel
 from openinfer_kernels.ops.fused_linear._tuning import ONE_ROW, OneRowSizes, first_match

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_hopper
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_hopper
 from openinfer_kernels.ops.paged_attention import PagedAttentionSpec, _gluon_prefill_kernels
 from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL, prefill_signature
 

@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from openinfer_kernels.dispatch._choice import Regime
-from openinfer_kernels.gpu._support import (
-    TRITON_DTYPES,
-    CompileCase,
-    why_not_hopper,
-    why_not_triton,
-)
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_hopper, why_not_triton
 from openinfer_kernels.ops.paged_attention import (
     PagedAttention,
     PagedAttentionSpec,

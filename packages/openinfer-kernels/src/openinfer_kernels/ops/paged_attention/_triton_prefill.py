@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, launches_dependents
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents
 from openinfer_kernels.ops.paged_attention import PagedAttentionSpec
 from openinfer_kernels.ops.paged_attention._triton_prefill_kernels import (
     merge_splits_kernel,

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._support import (
     TRITON_DTYPES,
-    CompileCase,
     launches_dependents,
     warps_for,
     why_not_triton,

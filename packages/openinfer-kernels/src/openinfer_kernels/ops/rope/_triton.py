@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_triton
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_triton
 from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 

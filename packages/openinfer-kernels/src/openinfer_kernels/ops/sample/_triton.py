@@ -27,13 +27,9 @@ import numpy.typing as npt
 import torch
 import triton
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import (
-    TRITON_DTYPES,
-    CompileCase,
-    launches_dependents,
-    why_not_triton,
-)
+from openinfer_kernels.gpu._support import TRITON_DTYPES, launches_dependents, why_not_triton
 from openinfer_kernels.memory._upload import upload
 from openinfer_kernels.ops.sample import (
     Drawn,

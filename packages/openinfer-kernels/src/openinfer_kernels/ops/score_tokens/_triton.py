@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
+from openinfer_kernels.gpu._compile_case import CompileCase
 from openinfer_kernels.gpu._family import tuned_for
-from openinfer_kernels.gpu._support import TRITON_DTYPES, CompileCase, why_not_triton
+from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_triton
 from openinfer_kernels.memory._upload import upload
 from openinfer_kernels.ops.score_tokens import Indices, ScoreTokens, ScoreTokensSpec, _torch
 from openinfer_kernels.ops.score_tokens._tuning import SIZES, ScoreSizes

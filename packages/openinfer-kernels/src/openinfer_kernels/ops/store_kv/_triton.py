@@ -10,12 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from openinfer_kernels.gpu._support import (
-    TRITON_DTYPES,
-    CompileCase,
-    warps_for,
-    why_not_triton,
-)
+from openinfer_kernels.gpu._compile_case import CompileCase
+from openinfer_kernels.gpu._support import TRITON_DTYPES, warps_for, why_not_triton
 from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
