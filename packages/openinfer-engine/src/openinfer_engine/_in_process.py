@@ -30,6 +30,7 @@ from openinfer_engine.loop._engine_loop import EngineLoop
 from openinfer_engine.loop._load_meter import LoadMeter
 
 _QUIET_S = 0.1
+"""After this many idle seconds the engine does optional work."""
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from openinfer_engine.lines._model_line import Claim, LaunchSpec, ModelLine, Ref
 def _line(loaded: Any) -> ModelLine:
     line: ModelLine = loaded() if isinstance(loaded, type) else loaded
     if not callable(getattr(line, "probe", None)):
-        raise TypeError("it is no model line: it has no probe")
+        raise TypeError("it is not a model line: it has no probe")
     return line
 
 

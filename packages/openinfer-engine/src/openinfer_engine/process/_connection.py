@@ -104,7 +104,7 @@ class Connection:
         messages = list(self._frames.feed(self._received[:num_bytes]))
         if messages and not self._has_greeted:
             if not isinstance(messages.pop(0), Hello):
-                raise WireError("the first message was no Hello")
+                raise WireError("the first message must be Hello")
             self._has_greeted = True
         return messages
 

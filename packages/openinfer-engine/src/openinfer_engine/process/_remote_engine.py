@@ -271,7 +271,7 @@ class RemoteEngine(asyncio.Protocol):
         elif isinstance(message, ControlResult):
             future = self._calls.pop(message.call_id, None)
             if future is None:
-                raise WireError(f"a result for call {message.call_id}, which was not made")
+                raise WireError(f"a result for call {message.call_id}, which does not exist")
             if future.set_running_or_notify_cancel():
                 future.set_result(message.result)
         elif isinstance(message, Drained):

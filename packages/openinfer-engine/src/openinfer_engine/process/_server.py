@@ -210,7 +210,7 @@ class EngineServer:
         elif isinstance(message, Drain):
             self._loop.drain(connection.report_drained)
         elif isinstance(message, Close):
-            self._closing = "asked to"
+            self._closing = "a client asked for it"
         else:
             assert isinstance(message, Hello)
             raise WireError("a second Hello")
@@ -241,7 +241,9 @@ class EngineServer:
                 self._watch(connection, selectors.EVENT_READ)
                 self._writers.discard(connection)
             elif now - connection.blocked_since > self._unwritable_s:
-                _logger.warning("a client took no output for %.0f s", self._unwritable_s)
+                _logger.warning(
+                    "a client has read nothing for %.0f s and is disconnected", self._unwritable_s
+                )
                 self._disconnect(connection)
             else:
                 reading = 0 if connection.is_flooded else selectors.EVENT_READ
