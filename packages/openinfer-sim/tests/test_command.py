@@ -102,10 +102,10 @@ def test_what_a_report_is_of_can_be_typed_again(run, capsys):
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [
-        ("--max-num-seqs", "1x", "no count such as"),
+        ("--max-num-seqs", "1x", "count such as"),
         ("--admission", "never", "choose from"),
         ("--eviction-policy", "fifo", "choose from"),
-        ("--block-size", "many", "no whole number"),
+        ("--block-size", "many", "whole number"),
     ],
 )
 def test_values_are_those_of_the_server(run, capsys, flag, value, reason):
