@@ -141,12 +141,12 @@ def test_a_page_of_another_layout_is_refused():
     others[3].counters("things", "Some.", ("kind",), [("a",)])
     others[3].histogram("seconds", "Some.", (0.5,))
     assert len({one.layout for one in (table, *others)}) == 6
-    pages.sign(0, table.layout)
+    pages.write_layout(0, table.layout)
     for other in others:
         with pytest.raises(CounterLayoutError, match="restart the server"):
-            pages.sign(1, other.layout)
-    pages.sign(1, same.layout)
-    pages.sign(1, same.layout)
+            pages.write_layout(1, other.layout)
+    pages.write_layout(1, same.layout)
+    pages.write_layout(1, same.layout)
     assert not any(pages.page(1)[1:].tolist())
     pages.close()
 

@@ -30,8 +30,8 @@ NAMES = FieldNames(
     ],
 )
 def test_fields_have_the_clients_names(field, own):
-    assert NAMES.of(field) == own
-    assert NAMES.reworded(f"{field}: is wrong", field) == f"{own}: is wrong"
+    assert NAMES.client_name(field) == own
+    assert NAMES.translate(f"{field}: is wrong", field) == f"{own}: is wrong"
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_fields_have_the_clients_names(field, own):
     ],
 )
 def test_other_fields_that_a_message_mentions_have_them_too(message, reworded):
-    assert NAMES.reworded(f"seed: {message}", "seed") == f"seed: {reworded}"
-    assert NAMES.reworded(message, None) == reworded
+    assert NAMES.translate(f"seed: {message}", "seed") == f"seed: {reworded}"
+    assert NAMES.translate(message, None) == reworded

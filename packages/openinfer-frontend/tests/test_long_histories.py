@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from openinfer_frontend.generation._text_work import _folded
+from openinfer_frontend.generation._text_work import _without_late_system
 from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
 
 TEXT = "x" * 200
@@ -43,7 +43,7 @@ def test_the_texts_of_items_are_joined(item):
     ids=["leading", "leading-user", "late"],
 )
 def test_system_messages_are_placed(messages):
-    assert seconds(lambda: _folded(messages)) < 0.5
+    assert seconds(lambda: _without_late_system(messages)) < 0.5
 
 
 ASSISTANT = {"role": "assistant", "content": "Hm"}
@@ -64,11 +64,11 @@ ASSISTANT = {"role": "assistant", "content": "Hm"}
 )
 def test_turns_alternate_where_the_clients_do(roles, placed):
     known = {"s": SYSTEM, "u": USER | {"name": "me"}, "a": ASSISTANT}
-    found = _folded([known[role] for role in roles])
+    found = _without_late_system([known[role] for role in roles])
     assert "".join(message["role"][0] for message in found) == placed
 
 
 def test_a_late_system_message_keeps_its_place_in_the_turn():
-    *_, turn = _folded([USER, ASSISTANT, SYSTEM, USER | {"name": "me"}])
+    *_, turn = _without_late_system([USER, ASSISTANT, SYSTEM, USER | {"name": "me"}])
     texts = [part["text"] for part in turn["content"]]
     assert (turn["role"], turn["name"], texts) == ("user", "me", [TEXT, "Hi"])

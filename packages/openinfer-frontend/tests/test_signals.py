@@ -27,7 +27,7 @@ def served():
 
     def end(ago_s):
         signals = ShutdownSignals()
-        with signals.handled():
+        with signals.ignoring_repetitions():
             signals.begin(time.monotonic() - ago_s)
         return signals
 
@@ -49,7 +49,7 @@ def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
     handlers = [signal.getsignal(number) for number in NUMBERS]
     served(SAME_SIGNAL_S)
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
-    with ShutdownSignals().handled():
+    with ShutdownSignals().ignoring_repetitions():
         assert [signal.getsignal(number) for number in NUMBERS] != handlers
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
 

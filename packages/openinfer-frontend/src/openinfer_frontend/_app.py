@@ -50,7 +50,7 @@ class FrontendApp:
         self._bodies = PendingBodies(config.max_pending_body_bytes)
         routes = make_routes(self._backend)
         self._http_metrics = HttpMetrics(self._metrics.table, routes)
-        counters.sign(number, self._metrics.table.layout)
+        counters.write_layout(number, self._metrics.table.layout)
         self._router = Router(routes)
         self._exchanges: set[HttpExchange] = set()
 
@@ -73,7 +73,7 @@ class FrontendApp:
                 raise
         finally:
             self._exchanges.discard(exchange)
-            self._http_metrics.finished(exchange)
+            self._http_metrics.count(exchange)
             self._backend.trace(exchange)
             if _log.isEnabledFor(logging.DEBUG):
                 _log_request(exchange)
@@ -94,7 +94,7 @@ class FrontendApp:
                 await route.handler(exchange)
         except ApiError as error:
             if error.refusal is not None and exchange.num_body_bytes:
-                self._metrics.refused(error.refusal)
+                self._metrics.count_refusal(error.refusal)
             await exchange.respond_error(error)
         except ClientGone:
             raise

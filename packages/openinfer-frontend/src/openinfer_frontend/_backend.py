@@ -189,5 +189,5 @@ class Backend:
         with suppress(EngineDead):
             engine = self.provider.handle()
             if engine.load().is_tracing:
-                spans = exchange.spans.whole(exchange.path)
+                spans = exchange.spans.finish(exchange.path)
                 engine.control(AddSpans(exchange.request_id, os.getpid(), "front", spans))

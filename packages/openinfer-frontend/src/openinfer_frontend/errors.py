@@ -199,8 +199,8 @@ class ApiError(FrontendError):
         """Returns the error with another protocol's field names."""
         return ApiError(
             self.status,
-            names.reworded(self.message, self.param),
-            param=None if self.param is None else names.of(self.param),
+            names.translate(self.message, self.param),
+            param=None if self.param is None else names.client_name(self.param),
             retry_after_s=self.retry_after_s,
             refusal=self.refusal,
             is_deadline_exceeded=self.is_deadline_exceeded,

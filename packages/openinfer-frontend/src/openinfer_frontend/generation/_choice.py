@@ -86,7 +86,7 @@ class Choice:
         """Seconds from the first token to the last one."""
         return self.last_token_at - self.submitted_at - (self.first_token_s or 0.0)
 
-    def continued(self) -> GenerateRequest:
+    def remaining_request(self) -> GenerateRequest:
         """Returns the request to continue: its prompt ends with the tokens sampled so far."""
         output = bytes(self.output_ids)
         return replace(

@@ -56,7 +56,7 @@ class EventFanIn:
             return
         with self._lock:
             was_empty = not self._pending
-            self._keep(index, event)
+            self._store(index, event)
             if event.end is not None:
                 self._has_end = True
         if was_empty:
@@ -65,7 +65,7 @@ class EventFanIn:
             elif not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._wake)
 
-    def _keep(self, index: int, event: TokenEvent) -> None:
+    def _store(self, index: int, event: TokenEvent) -> None:
         buffer = self._pending.get(index)
         if buffer is None:
             buffer = self._pending[index] = MergeBuffer()
@@ -75,7 +75,7 @@ class EventFanIn:
         """Passes events to the listener; wakes the reader if there is none, or if it says so."""
         if self.on_events is None:
             for index, event in events.items():
-                self._keep(index, event)
+                self._store(index, event)
         else:
             try:
                 if self.on_events(events):

@@ -177,7 +177,7 @@ class Generation:
         except EngineDead as error:
             self._engine.abort(submitted)
             raise ApiError.unavailable(error.reason, refusal="engine_unavailable") from error
-        self._metrics.submitted(self._num_samples, self._choices[0].request.stop.max_tokens)
+        self._metrics.count_submission(self._num_samples, self._choices[0].request.stop.max_tokens)
         return self
 
     def set_outputs(self, outputs: Sequence[OutputText]) -> None:
@@ -203,11 +203,11 @@ class Generation:
         now = time.monotonic()
         for choice in self._choices:
             if not choice.is_done and choice.loss is not None:
-                self._metrics.ended(choice, "error" if is_defect else choice.loss, None, now)
+                self._metrics.count_end(choice, "error" if is_defect else choice.loss, None, now)
         if self.is_done:
             for first in range(0, len(self._choices), self._num_samples):
                 samples = self._choices[first : first + self._num_samples]
-                self._metrics.prompt_finished(max(choice.num_output_tokens for choice in samples))
+                self._metrics.count_prompt(max(choice.num_output_tokens for choice in samples))
 
     def listen(self, on_events: Callable[[dict[int, TokenEvent]], bool]) -> None:
         """Sets a callback for events that arrive while `next` waits.
@@ -235,10 +235,10 @@ class Generation:
         for index, event in events.items():
             choice = self._choices[index]
             if isinstance(event.end, Rejected):
-                raise self._error(event.end)
+                raise self._api_error(event.end)
             if isinstance(event.end, Failed):
                 if not (event.end.is_retryable and self._can_resume(choice)):
-                    raise self._error(event.end)
+                    raise self._api_error(event.end)
                 lost.append(index)
                 failed, events[index] = event.end, replace(event, end=None)
         deltas = self.deltas(events)
@@ -251,7 +251,7 @@ class Generation:
         """Returns what these events add, at most one delta a choice."""
         deltas = []
         for index, event in events.items():
-            delta = self._take(index, self._choices[index], event)
+            delta = self._delta_of(index, self._choices[index], event)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -262,7 +262,7 @@ class Generation:
         left = [c.request.request_id for c in self._choices if not c.has_left_engine]
         self._engine.abort(left)
 
-    def _error(self, end: Rejected | Failed) -> ApiError:
+    def _api_error(self, end: Rejected | Failed) -> ApiError:
         return ApiError.from_end(
             end,
             prompt_param=self._prompt_param,
@@ -293,14 +293,14 @@ class Generation:
             async with asyncio.timeout(left_s):
                 for index in lost:
                     if not await self._resubmit(partial(self._submit_rest, index)):
-                        raise self._error(failed)
+                        raise self._api_error(failed)
         except TimeoutError:
             message = "the engine died, and the deadline passed before another one took over"
             raise ApiError.deadline_exceeded(message, self._limit_s) from None
 
     def _submit_rest(self, index: int, engine: EngineHandle) -> None:
         choice = self._choices[index]
-        engine.submit(choice.continued(), self._fan_in.sink(index))
+        engine.submit(choice.remaining_request(), self._fan_in.sink(index))
         self._engine = engine
         choice.is_resumed, choice.has_left_engine, choice.loss = True, False, "abort"
         if self._is_aborted:
@@ -325,7 +325,7 @@ class Generation:
         """Returns a prompt's logprobs from its second token on; complete with the first delta."""
         return self._choices[index].prompt_logprobs
 
-    def _take(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
+    def _delta_of(self, index: int, choice: Choice, event: TokenEvent) -> Delta | None:
         choice.output_ids += event.token_ids
         if event.scheduled is not None and not choice.is_resumed:
             choice.cached = event.scheduled.cached
@@ -371,14 +371,14 @@ class Generation:
         """Counts an event with output tokens; 0 tokens if only prompt logprobs were asked for."""
         if choice.first_token_s is None:
             choice.first_token_s = now - choice.submitted_at
-            self._metrics.started(choice, num_tokens, now)
+            self._metrics.count_first_tokens(choice, num_tokens, now)
         else:
-            self._metrics.continued(now - choice.last_token_at, num_tokens)
+            self._metrics.count_tokens(now - choice.last_token_at, num_tokens)
         choice.last_token_at = now
         choice.num_output_tokens += num_tokens
 
     def _close(self, choice: Choice, reason: FinishReason, end: Finished | None) -> None:
-        self._metrics.ended(choice, reason, end, time.monotonic())
+        self._metrics.count_end(choice, reason, end, time.monotonic())
         choice.is_done = True
         self._num_open -= 1
         self._is_cut |= reason == "abort"

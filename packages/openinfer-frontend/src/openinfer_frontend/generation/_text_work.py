@@ -172,7 +172,7 @@ class TextWork:
         template = self.model.chat_template
         if template is None or template.takes_late_system:
             return chat
-        return chat.model_copy(update={"messages": _folded(chat.messages)})
+        return chat.model_copy(update={"messages": _without_late_system(chat.messages)})
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of ids, with special tokens shown."""
@@ -228,7 +228,7 @@ def _errors_naming(param: str) -> Iterator[None]:
         raise ApiError.invalid(param, str(error)) from error
 
 
-def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_late_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages without late system messages, in linear time.
 
     User messages with a system message between them become one message: some templates want the
@@ -239,26 +239,28 @@ def _folded(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     turns: list[list[dict[str, Any]]] = []
     for index in range(start, len(messages)):
         is_joined = index > start and (is_system[index] or is_system[index - 1])
-        if is_joined and all(_is_users(message) for message in messages[index - 1 : index + 1]):
+        if is_joined and all(
+            _belongs_to_user(message) for message in messages[index - 1 : index + 1]
+        ):
             turns[-1].append(messages[index])
         else:
             turns.append([messages[index]])
-    return [*messages[:start], *map(_users_turn, turns)]
+    return [*messages[:start], *map(_merged_user_turn, turns)]
 
 
-def _is_users(message: Mapping[str, Any]) -> bool:
+def _belongs_to_user(message: Mapping[str, Any]) -> bool:
     return message["role"] in ("user", *_SYSTEM_ROLES)
 
 
-def _users_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _merged_user_turn(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the messages of one user turn."""
     first = next((message for message in messages if message["role"] == "user"), messages[0])
     if len(messages) > 1:
-        parts = [part for message in messages for part in _parts(message)]
+        parts = [part for message in messages for part in _content_parts(message)]
         return first | {"role": "user", "content": parts}
     return first | {"role": "user"} if first["role"] in _SYSTEM_ROLES else first
 
 
-def _parts(message: Mapping[str, Any]) -> list[Any]:
+def _content_parts(message: Mapping[str, Any]) -> list[Any]:
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

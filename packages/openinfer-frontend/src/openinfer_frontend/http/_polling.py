@@ -43,11 +43,11 @@ class Polling:
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_on:
             self._is_on = True
-            self._turn(loop)
+            self._poll(loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         # A loop with a pending callback asks for events without waiting for them.
         if self._num_threads == 0 and loop.time() < self._until:
-            loop.call_soon(self._turn, loop)
+            loop.call_soon(self._poll, loop)
         else:
             self._is_on = False

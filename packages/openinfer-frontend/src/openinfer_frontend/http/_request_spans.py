@@ -23,7 +23,7 @@ class RequestSpans:
         self.parts.append((name, self._cursor, now))
         self._cursor = now
 
-    def whole(self, name: str) -> tuple[tuple[str, float, float], ...]:
+    def finish(self, name: str) -> tuple[tuple[str, float, float], ...]:
         """Ends the last part, and returns the whole request followed by its parts.
 
         Args:

@@ -21,7 +21,7 @@ from openinfer_frontend.http._signals import ShutdownSignals
 from openinfer_frontend.http._tls import Tls
 
 _BACKLOG = 2048
-_FAREWELL_S = 1.0
+_LAST_RESPONSE_S = 1.0
 """Seconds that clients have to read the last response when the server shuts down."""
 _POLL_S = 0.02
 
@@ -132,7 +132,7 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Called by uvicorn: routes signals to `handle_exit` inside the block."""
-        with self._signals.handled(), super().capture_signals():
+        with self._signals.ignoring_repetitions(), super().capture_signals():
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -192,13 +192,13 @@ class _Server(uvicorn.Server):
         num_cut_off = self._app.cut_off()
         if num_cut_off:
             _log.warning("%s cut off after %g s", _requests(num_cut_off), self._drained_s)
-        if not await self._is_over_within(_FAREWELL_S):
+        if not await self._ends_within(_LAST_RESPONSE_S):
             # A client that does not read would keep the server from exiting.
             for connection in list(connections):
                 connection.transport.abort()
-            await self._is_over_within(_FAREWELL_S)
+            await self._ends_within(_LAST_RESPONSE_S)
 
-    async def _is_over_within(self, timeout_s: float) -> bool:
+    async def _ends_within(self, timeout_s: float) -> bool:
         """Returns whether every connection and every task of a request ends in time."""
         end = self._loop.time() + timeout_s
         while self.server_state.connections or self.server_state.tasks:

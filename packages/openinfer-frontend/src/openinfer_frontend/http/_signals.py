@@ -35,7 +35,7 @@ class ShutdownSignals:
         return self._first_at is None or at - self._first_at >= SAME_SIGNAL_S
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
+    def ignoring_repetitions(self) -> Iterator[None]:
         """Ignores repetitions of the first signal after the block, which handles signals itself.
 
         A repetition would otherwise kill the program while it cleans up. A new signal has its

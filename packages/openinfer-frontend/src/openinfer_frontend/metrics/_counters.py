@@ -73,7 +73,7 @@ class CounterPages:
         """Returns the cells of one process, which alone may write them."""
         return self._pages[number]
 
-    def sign(self, number: int, layout: float) -> None:
+    def write_layout(self, number: int, layout: float) -> None:
         """Writes the checksum of the layout into a page, before anything else is written.
 
         Raises:
@@ -183,7 +183,7 @@ class CounterTable:
         is_sparse: bool = False,
     ) -> dict[Series, Counter]:
         """Allocates a counter for each series; arguments as in `Family`."""
-        places = self._place(name, text, labels, series, (), is_sparse)
+        places = self._allocate(name, text, labels, series, (), is_sparse)
         return {key: Counter(self._cells, at) for key, at in places.items()}
 
     def counter(self, name: str, text: str) -> Counter:
@@ -201,14 +201,14 @@ class CounterTable:
         is_sparse: bool = False,
     ) -> dict[Series, Histogram]:
         """Allocates a histogram for each series; arguments as in `Family`."""
-        places = self._place(name, text, labels, series, bounds, is_sparse)
+        places = self._allocate(name, text, labels, series, bounds, is_sparse)
         return {key: Histogram(self._cells, at, bounds) for key, at in places.items()}
 
     def histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         """Allocates a histogram without labels."""
         return self.histograms(name, text, bounds)[()]
 
-    def _place(
+    def _allocate(
         self,
         name: str,
         text: str,

@@ -67,8 +67,8 @@ class MetricsSnapshot:
 class Metrics:
     """Counts of requests, tokens and times; for the event loop.
 
-    Each choice counts as one request, as in the engine. On the path of an event only `continued` is
-    called.
+    Each choice counts as one request, as in the engine. On the path of an event only
+    `count_tokens` is called.
 
     Attributes:
         pages: of all front processes.
@@ -79,11 +79,11 @@ class Metrics:
         """Counts on page `number`, from its present values on."""
         self.pages = pages
         self.table = table = CounterTable(pages.page(number))
-        self._count_tokens(table)
-        self._count_requests(table)
-        self._measure_times(table)
+        self._add_token_families(table)
+        self._add_request_families(table)
+        self._add_time_families(table)
 
-    def _count_tokens(self, table: CounterTable) -> None:
+    def _add_token_families(self, table: CounterTable) -> None:
         self._prompt = table.counter(
             "prompt_tokens", "Prompt tokens of requests that have produced a token."
         )
@@ -102,7 +102,7 @@ class Metrics:
             [(tier,) for tier in (*_TIERS, "other")],
         )
 
-    def _count_requests(self, table: CounterTable) -> None:
+    def _add_request_families(self, table: CounterTable) -> None:
         self._ends = table.counters(
             "request_success",
             "Requests that have ended, by finish reason.",
@@ -154,7 +154,7 @@ class Metrics:
             PREEMPTION_COUNTS,
         )
 
-    def _measure_times(self, table: CounterTable) -> None:
+    def _add_time_families(self, table: CounterTable) -> None:
         self._first_token = table.histogram(
             "time_to_first_token_seconds",
             "From a request's body to its first token.",
@@ -189,12 +189,12 @@ class Metrics:
             "request_inference_time_seconds", f"Prefill and decode {by_engine}", REQUEST_S
         )
 
-    def submitted(self, num_samples: int, max_tokens: int) -> None:
+    def count_submission(self, num_samples: int, max_tokens: int) -> None:
         """Counts an HTTP request that was submitted to the engine."""
         self._samples.observe(num_samples)
         self._max_tokens.observe(max_tokens)
 
-    def started(self, choice: Choice, num_tokens: int, now: float) -> None:
+    def count_first_tokens(self, choice: Choice, num_tokens: int, now: float) -> None:
         """Counts a choice's first tokens; 0 tokens if only prompt logprobs were asked for."""
         if num_tokens:
             self._first_token.observe(now - choice.arrival)
@@ -208,13 +208,13 @@ class Metrics:
             self._sources[(source,)].add(count)
             self._tiers[(tier if tier in _TIERS else "other",)].add(count)
 
-    def continued(self, gap_s: float, num_tokens: int) -> None:
+    def count_tokens(self, gap_s: float, num_tokens: int) -> None:
         """Counts further tokens of a choice, which share the time since the previous event."""
         if num_tokens:
             self._gaps.observe(gap_s / num_tokens, num_tokens)
             self._output.add(num_tokens)
 
-    def ended(self, choice: Choice, outcome: Outcome, end: Finished | None, now: float) -> None:
+    def count_end(self, choice: Choice, outcome: Outcome, end: Finished | None, now: float) -> None:
         """Counts the end of a choice.
 
         Args:
@@ -241,15 +241,15 @@ class Metrics:
         if num_output > 1:
             self._per_token.observe(choice.output_s / (num_output - 1))
 
-    def prompt_finished(self, num_tokens: int) -> None:
+    def count_prompt(self, num_tokens: int) -> None:
         """Counts a prompt whose samples have all ended; the longest has `num_tokens` tokens."""
         self._longest.observe(num_tokens)
 
-    def refused(self, refusal: Refusal) -> None:
+    def count_refusal(self, refusal: Refusal) -> None:
         """Counts an HTTP request that was not accepted."""
         self._refusals[(refusal,)].add()
 
-    def parsed_tool_calls(self, path: str, *, is_stream: bool, has_call: bool) -> None:
+    def count_tool_parse(self, path: str, *, is_stream: bool, has_call: bool) -> None:
         """Counts a response that was searched for tool calls."""
         kind = _REQUEST_TYPES.get(path, "other")
         mode = "streaming" if is_stream else "non_streaming"
@@ -281,7 +281,7 @@ class HttpMetrics:
             is_sparse=True,
         )
 
-    def finished(self, exchange: HttpExchange) -> None:
+    def count(self, exchange: HttpExchange) -> None:
         """Counts a finished request."""
         path = exchange.route_path
         if path in _PROBES:

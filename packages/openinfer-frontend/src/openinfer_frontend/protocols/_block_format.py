@@ -76,14 +76,14 @@ class BlockFormat(WireFormat):
 
     def add(self, delta: Delta) -> None:
         """Adds a delta to a response that is not streamed."""
-        self._take(delta)
+        self._add_delta(delta)
 
     def chunk(self, delta: Delta, usage: object) -> bytes:
         """Returns the events of one delta; there may be none."""
-        return self._take(delta)
+        return self._add_delta(delta)
 
-    def _take(self, delta: Delta) -> bytes:
-        parts = [self._piece(piece) for piece in self._choice.pieces(delta)]
+    def _add_delta(self, delta: Delta) -> bytes:
+        parts = [self._piece_events(piece) for piece in self._choice.pieces(delta)]
         if delta.finish_reason is not None:
             # The end of a call is a piece of its own. A call that is still open was cut off.
             is_call = self._open is not None and self._open.kind == "call"
@@ -97,35 +97,35 @@ class BlockFormat(WireFormat):
         self.finish_reason = self._choice.finish_reason(finish_reason)
         self.stop_string = stop_reason if isinstance(stop_reason, str) else None
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _piece_events(self, piece: Piece) -> bytes:
         if isinstance(piece, Content):
-            return self._content(piece.text)
+            return self._content_events(piece.text)
         if isinstance(piece, Reasoning):
-            return self._more("reasoning", piece.text)
+            return self._text_events("reasoning", piece.text)
         if isinstance(piece, ToolCallStart):
-            return self._begin("call", piece.call_id, piece.name)
+            return self._begin_block("call", piece.call_id, piece.name)
         if isinstance(piece, ToolCallArguments):
-            return self._more("call", piece.text)
+            return self._text_events("call", piece.text)
         assert isinstance(piece, ToolCallEnd)
         return self._end_block(is_whole=True)
 
-    def _content(self, text: str) -> bytes:
+    def _content_events(self, text: str) -> bytes:
         if self._open is None or self._open.kind != "text":
             self._blank += text
             if self._blank.isspace() or not self._blank:
                 return b""
             text, self._blank = self._blank, ""
-        return self._more("text", text)
+        return self._text_events("text", text)
 
-    def _more(self, kind: BlockKind, text: str) -> bytes:
+    def _text_events(self, kind: BlockKind, text: str) -> bytes:
         begun = b""
         if self._open is None or self._open.kind != kind:
-            begun = self._begin(kind)
+            begun = self._begin_block(kind)
         assert self._open is not None
         self._open.parts.append(text)
         return begun + self._delta_events(self._open, text)
 
-    def _begin(self, kind: BlockKind, call_id: str = "", name: str = "") -> bytes:
+    def _begin_block(self, kind: BlockKind, call_id: str = "", name: str = "") -> bytes:
         ended = self._end_block(is_whole=True)
         self._blank = ""
         block = Block(index=len(self.blocks), kind=kind, call_id=call_id, name=name)

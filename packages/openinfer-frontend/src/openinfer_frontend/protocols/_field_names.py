@@ -25,7 +25,7 @@ class FieldNames:
         self._names = names
         self._tool_places = tool_places
 
-    def of(self, field: str) -> str:
+    def client_name(self, field: str) -> str:
         """Returns the client's name of a chat's field; other names stay."""
         if _MESSAGE.fullmatch(field):
             return self._names["messages"]
@@ -39,7 +39,7 @@ class FieldNames:
                 return own.replace(TOOL, place) + "".join(parts[end:])
         return field
 
-    def reworded(self, message: str, field: str | None) -> str:
+    def translate(self, message: str, field: str | None) -> str:
         """Returns a message with the client's field names.
 
         Args:
@@ -47,7 +47,7 @@ class FieldNames:
             field: the chat's field that the message is about, or None.
         """
         if field and message.startswith(field):
-            own, rest = self.of(field), message[len(field) :]
+            own, rest = self.client_name(field), message[len(field) :]
         else:
             own, rest = "", message
-        return own + _MENTION.sub(lambda mention: self.of(mention[0]), rest)
+        return own + _MENTION.sub(lambda mention: self.client_name(mention[0]), rest)

@@ -31,7 +31,7 @@ _BIAS_FORM = "must be an object of numbers by token id"
 _MAX_KEY_CHARS = 32
 
 
-def _by_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _validate_in_slices(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Validates an object slice by slice, up to the first slice with an error."""
     if not isinstance(value, dict):
         raise ValueError(_BIAS_FORM)
@@ -82,7 +82,7 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-Biases = Annotated[dict[int, float], WrapValidator(_by_slices)]
+Biases = Annotated[dict[int, float], WrapValidator(_validate_in_slices)]
 TemplateSource = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 StopString = Annotated[str, Field(max_length=1024)]
 StopStrings = Annotated[list[StopString], Field(fail_fast=True)]
@@ -96,7 +96,7 @@ MAX_PRIORITY = 2**31
 MAX_SESSION_ID_CHARS = 512
 _MAX_USER_CHARS = 512
 _SLICE = 64
-_INSTEAD = {
+_REPLACEMENTS = {
     "functions": "tools",
     "function_call": "tool_choice",
     "guided_json": "structured_outputs.json",
@@ -151,7 +151,7 @@ class RequestModel(BaseModel):
         for name, value in (self.model_extra or {}).items():
             harmless = self.UNSUPPORTED.get(name)
             if harmless is not None and value is not None and value not in harmless:
-                instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+                instead = f"; use {_REPLACEMENTS[name]}" if name in _REPLACEMENTS else ""
                 message = f"{name} is not supported by this server{instead}"
                 raise ApiError(400, message, param=name)
 
@@ -325,7 +325,7 @@ class GenerationRequest(RequestModel):
         return self
 
     @model_validator(mode="after")
-    def _what_needs_logprobs(self) -> Self:
+    def _options_need_logprobs(self) -> Self:
         wanted = {
             "logprob_token_ids": bool(self.logprob_token_ids),
             "logprobs_mode": self.logprobs_mode != "raw",

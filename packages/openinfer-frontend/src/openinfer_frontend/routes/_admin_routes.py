@@ -22,7 +22,9 @@ from openinfer_frontend.http._router import Handler
 from openinfer_frontend.protocols._generation_request import RequestModel, Strings
 
 PauseMode = Literal["abort", "wait", "keep"]
-_WHOSE = "name the requests to abort: either request_ids, a list of ids, or abort_all: true"
+_WHICH_REQUESTS = (
+    "name the requests to abort: either request_ids, a list of ids, or abort_all: true"
+)
 
 
 class AbortRequest(RequestModel):
@@ -36,9 +38,9 @@ class AbortRequest(RequestModel):
     """true: all requests of this front process, instead of `request_ids`."""
 
     @model_validator(mode="after")
-    def _says_whose(self) -> Self:
+    def _names_requests(self) -> Self:
         if (self.request_ids is not None) == bool(self.abort_all):
-            raise ApiError(400, _WHOSE, param="request_ids")
+            raise ApiError(400, _WHICH_REQUESTS, param="request_ids")
         return self
 
 
@@ -58,7 +60,7 @@ class AdminRoutes:
         request = await exchange.read_model(AbortRequest)
         live = self._backend.live
         wanted = set(request.request_ids or ())
-        found = [n for n in live if request.abort_all or not wanted.isdisjoint(_names(n))]
+        found = [n for n in live if request.abort_all or not wanted.isdisjoint(_ids_of(n))]
         for response_id in found:
             live[response_id].abort()
         await exchange.respond_json({"aborted": found})
@@ -99,7 +101,7 @@ class AdminRoutes:
         await exchange.respond_json({"is_tracing": False, "file": Path(done.message).name})
 
 
-def _names(response_id: str) -> tuple[str, str]:
+def _ids_of(response_id: str) -> tuple[str, str]:
     """Returns a response's id and its request's: `chatcmpl-abc` and `abc`."""
     return response_id, re.split("[-_]", response_id, maxsplit=1)[1]
 

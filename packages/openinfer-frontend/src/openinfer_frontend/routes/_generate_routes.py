@@ -221,7 +221,7 @@ class GenerateRoutes:
         if isinstance(request, ChatRequest) and request.offered_tools and generation.is_whole:
             # A response that was cut off is not counted: its call may have been yet to come.
             for parser in parsers:
-                backend.metrics.parsed_tool_calls(
+                backend.metrics.count_tool_parse(
                     exchange.route_path, is_stream=request.stream, has_call=parser.has_call
                 )
 
@@ -261,7 +261,7 @@ class GenerateRoutes:
         if request.stream:
             failure = await writer.write_stream()
             if failure is not None and failure.refusal is not None:
-                self._backend.metrics.refused(failure.refusal)
+                self._backend.metrics.count_refusal(failure.refusal)
             return
 
         def is_long() -> bool:

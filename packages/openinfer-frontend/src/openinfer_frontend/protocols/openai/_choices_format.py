@@ -144,7 +144,7 @@ class ChoicesFormat(WireFormat):
     def _usage(self, usage: Usage) -> dict[str, object]:
         return usage.as_json()
 
-    def _no_output_yet(self, usage: Usage) -> bytes:
+    def _opening_end(self, usage: Usage) -> bytes:
         """Returns the end of an opening, with the usage if every event has it."""
         if not self.options.continuous_usage:
             return b"}\n\n"
@@ -222,7 +222,7 @@ class CompletionFormat(ChoicesFormat):
         if scores is not None:
             end = b',"logprobs":%b,"finish_reason":null' % to_json_in_slices(scores)
             end += self._stop_reason(None)
-        return self._prefixes[index] + text + end + ids + b"}]" + self._no_output_yet(usage)
+        return self._prefixes[index] + text + end + ids + b"}]" + self._opening_end(usage)
 
     def _echoed_logprobs(self, index: int, prompt_logprobs: TokenLogprobs | None) -> Columns | None:
         num_top = self.options.num_top_echoed
@@ -270,7 +270,7 @@ class ChatFormat(ChoicesFormat):
         if self.options.return_token_ids and index == 0:
             ids = b',"prompt_token_ids":' + to_json(self.prompt_token_ids(0))
         delta = b'{"index":%d,"delta":{"role":"assistant","content":""}' % index
-        return self._head + delta + _PLAIN_END + b"}]" + ids + self._no_output_yet(usage)
+        return self._head + delta + _PLAIN_END + b"}]" + ids + self._opening_end(usage)
 
     def body(self, usage: Usage, prompt_logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Returns the whole response."""

@@ -82,7 +82,7 @@ class ResponsesFormat(BlockFormat):
         self._is_streamed = False
         super().add(delta)
 
-    def _take(self, delta: Delta) -> bytes:
+    def _add_delta(self, delta: Delta) -> bytes:
         is_text = self._open.kind == "text" if self._open is not None else not self.blocks
         if not (is_text or self._blank):
             # The tokens so far were no text. Only at the start, and in white space, may text still
@@ -91,7 +91,7 @@ class ResponsesFormat(BlockFormat):
         if delta.logprobs is not None:
             names = self.options.names
             self._delta_logprobs += chat_logprobs(names, delta.token_ids, delta.logprobs)
-        return super()._take(delta)
+        return super()._add_delta(delta)
 
     def _status(self) -> str:
         return "incomplete" if self.finish_reason == "length" else "completed"

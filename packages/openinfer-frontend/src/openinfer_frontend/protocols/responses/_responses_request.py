@@ -138,7 +138,7 @@ class ResponsesRequest(ConversationRequest):
 
     @field_validator("metadata", "tools", "tool_choice", "text", mode="before")
     @classmethod
-    def _can_be_given_back(cls, value: Any) -> Any:
+    def _can_be_encoded(cls, value: Any) -> Any:
         try:
             json.dumps(value, allow_nan=False)
         except (ValueError, RecursionError):
@@ -208,22 +208,21 @@ class ResponsesRequest(ConversationRequest):
 class _ConversationBuilder:
     """Builds messages from items; consecutive items of the model become one message.
 
-    Texts that belong together are joined once, in `whole`, so the time is linear in the number of
-    items.
+    Texts that belong together are joined once, in `messages`: the time is linear in the items.
     """
 
     def __init__(self) -> None:
         self._system: list[str] = []
         """System texts at the start. Templates want one system message, at the beginning."""
         self._messages: list[dict[str, Any]] = []
-        """All other messages. Reasoning is a list of texts until `whole`."""
+        """All other messages. Reasoning is a list of texts until `messages`."""
 
     @property
-    def is_begun(self) -> bool:
+    def has_messages(self) -> bool:
         """Whether there are other than system messages."""
         return bool(self._messages)
 
-    def whole(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Returns the messages, after all items were added."""
         for message in self._messages:
             if "reasoning_content" in message:
@@ -234,14 +233,14 @@ class _ConversationBuilder:
     def add(self, role: str, content: str | list[dict[str, Any]], **fields: str) -> None:
         """Adds a message; `fields` are further fields of it."""
         last = self._messages[-1] if self._messages else {}
-        if role == "system" and not self.is_begun:
+        if role == "system" and not self.has_messages:
             self._system.append(_plain(content))
         elif role == "assistant" and last.get("role") == role and last["content"] is None:
             last["content"] = content
         else:
             self._messages.append({"role": role, **fields, "content": content})
 
-    def think(self, thoughts: str) -> None:
+    def add_reasoning(self, thoughts: str) -> None:
         """Adds reasoning, which begins the assistant's next message."""
         last = self._messages[-1] if self._messages else {}
         if set(last) == {"role", "content", "reasoning_content"} and last["content"] is None:
@@ -250,7 +249,7 @@ class _ConversationBuilder:
         message = {"role": "assistant", "content": None, "reasoning_content": [thoughts]}
         self._messages.append(message)
 
-    def call(self, call: dict[str, Any]) -> None:
+    def add_call(self, call: dict[str, Any]) -> None:
         """Adds a call to the assistant's message, or begins one."""
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._messages.append({"role": "assistant", "content": None})
@@ -258,21 +257,21 @@ class _ConversationBuilder:
 
 
 def _messages(instructions: str | None, given: str | Sequence[_Item]) -> list[dict[str, Any]]:
-    turns = _ConversationBuilder()
+    conversation = _ConversationBuilder()
     if instructions:
-        turns.add("system", instructions)
+        conversation.add("system", instructions)
     if isinstance(given, str):
-        turns.add("user", given)
-        return turns.whole()
+        conversation.add("user", given)
+        return conversation.messages()
     for index, item in enumerate(given):
-        _add_item(turns, item, f"input[{index}]")
-    messages = turns.whole()
+        _add_item(conversation, item, f"input[{index}]")
+    messages = conversation.messages()
     if not messages:
         raise ApiError.invalid("input", "must not be empty")
     return messages
 
 
-def _add_item(turns: _ConversationBuilder, item: _Item, field: str) -> None:
+def _add_item(conversation: _ConversationBuilder, item: _Item, field: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = string_field(item, "role", field)
@@ -282,21 +281,21 @@ def _add_item(turns: _ConversationBuilder, item: _Item, field: str) -> None:
             )
         # A developer message in the middle keeps its role; at the start it is part of the system
         # prompt.
-        role = "system" if role == "developer" and not turns.is_begun else role
-        turns.add(role, _content(item.get("content"), f"{field}.content"))
+        role = "system" if role == "developer" and not conversation.has_messages else role
+        conversation.add(role, _content(item.get("content"), f"{field}.content"))
     elif kind == "function_call":
         name = string_field(item, "name", field)
         function = {"name": name, "arguments": string_field(item, "arguments", field)}
         call_id = string_field(item, "call_id", field)
-        turns.call({"id": call_id, "type": "function", "function": function})
+        conversation.add_call({"id": call_id, "type": "function", "function": function})
     elif kind == "function_call_output":
         output = _content(item.get("output"), f"{field}.output")
         call_id = string_field(item, "call_id", field)
-        turns.add("tool", output, tool_call_id=call_id)
+        conversation.add("tool", output, tool_call_id=call_id)
     elif kind == "reasoning":
         thoughts = _reasoning(item, field)
         if thoughts:
-            turns.think(thoughts)
+            conversation.add_reasoning(thoughts)
     else:
         known = "message, function_call, function_call_output, reasoning"
         raise ApiError.invalid(
