@@ -21,7 +21,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from openinfer._cli import main
+from openinfer.commands._cli import main
 
 _READY = re.compile(r"ready in [\d.]+ s: .* (https?://\S+)$")
 _START_S = 60

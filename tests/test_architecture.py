@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from openinfer._cli import main
+from openinfer.commands._cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURE = ROOT / "docs" / "architecture.md"

@@ -4,7 +4,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from openinfer._cli import main
+from openinfer.commands._cli import main
 
 _INSTALLED = entry_points(group="openinfer.commands").names
 

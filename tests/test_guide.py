@@ -11,10 +11,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from openinfer._config_file import read_config_file
 from openinfer._engines import ENGINES, load_engine
-from openinfer._flags import FLAGS
-from openinfer._serve import _DEFAULTS
+from openinfer.options._config_file import read_config_file
+from openinfer.options._flags import FLAGS
+from openinfer.serve._serve import _DEFAULTS
 from openinfer_engine import flag_table, installed_lines
 
 _GUIDES = Path(__file__).parents[1] / "docs/guides"

@@ -91,7 +91,7 @@ def test_what_runs_is_seen_and_a_hang_up_is_an_abort(start_server):
 
 def test_front_processes_are_counted_together_and_no_total_goes_back(start_server):
     server = start_server(*_MODELLED, "--api-server-count", "2")
-    (other,) = server.children("openinfer._front")
+    (other,) = server.children("openinfer.serve._front")
     first = psutil.Process(server.process.pid)
     # While one is stopped the other one accepts.
     other.suspend()
@@ -107,7 +107,7 @@ def test_front_processes_are_counted_together_and_no_total_goes_back(start_serve
     wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
     page = _scrape(server)
     assert page["vllm:request_success_total"] == page["http_requests_total"] == 7
-    wait_until(lambda: [p for p in server.children("openinfer._front") if p.pid != other.pid])
+    wait_until(lambda: [p for p in server.children("openinfer.serve._front") if p.pid != other.pid])
     wait_until(lambda: _answers_without(first, server))
     first.suspend()
     try:

@@ -21,8 +21,8 @@ import openai
 import psutil
 import pytest
 
-from openinfer._front import FrontProcesses, FrontSpec
-from openinfer._text_options import TextOptions
+from openinfer.options._text_options import TextOptions
+from openinfer.serve._front import FrontProcesses, FrontSpec
 from openinfer_frontend import SAME_SIGNAL_S, CounterPages, bind
 from openinfer_testing import wait_until
 from openinfer_tiny import CHECKPOINT
@@ -50,8 +50,9 @@ def test_the_front_end_runs_with_torch_blocked():
         "        if name.split('.')[0] in ('torch', 'triton', 'transformers'):\n"
         "            raise ImportError('blocked: ' + name)\n"
         "sys.meta_path.insert(0, Block())\n"
-        "from openinfer._prepare import prepare\n"
-        "import openinfer._server, openinfer._front, openinfer_frontend, openinfer_text\n"
+        "from openinfer.launch._prepare import prepare\n"
+        "import openinfer.serve._server, openinfer.serve._front\n"
+        "import openinfer_frontend, openinfer_text\n"
         "prepared = prepare(None, {})\n"
         "openinfer_text.TextModel.from_folder(prepared.model.path)\n"
         "assert prepared.plan.vocab_size > 0\n"
@@ -187,7 +188,7 @@ def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments
 def test_a_signal_that_is_passed_on_again_drains(start_server, number):
     """As a shell, `uv run` and a supervisor of processes deliver it together, to every process."""
     server = start_server(*_MODELLED, "--api-server-count", "2", has_own_group=True)
-    fronts = [psutil.Process(server.process.pid), *server.children("openinfer._front")]
+    fronts = [psutil.Process(server.process.pid), *server.children("openinfer.serve._front")]
     requests = [_complete(server, stream=True, max_tokens=800) for _ in fronts]
     # One request each: while one front process is stopped the other one accepts.
     fronts[1].suspend()
@@ -262,7 +263,7 @@ def test_a_server_whose_engine_cannot_be_restarted_ends_with_status_1(start_serv
 
 def test_two_front_processes_share_the_port_and_the_engine(start_server):
     server = start_server("--api-server-count", "2", "--max-num-seqs", "8")
-    (other,) = server.children("openinfer._front")
+    (other,) = server.children("openinfer.serve._front")
     for _ in range(40):
         answer = server.post(
             "/v1/completions", {"model": "tiny", "prompt": "Hello", "max_tokens": 3}
@@ -289,7 +290,7 @@ def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all
         *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
         *("--api-server-count", "2"),
     )
-    (other,) = server.children("openinfer._front")
+    (other,) = server.children("openinfer.serve._front")
     request = _complete(server, stream=True, max_tokens=600)
     # The first front answers the long request: the other one cannot.
     other.suspend()
@@ -311,7 +312,7 @@ def test_a_second_signal_is_told_to_every_client(start_server):
         *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
         *("--api-server-count", "2", "--log-level", "debug"),
     )
-    (other,) = server.children("openinfer._front")
+    (other,) = server.children("openinfer.serve._front")
     requests = [_complete(server, stream=True, max_tokens=1500) for _ in range(2)]
     # One request each: while one front process is stopped the other one accepts.
     other.suspend()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openinfer import LLM
-from openinfer._resolve import resolve_model
+from openinfer.launch._resolve import resolve_model
 from openinfer_contract import CommandDone, GetLoad
 from openinfer_testing import CountingShape, ModelledExecutor, ModelledOptions
 
@@ -56,7 +56,9 @@ def counting_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]
     def make(*, step_s: float = 0.0, options: dict[str, Any] | None = None, **shape: Any) -> LLM:
         sizes = {"vocab_size": NUM_TINY_IDS, "max_num_seqs": 4} | shape
         modelled = ModelledOptions(shape=CountingShape(**sizes), step_s=step_s)
-        monkeypatch.setattr("openinfer._llm.launch_line", lambda spec: ModelledExecutor(modelled))
+        monkeypatch.setattr(
+            "openinfer.llm._llm.launch_line", lambda spec: ModelledExecutor(modelled)
+        )
         made.append(LLM(**(options or {})))
         return made[-1]
 

@@ -7,7 +7,7 @@ import pytest
 
 _SCRIPT = """
 import ctypes, sys, tempfile, threading
-from openinfer._arenas import keep_one_arena
+from openinfer.serve._arenas import keep_one_arena
 
 if "one" in sys.argv:
     keep_one_arena()

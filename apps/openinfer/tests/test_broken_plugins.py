@@ -3,8 +3,8 @@
 import pytest
 
 from openinfer import LLM
-from openinfer._cli import main
-from openinfer._doctor import doctor
+from openinfer.commands._cli import main
+from openinfer.commands._doctor import doctor
 
 _GROUPS = {
     "models": "model line",

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-import openinfer._chat as chat_module
-import openinfer._screen as screen_module
+import openinfer.terminal._chat as chat_module
+import openinfer.terminal._screen as screen_module
 from openinfer import RemoteServerError, UsageError
-from openinfer._chat import MAX_ROUNDS, chat
-from openinfer._terminal_model import Ended
+from openinfer.terminal._chat import MAX_ROUNDS, chat
+from openinfer.terminal._terminal_model import Ended
 from openinfer_text import (
     Content,
     Reasoning,

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-import openinfer._chat_tools as chat_tools
+import openinfer.terminal._chat_tools as chat_tools
 from openinfer import UsageError
-from openinfer._chat_tools import TOOLS, parse_tools, run_call
+from openinfer.terminal._chat_tools import TOOLS, parse_tools, run_call
 
 
 def _python(code):

@@ -5,8 +5,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-import openinfer._cli as cli
-from openinfer._cli import main
+import openinfer.commands._cli as cli
+from openinfer.commands._cli import main
 from openinfer_contract import OpenInferError
 
 
@@ -66,7 +66,7 @@ def test_help_says_how_to_name_a_model(command, capsys):
 def test_a_reader_that_has_enough_ends_a_command_quietly():
     code = """
 import sys
-import openinfer._cli as cli
+import openinfer.commands._cli as cli
 cli._complete = lambda namespace, extra: [print("x" * 4096, flush=True) for _ in range(1000)]
 sys.exit(cli.main(["complete", "x"]))
 """

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-import openinfer._complete as complete_module
+import openinfer.terminal._complete as complete_module
 from openinfer import UsageError
-from openinfer._complete import complete
+from openinfer.terminal._complete import complete
 
 
 class _Model:

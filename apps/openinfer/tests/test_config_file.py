@@ -1,7 +1,7 @@
 import pytest
 
 from openinfer import UsageError
-from openinfer._config_file import read_config_file
+from openinfer.options._config_file import read_config_file
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import logging
 import pytest
 
 from openinfer import SamplingParams
-from openinfer._defaults import keep_honoured_defaults
-from openinfer._front import FrontSpec
-from openinfer._text_options import TextOptions
+from openinfer.launch._checkpoint_defaults import keep_honoured_defaults
+from openinfer.options._text_options import TextOptions
+from openinfer.serve._front import FrontSpec
 from openinfer_text import GenerationDefaults
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from openinfer._doctor import doctor
+from openinfer.commands._doctor import doctor
 from openinfer_contract import PluginGroup
 
 
@@ -29,10 +29,12 @@ def test_a_model_that_is_nowhere_says_so(name, capsys):
 
 
 def test_without_the_built_in_model_and_without_lines(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("openinfer._doctor.CHECKPOINTS", PluginGroup("no.group", "checkpoint", str))
+    monkeypatch.setattr(
+        "openinfer.commands._doctor.CHECKPOINTS", PluginGroup("no.group", "checkpoint", str)
+    )
     assert doctor(None) == 1
     assert "pip install openinfer-tiny" in capsys.readouterr().out
-    monkeypatch.setattr("openinfer._doctor.installed_lines", dict)
+    monkeypatch.setattr("openinfer.commands._doctor.installed_lines", dict)
     (tmp_path / "config.json").write_text("{}")
     assert doctor(str(tmp_path)) == 1
     assert "pip install openinfer-qwen3" in capsys.readouterr().out

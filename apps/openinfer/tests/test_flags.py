@@ -2,9 +2,9 @@ import argparse
 
 import pytest
 
-from openinfer._cli import _parse as _parse_command
-from openinfer._cli import _parser
-from openinfer._flags import FLAGS, TERMINAL_FLAGS, add_flags
+from openinfer.commands._cli import _parse as _parse_command
+from openinfer.commands._cli import _parser
+from openinfer.options._flags import FLAGS, TERMINAL_FLAGS, add_flags
 
 _SCOPES = ("engine", "frontend", "server")
 _TEXTS = {

@@ -10,11 +10,11 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 
-from openinfer import _front
-from openinfer._front import FrontProcesses, FrontSpec, ReconnectingEngine
-from openinfer._http_options import HttpOptions
-from openinfer._resolve import resolve_model
-from openinfer._text_options import TextOptions
+from openinfer.launch._resolve import resolve_model
+from openinfer.options._http_options import HttpOptions
+from openinfer.options._text_options import TextOptions
+from openinfer.serve import _front
+from openinfer.serve._front import FrontProcesses, FrontSpec, ReconnectingEngine
 from openinfer_contract import ContractVersionError, EngineDead, Hello, encode_frame
 from openinfer_frontend import SAME_SIGNAL_S, CounterPages
 

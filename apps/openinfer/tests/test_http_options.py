@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from openinfer import UsageError
-from openinfer._http_options import HttpOptions
+from openinfer.options._http_options import HttpOptions
 from openinfer_frontend import FrontendConfig, TlsError
 
 

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from openinfer import UsageError
-from openinfer._flags import FLAGS
-from openinfer._line_options import (
+from openinfer.options._flags import FLAGS
+from openinfer.options._line_options import (
     check_line_options,
     engine_options,
     parse_line_options,
 )
-from openinfer._other_servers import ELSEWHERE
+from openinfer.options._other_servers import ELSEWHERE
 from openinfer_engine import EngineOptions
 from openinfer_kv_cache import PublisherError
 

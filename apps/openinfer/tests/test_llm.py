@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from openinfer import LLM, GenerationFailed, RequestRejected, SamplingParams, UsageError
-from openinfer._flags import FLAGS
+from openinfer.options._flags import FLAGS
 from openinfer_contract import CommandDone, GetLoad, unpack_ids
 from openinfer_testing import CountingShape, ModelledExecutor, ModelledOptions
 
@@ -270,7 +270,7 @@ def test_ctrl_c_in_a_batch_leaves_the_engine_idle(counting_llm, monkeypatch):
 def test_a_step_that_fails_fails_the_call_and_not_the_next(counting_llm, monkeypatch):
     options = ModelledOptions(shape=CountingShape(vocab_size=2048), row_failed_token=99)
     llm = counting_llm()
-    monkeypatch.setattr("openinfer._llm.launch_line", lambda spec: ModelledExecutor(options))
+    monkeypatch.setattr("openinfer.llm._llm.launch_line", lambda spec: ModelledExecutor(options))
     with LLM() as failing:
         with pytest.raises(GenerationFailed, match="modelled row"):
             failing.generate([[5], [99], [6]], _counting(), has_progress_bar=False)

@@ -5,8 +5,8 @@ import argparse
 import pytest
 
 from openinfer import LLM, RequestRejected, SamplingParams
-from openinfer._local import LocalModel
-from openinfer._terminal_model import Ended
+from openinfer.terminal._local import LocalModel
+from openinfer.terminal._terminal_model import Ended
 from openinfer_testing import install_scripted_line, write_scripted_checkpoint
 from openinfer_text import AssistantTurn, Content
 

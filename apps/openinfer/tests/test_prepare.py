@@ -1,7 +1,8 @@
 import pytest
 
 from openinfer import ModelNotFound, UsageError
-from openinfer._prepare import prepare, read_template
+from openinfer.launch._prepare import prepare
+from openinfer.options._text_options import read_template
 from openinfer_contract import OpenInferError
 from openinfer_engine import EngineOptions
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from openinfer import RemoteServerError
-from openinfer._remote import RemoteModel
-from openinfer._terminal_model import Ended
+from openinfer.terminal._remote import RemoteModel
+from openinfer.terminal._terminal_model import Ended
 from openinfer_text import (
     Content,
     Reasoning,

@@ -11,7 +11,7 @@ from huggingface_hub.errors import (
 )
 
 from openinfer import ModelNotFound, UsageError
-from openinfer._resolve import CHECKPOINTS, ResolvedModel, resolve_model
+from openinfer.launch._resolve import CHECKPOINTS, ResolvedModel, resolve_model
 from openinfer_tiny import CHECKPOINT
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from openinfer._screen import Screen
+from openinfer.terminal._screen import Screen
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_pipe_gets_an_answer_as_it_is(screen, capsys, monkeypatch):
 def test_what_was_typed_ahead_answers_no_question():
     """On a real terminal: the second line is there before the question is."""
     program = (
-        "from openinfer._screen import Screen; s = Screen(); assert s.can_ask;"
+        "from openinfer.terminal._screen import Screen; s = Screen(); assert s.can_ask;"
         "print('line=' + s.read_line()); print('answer=' + s.ask('run it? ') + ';')"
     )
     ours, theirs = pty.openpty()

@@ -3,10 +3,10 @@ import gc
 import pytest
 
 from openinfer import UsageError, _server
-from openinfer._cli import _parse, _parser
-from openinfer._front import freeze_heap
-from openinfer._serve import _settings
-from openinfer._server import _cache_room, _poll_s
+from openinfer.commands._cli import _parse, _parser
+from openinfer.serve._front import freeze_heap
+from openinfer.serve._serve import _settings
+from openinfer.serve._server import _cache_room, _poll_s
 from openinfer_contract import CacheGroupInfo
 from openinfer_engine import EngineOptions, build_engine_info
 from openinfer_testing import CountingShape

@@ -31,13 +31,13 @@ _SERVE = ("serve", "--port", "0", "--device", "cpu")
 @pytest.mark.parametrize(
     ("where", "arguments"),
     [
-        ("openinfer._cli", _SERVE),
+        ("openinfer.commands._cli", _SERVE),
         ("numpy", ("complete", "x")),
-        ("openinfer._serve", _SERVE),
+        ("openinfer.serve._serve", _SERVE),
         # The engine's process is running by now.
         ("openinfer_frontend", _SERVE),
         ("uvicorn", _SERVE),
-        ("openinfer._chat", ("chat",)),
+        ("openinfer.terminal._chat", ("chat",)),
         ("torch._C", ("chat",)),
         pytest.param(
             "openinfer_sim._run",
@@ -89,13 +89,13 @@ def test_an_interrupt_that_is_ignored_stays_ignored():
 def test_an_interrupt_in_the_middle_of_a_dataclass_ends_with_our_status(tmp_path):
     program = tmp_path / "interrupted.py"
     program.write_text(
-        "import sys, openinfer._cli\n"
+        "import sys, openinfer.commands._cli\n"
         "from openinfer.__main__ import main\n"
         "def run():\n"
-        "    openinfer._cli.raise_interrupts()\n"
+        "    openinfer.commands._cli.raise_interrupts()\n"
         "    try: exec('import signal; signal.raise_signal(signal.SIGINT)')\n"
         "    except KeyboardInterrupt: return 130\n"
-        "openinfer._cli.main = run\n"
+        "openinfer.commands._cli.main = run\n"
         "sys.exit(main())\n"
     )
     ended = subprocess.run([sys.executable, "-m", program.stem], cwd=tmp_path, check=False)
@@ -125,10 +125,10 @@ def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, s
 @pytest.mark.parametrize(
     ("code", "late"),
     [
-        ("import openinfer.__main__", ("openinfer_contract", "numpy", "openinfer._cli")),
+        ("import openinfer.__main__", ("openinfer_contract", "numpy", "openinfer.commands._cli")),
         # What `serve` needs before the engine's process can start.
         (
-            "import openinfer._cli as c, openinfer._serve as s\n"
+            "import openinfer.commands._cli as c, openinfer.serve._serve as s\n"
             "p = c._parser(with_others=False)\n"
             "s.prepare(s._settings(c._parse(p, ['serve'])[0])[0].get('model'), {})",
             ("openinfer_frontend", "openinfer_text", "pydantic", "openinfer_sim"),

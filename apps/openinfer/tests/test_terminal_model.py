@@ -3,7 +3,7 @@ import argparse
 import pytest
 
 from openinfer import UsageError
-from openinfer._terminal_model import open_model, sampling_options
+from openinfer.terminal._open_model import open_model, sampling_options
 
 
 @pytest.mark.parametrize(

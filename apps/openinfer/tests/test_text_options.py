@@ -1,8 +1,8 @@
 import pytest
 
 from openinfer import LLM, UsageError
-from openinfer._resolve import resolve_model
-from openinfer._text_options import TextOptions
+from openinfer.launch._resolve import resolve_model
+from openinfer.options._text_options import TextOptions
 from openinfer_text import ParserError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from openinfer._cli import main
+from openinfer.commands._cli import main
 from openinfer_runtime import TorchExecutor
 
 

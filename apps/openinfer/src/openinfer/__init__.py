@@ -7,9 +7,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from openinfer._batch import Completion
-    from openinfer._llm import LLM
-    from openinfer._sampling_params import SamplingParams
     from openinfer.errors import (
         AppError,
         GenerationFailed,
@@ -18,6 +15,9 @@ if _TYPE_CHECKING:
         RequestRejected,
         UsageError,
     )
+    from openinfer.llm._batch import Completion
+    from openinfer.llm._llm import LLM
+    from openinfer.llm._sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -34,7 +34,11 @@ __all__ = [
 
 # Imported when first asked for: the command, which is a part of this package too, answers Ctrl-C
 # from its first moment, and `serve` starts the engine's process before it imports anything more.
-_HOMES = {"LLM": "_llm", "SamplingParams": "_sampling_params", "Completion": "_batch"}
+_HOMES = {
+    "LLM": "llm._llm",
+    "SamplingParams": "llm._sampling_params",
+    "Completion": "llm._batch",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ from openinfer._interrupts import end_quietly, forget_interrupts, leave_on_inter
 def main() -> int:
     """Runs the command line; its exit status."""
     leave_on_interrupt()
-    from openinfer._cli import main as run
+    from openinfer.commands._cli import main as run
 
     try:
         return run()

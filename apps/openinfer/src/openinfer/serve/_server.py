@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from openinfer._defaults import keep_honoured_defaults
-from openinfer._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
-from openinfer._http_options import HttpOptions
-from openinfer._prepare import Prepared
-from openinfer._text_options import TextOptions
+from openinfer.launch._checkpoint_defaults import keep_honoured_defaults
+from openinfer.launch._prepare import Prepared
+from openinfer.options._http_options import HttpOptions
+from openinfer.options._text_options import TextOptions
+from openinfer.serve._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
 from openinfer_contract import CacheGroupInfo, EngineDead, EngineInfo
 from openinfer_engine import EngineSupervisor, physical_cores
 from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, serve

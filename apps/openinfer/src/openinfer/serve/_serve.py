@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from openinfer._arenas import keep_one_arena
-from openinfer._config_file import read_config_file
-from openinfer._http_options import HttpOptions
 from openinfer._interrupts import raise_interrupts
 from openinfer._log import start_logging
-from openinfer._prepare import prepare
 from openinfer.errors import UsageError
+from openinfer.launch._prepare import prepare
+from openinfer.options._config_file import read_config_file
+from openinfer.options._http_options import HttpOptions
+from openinfer.serve._arenas import keep_one_arena
 from openinfer_engine import AddressRejected, EngineStartError, EngineSupervisor
 
 _DEFAULTS: dict[str, Any] = {
@@ -72,7 +72,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         stack.callback(supervisor.close)
         supervisor.spawn()
         # Imported while the engine's process imports torch: together they take half of its time.
-        from openinfer._server import run
+        from openinfer.serve._server import run
 
         try:
             run(supervisor, addresses, prepared, values, begun)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from openinfer._flags import FLAGS
 from openinfer.errors import UsageError
+from openinfer.options._flags import FLAGS
 from openinfer_engine import Flag, FlagRejected, read_flags
 
 _FLAGS = {name.lstrip("-"): flag for flag in FLAGS for name in flag.spellings}

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from openinfer._engines import ENGINES
-from openinfer._flags import FLAGS, TERMINAL_FLAGS
-from openinfer._named_options import same_option
-from openinfer._other_servers import ELSEWHERE
 from openinfer.errors import UsageError
+from openinfer.options._flags import FLAGS, TERMINAL_FLAGS
+from openinfer.options._named_options import same_option
+from openinfer.options._other_servers import ELSEWHERE
 from openinfer_engine import EngineOptions
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from openinfer._interrupts import raise_interrupts
 from openinfer._log import start_logging
-from openinfer._prepare import prepare
+from openinfer.launch._prepare import prepare
 from openinfer_engine import launch_line
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from openinfer._named_options import named_options
 from openinfer.errors import UsageError
+from openinfer.options._named_options import named_options
 
 
 def read_config_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:

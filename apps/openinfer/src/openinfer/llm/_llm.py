@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from openinfer._batch import Batch, Completion, Message, Prompt, Sample
-from openinfer._defaults import keep_honoured_defaults
-from openinfer._flags import FLAGS
-from openinfer._named_options import find_flag, named_options
-from openinfer._prepare import Prepared, prepare
-from openinfer._prompts import (
+from openinfer.errors import GenerationFailed, RequestRejected, UsageError
+from openinfer.launch._checkpoint_defaults import keep_honoured_defaults
+from openinfer.launch._prepare import Prepared, prepare
+from openinfer.llm._batch import Batch, Completion, Message, Prompt, Sample
+from openinfer.llm._prompts import (
     AskedParams,
     check_prompt,
     conversations_of,
     params_of,
     prompts_of,
 )
-from openinfer._sampling_params import SamplingParams, refused
-from openinfer._text_options import TextOptions
-from openinfer.errors import GenerationFailed, RequestRejected, UsageError
+from openinfer.llm._sampling_params import SamplingParams, refused
+from openinfer.options._flags import FLAGS
+from openinfer.options._named_options import find_flag, named_options
+from openinfer.options._text_options import TextOptions
 from openinfer_contract import (
     EngineDead,
     EventBuffer,

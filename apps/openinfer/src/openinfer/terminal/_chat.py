@@ -6,12 +6,13 @@ from contextlib import closing
 from importlib.metadata import version
 from typing import Any
 
-from openinfer._chat_tools import TOOLS, Tool, parse_tools, run_call
 from openinfer._interrupts import raise_interrupts
-from openinfer._result_room import fit_result
-from openinfer._screen import Screen
-from openinfer._terminal_model import Ended, Message, Model, open_model, sampling_options
 from openinfer.errors import UsageError
+from openinfer.terminal._chat_tools import TOOLS, Tool, parse_tools, run_call
+from openinfer.terminal._open_model import open_model, sampling_options
+from openinfer.terminal._result_room import fit_result
+from openinfer.terminal._screen import Screen
+from openinfer.terminal._terminal_model import Ended, Message, Model
 from openinfer_contract import OpenInferError
 from openinfer_text import AssistantTurn, Content, Reasoning, ToolCall
 

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from openinfer._engines import ServedEngine, load_engine
-from openinfer._line_options import check_line_options, engine_options, parse_line_options
-from openinfer._resolve import ResolvedModel, resolve_model
 from openinfer.errors import UsageError
+from openinfer.launch._resolve import ResolvedModel, resolve_model
+from openinfer.options._line_options import check_line_options, engine_options, parse_line_options
 from openinfer_engine import (
     LINE_FACTORY,
     LaunchSpec,
@@ -81,17 +80,3 @@ def _find_line(
         raise UsageError("--model-line has no effect with --engine; leave one of them out")
     engine = load_engine(values["engine"])
     return engine, engine.factory
-
-
-def read_template(path: str | None) -> str | None:
-    """The Jinja source in a file, or None without one.
-
-    Raises:
-        UsageError: the file is unreadable.
-    """
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"chat template {path}: {error}") from error

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from openinfer._interrupts import STATUS, raise_interrupts
-from openinfer._terminal_model import open_model, sampling_options
 from openinfer.errors import UsageError
+from openinfer.terminal._open_model import open_model, sampling_options
 
 
 def complete(namespace: argparse.Namespace, extra: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """Front processes: what each of them is told, and the further ones beside the first.
 
-    python -m openinfer._front        (started by `FrontProcesses`; its spec comes on stdin)
+    python -m openinfer.serve._front        (started by `FrontProcesses`; its spec comes on stdin)
 
 A further front process ends when its stdin does.
 """
@@ -17,12 +17,12 @@ from typing import Literal
 
 import msgspec
 
-from openinfer._arenas import keep_one_arena
-from openinfer._grammar_check import grammar_problem
-from openinfer._http_options import HttpOptions
 from openinfer._interrupts import end_quietly
 from openinfer._log import start_logging
-from openinfer._text_options import TextOptions
+from openinfer.options._http_options import HttpOptions
+from openinfer.options._text_options import TextOptions
+from openinfer.serve._arenas import keep_one_arena
+from openinfer.serve._grammar_check import grammar_problem
 from openinfer_contract import EngineDead, EngineHandle, OpenInferError
 from openinfer_engine import EngineSupervisor, RemoteEngine
 from openinfer_frontend import (
@@ -41,7 +41,7 @@ _RESTART_S = 1.0
 _AFTER_DRAIN_S = 5.0
 _SETTLED_S = 10.0
 _MAX_RESTARTS = 3
-_CHILD = ("-m", "openinfer._front")
+_CHILD = ("-m", "openinfer.serve._front")
 
 _logger = logging.getLogger("openinfer")
 

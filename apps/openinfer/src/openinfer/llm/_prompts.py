@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from openinfer._sampling_params import SamplingParams
 from openinfer.errors import RequestRejected
+from openinfer.llm._sampling_params import SamplingParams
 
 AskedParams = SamplingParams | Sequence[SamplingParams] | None
 

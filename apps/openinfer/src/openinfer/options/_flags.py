@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from openinfer._server_flags import SERVER_FLAGS
+from openinfer.options._server_flags import SERVER_FLAGS
 from openinfer_engine import ENGINE_FLAGS, Flag
 from openinfer_engine import add_flags as add_rows
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openinfer._commands import COMMANDS
 from openinfer._engines import ENGINES
-from openinfer._resolve import CHECKPOINTS, DEFAULT_MODEL, resolve_model
+from openinfer.commands._plugin_commands import COMMANDS
+from openinfer.launch._resolve import CHECKPOINTS, DEFAULT_MODEL, resolve_model
 from openinfer_contract import OpenInferError, PluginGroup
 from openinfer_engine import LINES, Refusal, installed_lines, read_config
 from openinfer_scheduler import POLICIES

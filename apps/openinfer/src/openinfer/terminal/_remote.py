@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from openinfer._terminal_model import Ended, Message
 from openinfer.errors import RemoteServerError
+from openinfer.terminal._terminal_model import Ended, Message
 from openinfer_text import (
     Content,
     Piece,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from openinfer._server_flags import SERVER_FLAGS
 from openinfer.errors import UsageError
+from openinfer.options._server_flags import SERVER_FLAGS
 
 if TYPE_CHECKING:
     from openinfer_frontend import Tls

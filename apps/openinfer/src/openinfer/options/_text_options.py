@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from openinfer._prepare import read_template
+from openinfer.errors import UsageError
 from openinfer_text import TextModel, check_parser
 
 
@@ -60,3 +60,17 @@ def _verdict_folder() -> Path | None:
         except RuntimeError:
             return None
     return root / "openinfer" / "tokenizers"
+
+
+def read_template(path: str | None) -> str | None:
+    """The Jinja source in a file, or None without one.
+
+    Raises:
+        UsageError: the file is unreadable.
+    """
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"chat template {path}: {error}") from error

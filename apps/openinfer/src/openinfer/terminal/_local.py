@@ -5,11 +5,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from openinfer._batch import Completion
-from openinfer._llm import LLM
-from openinfer._sampling_params import SamplingParams
-from openinfer._terminal_model import Ended, Message
 from openinfer.errors import RequestRejected
+from openinfer.llm._batch import Completion
+from openinfer.llm._llm import LLM
+from openinfer.llm._sampling_params import SamplingParams
+from openinfer.terminal._terminal_model import Ended, Message
 from openinfer_contract import unpack_ids
 from openinfer_text import Piece
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from openinfer._commands import add_commands
-from openinfer._flags import add_flags
 from openinfer._interrupts import STATUS, raise_interrupts
-from openinfer._line_options import unknown_own_flag
+from openinfer.commands._plugin_commands import add_commands
+from openinfer.options._flags import add_flags
+from openinfer.options._line_options import unknown_own_flag
 from openinfer_contract import OpenInferError
 from openinfer_engine import FlagFormatter
 
@@ -183,30 +183,30 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _serve(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._serve import serve
+    from openinfer.serve._serve import serve
 
     return serve(namespace, extra)
 
 
 def _chat(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._chat import chat
+    from openinfer.terminal._chat import chat
 
     return chat(namespace, extra)
 
 
 def _complete(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._complete import complete
+    from openinfer.terminal._complete import complete
 
     return complete(namespace, extra)
 
 
 def _warmup(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._warmup import warmup
+    from openinfer.commands._warmup import warmup
 
     return warmup(namespace, extra)
 
 
 def _doctor(namespace: argparse.Namespace, extra: list[str]) -> int:
-    from openinfer._doctor import doctor
+    from openinfer.commands._doctor import doctor
 
     return doctor(namespace.positional)

@@ -1,0 +1,1 @@
+"""The `openinfer` command and the commands that run and end: `doctor`, `warmup`."""

@@ -1,0 +1,1 @@
+"""`LLM`: a model in this process."""

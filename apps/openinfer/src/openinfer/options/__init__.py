@@ -1,0 +1,1 @@
+"""Options: the tables of flags, the configuration file, keyword arguments."""

@@ -1,0 +1,1 @@
+"""`openinfer serve`: the engine process, the front processes and what watches them."""

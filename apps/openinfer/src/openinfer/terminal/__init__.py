@@ -1,0 +1,1 @@
+"""`openinfer chat` and `openinfer complete`."""
