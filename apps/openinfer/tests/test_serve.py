@@ -2,8 +2,9 @@ import gc
 
 import pytest
 
-from openinfer import UsageError, _server
+from openinfer import UsageError
 from openinfer.commands._cli import _parse, _parser
+from openinfer.serve import _server
 from openinfer.serve._front import freeze_heap
 from openinfer.serve._serve import _settings
 from openinfer.serve._server import _cache_room, _poll_s
