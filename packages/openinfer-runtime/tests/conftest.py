@@ -37,9 +37,9 @@ def _one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_when_launched():
-    """Engines come and go here: to look for all kernels of each would take longer than they run.
+    """Leaves out compile-ahead: listing an engine's kernels would take longer than its test.
 
-    `test_compilations` starts one as it is.
+    `test_compilations` starts an engine with it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -63,7 +63,7 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
 
 @dataclass
 class Output:
-    """Everything one request was answered, merged."""
+    """All events of one request, merged."""
 
     event: TokenEvent
 
@@ -91,18 +91,18 @@ class Engine:
         with torch.inference_mode():
             for layer in range(executor._cache.spec.num_layers):
                 for plane in executor._cache.layer(layer):
-                    plane.fill_(torch.nan)  # reading what was never written shows
+                    plane.fill_(torch.nan)  # reading an entry before it is written shows
         self.loop: EngineLoop = assemble(executor, self.options, model_line="qwen3")
 
     def pad_steps(self, tokenizer: Path | None = None) -> "Engine":
-        """Takes the path of recorded steps from now on, with every operation run as it is."""
+        """Takes the path of captured steps from now on; every replay runs all operations."""
         old = self.executor
         self.executor = TorchExecutor(old._model, old._cache, old.info, run_each_time)
         self.loop = assemble(self.executor, self.options, model_line="qwen3", tokenizer=tokenizer)
         return self
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[Output]:
-        """Submits all at once and steps until every one has ended."""
+        """Submits all requests at once and steps until every one has ended."""
         events: dict[str, list[TokenEvent]] = {r.request_id: [] for r in requests}
         for request in requests:
             self.loop.submit(request, events[request.request_id].append)
@@ -136,7 +136,7 @@ def engine_class() -> type[Engine]:
 
 @pytest.fixture
 def eager_to_share(monkeypatch) -> None:
-    """Executors attend to prefixes of a block once for all, whether that is faster or not."""
+    """Makes executors read shared prefixes of one block once, whether that is faster or not."""
     thresholds = SharingThresholds(min_rows=2, min_tokens=16, min_saved_tokens=0)
     monkeypatch.setattr(_executor, "SharingThresholds", lambda: thresholds)
 

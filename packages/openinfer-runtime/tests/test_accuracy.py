@@ -1,4 +1,4 @@
-"""The executor against transformers, on every path there is, driven by the real scheduler."""
+"""The executor against transformers on every path, driven by the real scheduler."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ WAYS = {
 
 @pytest.fixture
 def decoded(engine, ask, prompts, block_bytes):
-    """Decodes the prompts in one of the ways and returns the gate's report."""
+    """Decodes the prompts on one path and returns the gate's report."""
 
     def report_of(way, dtype, fault=lambda model: None):
         options, is_batched = WAYS[way]
@@ -146,7 +146,7 @@ def test_the_gate_goes_red(decoded, way, fault, dtype):
 
 
 def gate_report(runner, prompts, outputs, compute):
-    """Of the logprobs of all ids at every output position; prompts are judged above."""
+    """Returns the gate's report over logprobs of all ids at every output position."""
     sequences = [ids + output.token_ids for ids, output in zip(prompts, outputs, strict=True)]
     folder = runner.spec.model_path
     own = teacher_forced_logprobs(folder, sequences, compute)
@@ -161,9 +161,9 @@ def gate_report(runner, prompts, outputs, compute):
 def test_decoded_tokens_over_a_shared_prefix(
     engine, ask, prompts, eager_to_share, monkeypatch, is_padded
 ):
-    """Groups tell the truth while rows come and go, and a model may go by them or by the tables."""
+    """Groups stay right while rows start and end, and a model may read groups or tables."""
     runner = engine(max_num_seqs=3)
-    pad = runner.pad_steps()  # only then groups are looked for on a CPU
+    pad = runner.pad_steps()  # an executor on a CPU looks for groups in captured steps alone
     if not is_padded:
         pad.executor._graphs = None
     model, num_shared = runner.executor._model, []
@@ -186,7 +186,7 @@ def test_decoded_tokens_over_a_shared_prefix(
 
 
 def check_shared(inputs, block_size):
-    """Every unit's blocks are those of all its members; returns how many sequences have units."""
+    """Asserts that all members have their unit's blocks; returns the sequences with units."""
     units, rows = inputs.shared.units, inputs.shared.rows
     for num_members, begin, end, _, *members in units.tolist():
         if num_members:

@@ -1,7 +1,6 @@
 """The accuracy gate under every scheduling policy and admission mode, in a pool too small for all.
 
-Whatever order sequences start in, however prompts are cut and whoever is preempted: the tokens that
-come out are the ones transformers would score so.
+The order of starts, the chunks of prompts and preemptions do not change which tokens are sampled.
 """
 
 import numpy as np
@@ -50,7 +49,7 @@ def test_decoded_tokens(engine, ask, prompts, block_bytes, policy, admission):
     assert (runner.loop.load().num_preemptions > 0) == is_optimistic
 
     sequences = [ids + output.token_ids for ids, output in zip(asked, outputs, strict=True)]
-    # What the prompts' own positions say is tested elsewhere: here they count as exact.
+    # Other tests cover logprobs of prompt positions: here they count as exact.
     folder = runner.spec.model_path
     rows = [
         np.concatenate([own[: len(ids) - 1], output.by_id])

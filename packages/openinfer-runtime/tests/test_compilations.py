@@ -49,7 +49,7 @@ for wave in (1, 2, 7, 33):
         loop.step()
 assert len(ends) == 43 and all(isinstance(end, Finished) for end in ends), ends
 print(loop.load().num_compilations)
-# What does count: a norm that no step has.
+# A norm that no step launches is compiled now, and counted.
 spec = RMSNormSpec(hidden_size=48, eps=1e-6, dtype=torch.bfloat16)
 x = torch.ones(2, 48, dtype=torch.bfloat16, device="cuda")
 plan_rms_norm(spec, "cuda", "triton")(x, x[0])

@@ -1,4 +1,4 @@
-"""The executor on a CUDA device, end to end. One command on a machine that has one:
+"""The executor on a CUDA device, end to end.
 
 pytest -m gpu packages/openinfer-runtime/tests/test_cuda.py
 """
@@ -79,7 +79,7 @@ def test_forced_prompts_and_decoded_tokens(engine, ask, prompts, shape, dtype, b
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_graphs_draw_what_launches_draw(engine, ask, prompts, shape):
-    """Prompts and decoded tokens by replays alone, with every kind of control."""
+    """Runs prompts and decode steps by replays alone, with every kind of control."""
 
     def run(**options):
         runner = engine(shape, dtype="float32", **options, **CUDA)
@@ -97,7 +97,7 @@ def test_graphs_draw_what_launches_draw(engine, ask, prompts, shape):
 
 @pytest.mark.parametrize("num_with", [1, 8])
 def test_logprobs_leave_the_recorded_draw_as_it_is(engine, ask, prompts, monkeypatch, num_with):
-    """Rows that ask for them are scored beside it, and nobody is drawn for in another way."""
+    """Logprobs are computed after the captured draw; no row takes another draw because of them."""
     modes = ("raw", "processed")
     wishes = [
         {"logprobs": LogprobOptions(num_top=index, token_ids=pack_ids([7]), mode=modes[index % 2])}
@@ -115,7 +115,7 @@ def test_logprobs_leave_the_recorded_draw_as_it_is(engine, ask, prompts, monkeyp
         if not options:
 
             def refuse(*arguments, **more):
-                raise AssertionError("this draw should have been a recorded one")
+                raise AssertionError("this draw should have been a captured one")
 
             monkeypatch.setattr(runner.executor._sampler, "sample", refuse)
         return runner.run(requests)
@@ -140,9 +140,9 @@ def _check_logprobs(ours, theirs, tolerance=1e-3):
     if theirs.num_top < 2:
         return
     top = np.array(unpack_floats(theirs.top)).reshape(len(ranks), theirs.num_top)
-    with np.errstate(invalid="ignore"):  # of two that cannot be drawn neither is above
+    with np.errstate(invalid="ignore"):  # two ids with -inf are not in any order
         is_above_next = top[:, :-1] - top[:, 1:] > 2 * tolerance
-    # What is behind the last is not known.
+    # Ids after the last one are unknown.
     is_clear = is_above_next.copy()
     is_clear[:, 1:] &= is_above_next[:, :-1]
     ids, expected_ids = (each.reshape(top.shape)[:, :-1] for each in (ids, expected_ids))
@@ -155,13 +155,13 @@ def _check_logprobs(ours, theirs, tolerance=1e-3):
 def test_what_was_recorded_holds_while_slots_change_hands(engine, ask, prompts):
     runner = engine(dtype="float32", max_num_seqs=3, **CUDA)
     alone = [runner.run([ask(ids, max_tokens=9)])[0].token_ids for ids in prompts]
-    num_recorded = len(runner.executor._graphs._forwards)
+    num_captured = len(runner.executor._graphs._forwards)
     for _ in range(4):
         outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])
         assert [output.token_ids for output in outputs] == alone
     while runner.executor.prepare():
         pass
-    assert len(runner.executor._graphs._forwards) > num_recorded
+    assert len(runner.executor._graphs._forwards) > num_captured
     outputs = runner.run([ask(ids, max_tokens=9) for ids in prompts])
     assert [output.token_ids for output in outputs] == alone
 
@@ -210,7 +210,7 @@ def test_the_same_tokens_however_they_are_batched(engine, ask, prompts, options)
     ids=str,
 )
 def test_the_same_tokens_over_shared_prefixes(engine, ask, prompts, eager_to_share, options):
-    """Rows come and go and prompts are chunked beside, over two prefixes that rows share."""
+    """Rows of two shared prefixes start and end, while other prompts are chunked."""
 
     def requests():
         return [
@@ -316,7 +316,7 @@ def test_chunks_that_pile_up_keep_their_tokens(engine, ask):
 def test_ten_thousand_requests_leave_nothing_behind(engine, ask):
     """Prompts of all lengths, every control, aborts at every point: no block, no byte stays."""
     runner = engine(max_num_seqs=64, max_num_batched_tokens=512, **CUDA)
-    while runner.executor.prepare():  # a shape that comes rarely would be recorded in any round
+    while runner.executor.prepare():  # otherwise a rare shape would be captured in a later round
         pass
     loop, rng = runner.loop, np.random.default_rng(5)
     prefixes = [rng.integers(320, size=100).tolist() for _ in range(8)]
@@ -353,13 +353,13 @@ def test_ten_thousand_requests_leave_nothing_behind(engine, ask):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         held.append((torch.cuda.memory_allocated(), pages * os.sysconf("SC_PAGE_SIZE")))
     assert unfinished == []
-    device, host = zip(*held[1:], strict=True)  # the first round records and compiles
+    device, host = zip(*held[1:], strict=True)  # the first round captures and compiles
     assert len(set(device)) == 1
     assert max(host) - min(host) < 30e6
 
 
 def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
-    runner = engine(enforce_eager=True, **CUDA)  # a recorded step calls no Python
+    runner = engine(enforce_eager=True, **CUDA)  # a captured step calls no Python
     logits = runner.executor._model.logits
     num_calls = iter(range(1000))
 
@@ -376,7 +376,7 @@ def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
 
 def test_the_memory_plan_is_kept(engine, ask, prompts):
     before, total = torch.cuda.mem_get_info()
-    # Of what others on this device leave: utilization counts theirs.
+    # Utilization counts memory of other processes, so this is a share of the rest.
     share = (total - before) / total + 0.3
     runner = engine(device="cuda", gpu_memory_utilization=share, max_num_batched_tokens=2048)
     parts = dict(runner.executor.info.memory)
@@ -395,7 +395,7 @@ def test_a_budget_without_room_for_the_cache_says_which_flag(engine):
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_steps_and_their_kernels_are_traced(engine, ask, tmp_path, eager):
     runner = engine(enforce_eager=eager, **CUDA)
-    runner.run([ask(range(3, 40), max_tokens=20)])  # what is recorded on demand is recorded
+    runner.run([ask(range(3, 40), max_tokens=20)])  # captures what is captured on demand
     runner.loop.start_trace(StartTrace(str(tmp_path / "t.json"), has_kernels=True))
     runner.run([ask(range(50, 90), max_tokens=30)])
     results = []

@@ -1,7 +1,7 @@
-"""In bf16 another batch rounds differently: draws may part, but only where they nearly tie.
+"""In bf16 another batch rounds differently: draws may differ, but only where two ids nearly tie.
 
-The noise of a draw is computed here once more, from its definition (docs/decisions/0008), so every
-token is held to it: the same (seed, position) on every path, whatever the batch.
+The tests compute the noise of each draw again, from its definition (docs/decisions/0008). Every
+token must fit the noise of its (seed, position), on every path and in every batch.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def _mix(words):
 
 
 def _noise(seed, position, vocab_size):
-    """Gumbel noise of every id, float64."""
+    """Returns the Gumbel noise of every id, float64."""
     with np.errstate(over="ignore"):
         key = _mix(_mix(np.array([seed], np.uint64) + _GAMMA) + np.uint64(position))
         steps = np.arange(1, (vocab_size + 1) // 2 + 1, dtype=np.uint64) * _GAMMA
@@ -49,7 +49,7 @@ def _perturbed(output, at, seed, position):
 
 
 def _check_divergence(first, second, prompts):
-    """Number of sequences that part; fails where one does and rounding does not explain it."""
+    """Returns the number of sequences that differ; fails if rounding does not explain one."""
     noise, gaps = 0.0, []
     for row, (one, other) in enumerate(zip(first, second, strict=True)):
         for at in range(NUM_TOKENS):

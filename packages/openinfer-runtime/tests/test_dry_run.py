@@ -1,4 +1,4 @@
-"""What a dry run notes is all that real steps launch: these in Triton's interpreter."""
+"""A dry run lists every kernel that real steps launch; these run in Triton's interpreter."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def note(self, *arguments, grid, warmup, **options):
         for name, value in bound.items()
     }
     kernels.add(json.dumps([self.fn.__name__, compiled], sort_keys=True))
-    # What is computed need not be right, but tokens must be ids.
+    # Results need not be right, but tokens must be ids of the vocabulary.
     if self.fn.__name__ not in ("_advance_rows_kernel", "block_kernel", "row_kernel"):
         return None
     return run(self, *arguments, grid=grid, warmup=warmup, **options)
@@ -150,7 +150,7 @@ def test_a_dry_run_notes_every_kernel_that_steps_launch(checkpoint):
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["sample", "draw_captured"])
 def test_a_dry_run_that_fails_says_so(checkpoint, method):
-    """Half a list of kernels would be kept as a whole one."""
+    """Otherwise an incomplete list of kernels would be stored as a complete one."""
     broken = f"""
 from openinfer_sampler import Sampler
 

@@ -19,7 +19,7 @@ from openinfer_kv_cache import BlockCopy
 from openinfer_runtime import TorchExecutor
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
-# Half of all pairs of the ids that are allowed beside them, so that they bind at every other token.
+# Half of all pairs of the ids that a request may use, so that every other token is restricted.
 BAD_WORDS = tuple(pack_ids([i, (i + step) % 8]) for i in range(8) for step in range(4))
 ALLOWED = pack_ids(range(40, 90))
 MIXED = (
@@ -34,12 +34,12 @@ MIXED = (
     {"temperature": 1.5, "top_p": 0.8, "repetition_penalty": 0.7, "seed": 8}
     | {"allowed_token_ids": ALLOWED},
 )
-"""Sampling of the requests below: plain, and with what depends on the output so far."""
+"""Sampling of the requests below: plain, and with controls that depend on the output so far."""
 
 
 @pytest.fixture
 def requests(ask, prompts):
-    """Requests of mixed controls, fresh ids every time."""
+    """Requests with mixed controls; every call makes new request ids."""
 
     def make(**common):
         return [
@@ -52,7 +52,7 @@ def requests(ask, prompts):
 
 @pytest.fixture(scope="session")
 def expected(engine, ask, prompts) -> list[list[int]]:
-    """What each of `requests` yields alone."""
+    """Tokens of each of `requests` when it runs alone."""
     runner = engine(enable_prefix_caching=False)
     return [
         runner.run([ask(ids, max_tokens=24, **sampling)])[0].token_ids
@@ -82,7 +82,7 @@ def test_the_same_tokens_however_they_are_batched(engine, requests, expected, op
     "options", [{}, {"max_num_batched_tokens": 11}, {"max_num_seqs": 3}], ids=str
 )
 def test_the_same_tokens_in_padded_steps(engine, requests, expected, options):
-    # What a GPU records and replays, run operation by operation.
+    # The steps that a GPU captures, with every operation launched.
     runner = engine(**options).pad_steps()
     graphs = runner.executor._graphs
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_the_same_tokens_in_padded_steps(engine, requests, expected, options):
 
 
 def test_a_padded_step_is_bit_equal_to_a_plain_one(engine, ask, prompts):
-    # One row is padded to one row: nothing but the way differs.
+    # One row is padded to one row, so only the path differs.
     def logprobs(runner):
         request = ask(prompts[2], max_tokens=20, wants_all=True)
         return runner.run([request])[0].event.logprobs.by_id
@@ -118,11 +118,13 @@ def test_a_step_may_be_recorded_before_there_is_one(engine, requests, expected):
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_what_cannot_be_recorded_is_launched(engine, requests, expected, caplog, is_prepared):
-    num_recorded = iter(range(100))
+def test_steps_that_cannot_be_captured_are_launched(
+    engine, requests, expected, caplog, is_prepared
+):
+    num_captured = iter(range(100))
 
     def refuse(work):
-        if not is_prepared and next(num_recorded) < 2:
+        if not is_prepared and next(num_captured) < 2:
             return work
         raise RuntimeError("no graphs today")
 
@@ -151,7 +153,7 @@ def test_the_output_keeps_to_its_bans(expected):
 
 
 def test_an_output_prefix_counts_as_output(engine, requests, expected):
-    # As after a migration: penalties, bad words and random numbers go on where they were.
+    # After a migration penalties, bad words and random numbers continue from the output prefix.
     resumed = [
         replace(
             request,
@@ -307,7 +309,7 @@ def test_a_failed_forward_pass_leaves_others_their_parameters(engine, ask, monke
 @pytest.mark.parametrize("field", ["copies_before", "copies_after"])
 @pytest.mark.parametrize("has_rows", [True, False])
 def test_a_plan_with_copies_fails(engine, ask, field, has_rows):
-    """They were dropped, with no word."""
+    """The executor once ignored copies."""
     request = ask([1, 2, 3])
     plan = plan_of(1, start(0, request, [0]), prefill(0, request)) if has_rows else plan_of(1)
     copies = {field: (BlockCopy(group=0, source=1, target=2, position=16),)}

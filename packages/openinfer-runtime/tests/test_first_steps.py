@@ -38,5 +38,5 @@ def test_a_model_that_does_not_run_does_not_start(launch, monkeypatch):
         launch()
 
 
-def test_a_model_too_short_to_rehearse_starts(launch):
+def test_a_model_too_short_for_first_steps_starts(launch):
     assert launch(max_model_len=2).info.max_model_len == 2

@@ -1,6 +1,6 @@
-"""Rows under a grammar in a step of the executor: beside rows without one, on CPU and device.
+"""Rows with a grammar in the same step as rows without one, on a CPU and on a GPU.
 
-On a device: pytest -m gpu packages/openinfer-runtime/tests/test_grammar_rows.py
+On a GPU: pytest -m gpu packages/openinfer-runtime/tests/test_grammar_rows.py
 """
 
 import numpy as np
@@ -24,12 +24,12 @@ CONTROLS = (
     {"temperature": 1.3, "top_k": 12, "min_p": 0.01, "seed": 0},
     {"temperature": 2.0, "frequency_penalty": 0.6, "seed": 6},
 )
-"""The last is sampled token by token, the others are given what is forced."""
+"""The last grammar is sampled token by token; the others have forced tokens."""
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """Of fewer ids than the checkpoint's model has, which must then never be drawn."""
+    """A tokenizer with fewer ids than the model: ids without a token must never be drawn."""
     path = tmp_path_factory.mktemp("grammar") / "tokenizer.json"
     path.write_bytes(tokenizer_json())
     return path
@@ -37,7 +37,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 def held_engine(engine, tokenizer):
-    """An engine over a tiny checkpoint that honours grammars, and knows their ends."""
+    """An engine over a tiny checkpoint that honours grammars and the tokenizer's EOS ids."""
     runners = []
 
     def start(**options):
@@ -54,7 +54,7 @@ def held_engine(engine, tokenizer):
 
 
 def mixed(ask, prompts, max_tokens=40):
-    """Every prompt twice, with each kind of control: under a grammar, and free."""
+    """Every prompt twice, with each kind of control: with a grammar and without."""
     requests = []
     for ids, controls in zip(prompts, CONTROLS, strict=True):
         free = ask(ids, max_tokens=max_tokens, **controls)
@@ -82,7 +82,7 @@ def check_held(token_ids):
 
 @pytest.mark.parametrize("is_padded", [False, True], ids=["as it is", "padded"])
 def test_rows_with_and_without_masks_in_one_step(held_engine, ask, prompts, tokenizer, is_padded):
-    """Each as it is alone: a mask is its row's, whatever path the step takes."""
+    """Requests get the tokens that they get alone: a mask affects its own row on every path."""
     runner = held_engine()
     alone = [outputs(runner, [request])[0] for request in mixed(ask, prompts)]
     if is_padded:
@@ -118,7 +118,7 @@ def ids_of(text):
 def test_fields_that_leave_a_grammar_no_token_fail_their_request_alone(
     held_engine, ask, prompts, options, min_tokens, sampling, named, num_output_prefix
 ):
-    """By name, and without doubt of what the model has computed: the prefix cache stays."""
+    """The failure names the request, and the prefix cache stays."""
     runner = held_engine(**options)
     free = ask(prompts[3], max_tokens=20)
     ids = prompts[3] + list(encode("a"))[:num_output_prefix]
@@ -160,7 +160,7 @@ class TestOnADevice:
     pytestmark = gpu
 
     def test_rows_are_those_of_the_cpu(self, held_engine, ask, prompts, eager, budget):
-        """Beside rows whose steps are replayed, in whole and cut prompts, two steps in flight."""
+        """Mixed rows with two steps in flight, over whole and chunked prompts."""
         expected = outputs(held_engine(device="cpu"), mixed(ask, prompts))
         options = {"enforce_eager": eager, "max_num_batched_tokens": budget}
         runner = held_engine(**CUDA, **options)
@@ -173,7 +173,7 @@ class TestMasksOnADevice:
     pytestmark = gpu
 
     def test_logprobs_of_masked_rows_are_the_models(self, held_engine, ask, prompts):
-        """Raw ones, as on the CPU: a mask changes what is drawn and nothing that is told."""
+        """Raw logprobs are those of the CPU: a mask changes the draw alone."""
         wish = LogprobOptions(num_top=3)
 
         def scored(runner):
@@ -187,7 +187,7 @@ class TestMasksOnADevice:
         assert here[1] == pytest.approx(there[1], abs=1e-2)
 
     def test_masks_fill_and_go_up_while_the_forward_pass_runs(self, held_engine, ask, prompts):
-        """A quarter of the rows under a grammar: with the device held up, the host is through."""
+        """A quarter of the rows has a grammar; the host does not wait for a busy device."""
         runner = held_engine(**CUDA)
         runner.run(mixed(ask, prompts))  # compiles
         executor, was_busy = runner.executor, []

@@ -46,7 +46,7 @@ def test_what_is_told_is_taken(plan, block_bytes):
     assert plan(kv_cache_bytes=1000 * block_bytes + 5).num_blocks == 1000
 
 
-def test_a_length_nobody_asked_for_shrinks_to_the_pool(plan, block_bytes):
+def test_a_length_that_was_not_requested_shrinks_to_the_pool(plan, block_bytes):
     assert plan(kv_cache_bytes=7 * block_bytes).max_model_len == 7 * 16
 
 

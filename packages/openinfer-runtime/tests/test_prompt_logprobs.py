@@ -1,4 +1,4 @@
-"""Prompt logprobs: once, from where they are asked, and at nobody's cost but the prompt's."""
+"""Prompt logprobs: reported once, from the requested position, at no cost to other requests."""
 
 import pytest
 
@@ -51,5 +51,5 @@ def test_once_the_prompt_is_scored_steps_are_those_of_others(engine, ask, prompt
         ]
     )
     assert outputs[0].token_ids == other.token_ids
-    assert plain_steps, "logits of a whole prompt are never recorded"
+    assert plain_steps, "logits of a whole prompt are never captured"
     assert all(plan.rows[-1].token_ids is not None for plan in plain_steps)

@@ -19,7 +19,7 @@ SHAPES = StepShapes(max_num_seqs=PADDING_SLOT, max_num_tokens=100)
 
 
 class Sequence:
-    """What the test knows of a sequence: all its tokens, its blocks, how much is forwarded."""
+    """A sequence as the test knows it: all its tokens, its blocks, and the tokens forwarded."""
 
     def __init__(self, rng, free):
         self.tokens = rng.integers(0, 1000, rng.integers(1, 20)).tolist()
@@ -66,7 +66,7 @@ def row_start(slot, sequence):
 
 
 def row_table(max_model_len=MAX_MODEL_LEN):
-    """Rows with room for every static step, and the tokens drawn last in their hands."""
+    """A row table for every captured shape."""
     table = RowTable(
         num_slots=PADDING_SLOT,
         max_model_len=max_model_len,
@@ -79,11 +79,11 @@ def row_table(max_model_len=MAX_MODEL_LEN):
     return table
 
 
-@pytest.mark.parametrize("is_static", [False, True], ids=["exact", "padded"])
+@pytest.mark.parametrize("is_captured", [False, True], ids=["exact", "padded"])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_plans(seed, is_static):
+def test_random_plans(seed, is_captured):
     rng = np.random.default_rng(seed)
-    table, statics = row_table(), {}
+    table, buffers_by_shape = row_table(), {}
     free = rng.permutation(NUM_BLOCKS).tolist()
     live: dict[int, Sequence] = {}
     for step_id in range(40):
@@ -119,8 +119,8 @@ def test_random_plans(seed, is_static):
         if not rows:
             continue
         plan = StepPlan(step_id=step_id, ends=tuple(ends), starts=tuple(starts), rows=tuple(rows))
-        if is_static:
-            check_static(table, statics, plan, truth)
+        if is_captured:
+            check_captured(table, buffers_by_shape, plan, truth)
         else:
             check(table, plan, truth)
         for row, (sequence, _, _) in zip(rows, truth, strict=True):
@@ -181,13 +181,13 @@ def check(table, plan, truth):
     draw(table, plan, tensors.draw_slots, rows, slots)
 
 
-def check_static(table, statics, plan, truth):
+def check_captured(table, buffers_by_shape, plan, truth):
     shape = SHAPES.of(plan)
-    if shape not in statics:
-        statics[shape] = table.captured_step(shape)
-    host = table.enter(plan, statics[shape])
-    table.advance(statics[shape])
-    inputs, step = statics[shape].inputs, statics[shape].tensors
+    if shape not in buffers_by_shape:
+        buffers_by_shape[shape] = table.captured_step(shape)
+    host = table.enter(plan, buffers_by_shape[shape])
+    table.advance(buffers_by_shape[shape])
+    inputs, step = buffers_by_shape[shape].inputs, buffers_by_shape[shape].tensors
     token_ids, positions, slots, ends, sampled = expected(plan, truth)
     num_tokens, num_seqs = len(token_ids), len(truth)
     token_padding = [0] * (shape.num_tokens - num_tokens)
@@ -254,8 +254,8 @@ def steps(table, static, *plans):
         yield lens, blocks
 
 
-def test_rows_go_on_without_being_looked_at_again():
-    """The same row objects plan after plan, as a scheduler gives them, and blocks now and then."""
+def test_repeated_rows_advance_and_grow():
+    """Plans repeat the same row objects, as a scheduler's do, and append blocks now and then."""
     table = row_table()
     static = table.captured_step(StepShape(2, 2, True))
     one, two = decode_row(3), decode_row(1)
@@ -284,7 +284,7 @@ def test_rows_go_on_without_being_looked_at_again():
 
 
 def test_a_slot_may_change_hands_between_two_steps_of_a_shape():
-    """What a step of a shape has sent is not sent again where somebody else has the slot now."""
+    """A slot whose sequence changed in a step of another shape keeps its new blocks."""
     table = row_table()
     decode, other = (
         table.captured_step(StepShape(1, 1, True)),
@@ -332,7 +332,7 @@ def test_rows_that_all_grow_at_once_are_one_upload(monkeypatch):
     ids=["second group", "drafts"],
 )
 def test_a_row_that_the_table_cannot_hold_is_refused(change, is_captured):
-    """They were dropped: the step sampled from the wrong blocks."""
+    """Such parts were once ignored, and the step read the wrong blocks."""
     table = row_table()
     buffers = table.captured_step(StepShape(1, 1, True))
     list(steps(table, buffers, ([start_of(0, 3, [10])], [decode_row(0)])))

@@ -8,7 +8,7 @@ from openinfer_runtime.steps._step_shapes import MAX_TOKENS, StepShape, StepShap
 
 
 def plan_of(*counts):
-    """A plan of so many known tokens a row."""
+    """Returns a plan with these numbers of known tokens per row."""
     rows = [SimpleNamespace(token_ids=[0] * count) for count in counts]
     return SimpleNamespace(rows=rows, num_tokens=sum(counts))
 

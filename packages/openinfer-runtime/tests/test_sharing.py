@@ -23,7 +23,7 @@ class Rows:
         self.fresh = iter(range(1000, 100_000))
 
     def start(self, slots, *shared, num_own=2, has_hit=True):
-        """Slots whose tables begin with these blocks and go on with some of their own."""
+        """Starts slots whose tables begin with shared blocks, followed by blocks of their own."""
         starts = []
         for slot in slots:
             blocks = [*shared, *(next(self.fresh) for _ in range(num_own))]
@@ -34,7 +34,7 @@ class Rows:
         assert self.of(slots, starts=starts) == {}
 
     def of(self, slots, *, starts=(), ends=(), num_tokens=None):
-        """Slots of a group, smallest first, to the blocks that they share."""
+        """Returns the number of shared blocks of each group, by the group's sorted slots."""
         token_ids = None if num_tokens is None else [0]
         plan = SimpleNamespace(
             rows=[SimpleNamespace(slot=slot, token_ids=token_ids) for slot in slots],
@@ -89,7 +89,7 @@ def test_long_tables_are_compared_to_where_they_part():
     assert rows.of([0, 1, 2]) == {(0, 1, 2): 499}
 
 
-def test_the_block_that_is_written_to_is_nobody_elses():
+def test_the_block_that_is_written_to_is_not_shared():
     rows = Rows()
     rows.start([0, 1, 2], 1, 2, 3, num_own=0)
     assert rows.of([0, 1, 2]) == {(0, 1, 2): 2}
@@ -122,7 +122,7 @@ def test_groups_follow_rows_that_come_and_go():
     assert rows.of([0, 1, 2, 3]) == {(0, 1, 3): 3}
 
 
-def test_nothing_is_looked_at_where_nobody_hit():
+def test_tables_are_not_read_without_hits():
     rows = Rows()
     rows.start([0, 1, 2, 3], has_hit=False)
     rows.groups._tables = None
@@ -144,7 +144,7 @@ def test_groups_of_a_shape_lie_where_they_lay():
 
 
 def nested_rows(num_rows, lengths):
-    """Groups over rows that share so many blocks of one document, thresholds as they are."""
+    """Rows that share these numbers of blocks of one document, with default thresholds."""
     tables = np.zeros((num_rows, max(lengths) + 2), np.int32)
     for row, length in enumerate(lengths):
         tables[row, :length] = np.arange(1, length + 1)
@@ -159,7 +159,7 @@ def plan_of(slots):
 
 
 def found(groups, slots):
-    """Groups, looked for anew."""
+    """Finds groups again; returns them and the seconds it took."""
     starts = [SimpleNamespace(slot=slot, num_cached_tokens=512) for slot in slots]
     groups.of(SimpleNamespace(starts=starts, ends=()))
     begin = time.process_time()
@@ -178,7 +178,7 @@ def test_rows_that_share_ever_more_are_grouped_in_bounded_time(num_rows, bound, 
     assert min(seconds for _, seconds in results) < bound
     result = results[0][0]
     assert_groups_share(tables, np.array(lengths), 16, result)
-    # One group of the longest half alone would save so much.
+    # A single group of the longest half would save this much.
     half = sorted(lengths)[num_rows // 2]
     assert saved(result) > (num_rows // 2 - 1) * half * 16
 
@@ -188,7 +188,7 @@ def saved(groups):
 
 
 def assert_groups_share(tables, shareable, block_size, groups):
-    """Compares every block of every group, which is in none but one and shares all it can."""
+    """Asserts that groups are disjoint and share exactly the blocks that their rows share."""
     members = np.concatenate([group.members for group in groups])
     assert len(set(members.tolist())) == len(members)
     for group in groups:
@@ -199,7 +199,7 @@ def assert_groups_share(tables, shareable, block_size, groups):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_of_any_rows_share_their_blocks(seed):
-    # A tree of prefixes: who has the same block has the same ones before it.
+    # A tree of prefixes: rows with the same block have the same blocks before it.
     rng = np.random.default_rng(seed)
     thresholds = SharingThresholds(min_rows=3, min_tokens=8, min_saved_tokens=0)
     rows = Rows(num_slots=120, thresholds=thresholds)

@@ -1,4 +1,4 @@
-"""Everything at once: what a request yields depends on nothing that happens around it."""
+"""Random requests at once: the tokens of a request do not depend on the others."""
 
 import numpy as np
 import pytest

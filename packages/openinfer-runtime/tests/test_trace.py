@@ -1,4 +1,4 @@
-"""What the executor adds to a trace: when its steps ran, on a host and on a device."""
+"""Times of the executor's steps in a trace, on a host and on a device."""
 
 import statistics
 
@@ -53,7 +53,7 @@ def test_every_forward_pass_and_draw_is_timed(engine, ask, tmp_path, is_padded):
         assert phases["sample"].holds(parts[number, "sample"])
         forward, launch = parts[number, "forward"], phases["launch"]
         shares.append((forward.end - forward.begin) / (launch.end - launch.begin))
-    # The forward pass is what a launch is about, unless somebody else takes the core meanwhile.
+    # A launch is mostly its forward pass, unless another process takes the core meanwhile.
     assert statistics.median(shares) > 0.5
 
 

@@ -96,9 +96,9 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
         )
     group = cache_group(cache_spec, block_size)
     info = executor_info(spec, plan, memory, group, device, fingerprint(spec))
-    record = None if shapes is None else CudaGraphs(device)
+    capture = None if shapes is None else CudaGraphs(device)
     with _timed("first steps run"):
-        executor = TorchExecutor(model, cache, info, record)
+        executor = TorchExecutor(model, cache, info, capture)
         run_first_steps(executor)
     return executor
 

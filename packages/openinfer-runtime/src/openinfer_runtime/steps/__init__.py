@@ -1,1 +1,1 @@
-"""What a step runs on: the row table, step shapes and their buffers, prefix groups, results."""
+"""Steps: row table, shapes and their buffers, prefix groups, results."""

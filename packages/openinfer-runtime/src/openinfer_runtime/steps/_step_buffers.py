@@ -147,7 +147,7 @@ class StepBuffers:
             row, old = rows[index], held[index]
             if row.slot != old.slot or row.is_sampled != old.is_sampled or not _is_decode(row):
                 return None
-        # The same object again appends its blocks again.
+        # If the plan has the same row again, its blocks are appended again.
         changed += [index for index in self._grown if rows[index] is held[index]]
         return host_rows, changed
 

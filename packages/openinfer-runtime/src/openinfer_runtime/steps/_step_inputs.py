@@ -1,4 +1,4 @@
-"""What a model reads in a step, as views of the tensors that `advance_rows` fills."""
+"""The model's input of a step, as views of the tensors that `advance_rows` fills."""
 
 from dataclasses import replace
 
