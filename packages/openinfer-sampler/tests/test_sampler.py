@@ -267,7 +267,7 @@ def test_a_bias_is_the_sum_of_what_is_named_twice(request_of, allowed):
     for token_id, bias in named:
         expected[token_id] += bias
     np.testing.assert_array_equal(sampler._rows.state.bias[0].numpy(), expected)
-    # What the slot held before is forgotten.
+    # A new request replaces the biases of the one before.
     sampler.set(0, request_of(logit_bias=((0, 1.0),)), seed=1)
     assert sampler._rows.state.bias[0].tolist() == [1.0] + [0.0] * 7
 
