@@ -1,4 +1,4 @@
-"""What tuning depends on: the architecture family of a GPU and its number of multiprocessors."""
+"""Architecture family and number of multiprocessors of a GPU, by which kernels are tuned."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeVar
