@@ -182,7 +182,7 @@ def test_a_subscriber_that_does_not_read_stalls_nobody(start_server, subscribe, 
 
 def test_nonsense_is_refused_before_anything_is_loaded(call_openinfer):
     for value, words in [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"enable_kv_cache_events": true, "port": 5557}', "unknown field `port`"),
         ('{"enable_kv_cache_events": true, "publisher": "nats"}', "publisher"),
     ]:
