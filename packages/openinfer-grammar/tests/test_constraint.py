@@ -72,7 +72,7 @@ def test_tokens_given_at_once_one_by_one_or_replayed_come_to_the_same(backend):
 def test_another_spelling_of_what_is_forced_is_not_allowed(backend):
     subject = constraint(backend, "abcd")
     assert list(subject.forced) != encode("abcd"), "longer tokens spell it"
-    with pytest.raises(GrammarFailed, match="may not"):
+    with pytest.raises(GrammarFailed, match="does not allow token"):
         subject.accept(encode("abcd"))
 
 
@@ -143,5 +143,5 @@ def test_the_matcher_hears_of_forced_ids_once():
 
 def test_the_forced_id_that_does_not_come_is_named():
     subject = Constraint(Loose(), Grammar(kind="json_object"))
-    with pytest.raises(GrammarFailed, match="goes on with 8"):
+    with pytest.raises(GrammarFailed, match="token 8 "):
         subject.accept([7, 8])

@@ -7,7 +7,7 @@ import pytest
 
 from openinfer_contract import Grammar
 from openinfer_grammar import Constraint, GrammarFailed, MaskFiller, load_backend, num_mask_words
-from openinfer_grammar.llguidance._native_library import letting_go, library
+from openinfer_grammar.llguidance._native_library import library, releasing_gil
 from openinfer_testing.grammar import EOS_TOKEN_IDS, VOCAB_SIZE, encode, tokenizer_json
 
 ADDRESS = Grammar(kind="regex", text="[a-d]{1,64}@[a-d.]{1,60}")
@@ -19,10 +19,10 @@ class Source:
     def __init__(self, number, fill_seconds, barrier=None, error=None):
         self.number, self.fill_seconds = number, fill_seconds
         self.barrier, self.error = barrier, error
-        self.lets_go = self.thread = None
+        self.releases_gil = self.thread = None
 
     def fill_mask(self, row, /):
-        self.lets_go = library().functions is library().long
+        self.releases_gil = library().functions is library().long
         self.thread = threading.get_ident()
         if self.barrier is not None:
             self.barrier.wait(10)
@@ -55,7 +55,7 @@ def test_expensive_rows_are_filled_at_the_same_time(make_filler):
     assert make_filler(3).fill(rows) == {}
     assert [row.tolist() for _, row in rows] == [[number] * 4 for number in range(3)]
     assert len({source.thread for source in sources}) == 3
-    assert all(source.lets_go for source in sources)
+    assert all(source.releases_gil for source in sources)
     assert library().functions is library().short
 
 
@@ -66,7 +66,7 @@ def test_what_is_not_worth_a_thread_stays_here(make_filler, num_threads, costs):
     filler, sources = make_filler(num_threads), [Source(1, cost) for cost in costs]
     assert filler.fill(rows_of(sources)) == {}
     assert {source.thread for source in sources} <= {threading.get_ident()}
-    assert not any(source.lets_go for source in sources)
+    assert not any(source.releases_gil for source in sources)
     assert filler._threads is None
 
 
@@ -112,7 +112,7 @@ def test_masks_are_those_of_one_thread(make_filler, tmp_path):
     backend = load_backend("llguidance", path, vocab_size=VOCAB_SIZE, eos_token_ids=EOS_TOKEN_IDS)
 
     def make(number):
-        with letting_go():
+        with releasing_gil():
             constraint = Constraint(backend.compile(ADDRESS), ADDRESS)
         constraint.accept(encode("abcd" * number + "a@b."[: number % 4 + 1]))
         return constraint

@@ -135,25 +135,25 @@ def test_a_library_that_fails_or_is_not_there_costs_nothing(checkpoints, monkeyp
         pass
 
     monkeypatch.setattr("openinfer_text.tokens._accelerated_engine.version", version)
-    assert _load(checkpoints["qwen"]).acceleration.verdict == "it is not installed"
+    assert _load(checkpoints["qwen"]).acceleration.verdict == "fastokens is not installed"
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(checkpoints, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     tokenizer = _load(checkpoints["qwen"], tmp_path / "file" / "verdicts")
     assert tokenizer.acceleration.verdict == "agrees"
-    assert "cannot be kept" in caplog.text
+    assert "verdict" in caplog.text
 
 
 def test_tokenizers_serves_until_the_verdict(checkpoints, monkeypatch):
     gate = threading.Event()
-    judge = AcceleratedEngine._judge
+    judge = AcceleratedEngine._find_verdict
 
     def wait(self):
         assert gate.wait(60)
         return judge(self)
 
-    monkeypatch.setattr(AcceleratedEngine, "_judge", wait)
+    monkeypatch.setattr(AcceleratedEngine, "_find_verdict", wait)
     tokenizer = Tokenizer.from_folder(checkpoints["qwen"], is_accelerated=True)
     before = tokenizer.encode("hello <|im_end|> wörld")
     assert tokenizer.acceleration.verdict is None
@@ -169,7 +169,7 @@ def test_closing_gives_up(checkpoints, monkeypatch):
     def compare(self, fast):
         entered.set()
         while True:
-            self._go_on()
+            self._check_open()
 
     monkeypatch.setattr(AcceleratedEngine, "_compare", compare)
     tokenizer = Tokenizer.from_folder(checkpoints["qwen"], is_accelerated=True)

@@ -1,4 +1,4 @@
-"""What is asked of an output's form, and where it begins."""
+"""Grammars of response formats and of tool calls, and the place at which they start."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_arguments_are_held_where_it_is_asked_for():
 def test_a_grammar_begins_behind_the_reasoning(checkpoints, turn, waits, may_open):
     template = CHATML + "{# <think> </think> #}"
     model = TextModel.from_folder(checkpoints["qwen"], chat_template=template)
-    grammar = model.behind_reasoning(JSON, turn)
+    grammar = model.after_reasoning(JSON, turn)
     added = model.tokenizer.added_tokens
     if "</think>" in added:
         may_open = may_open and "<think>" in added
@@ -120,4 +120,4 @@ def test_a_grammar_begins_behind_the_reasoning(checkpoints, turn, waits, may_ope
 
 def test_a_model_without_reasoning_is_held_at_once(checkpoints):
     model = TextModel.from_folder(checkpoints["qwen"], chat_template=CHATML)
-    assert model.behind_reasoning(JSON, "<think>") is JSON
+    assert model.after_reasoning(JSON, "<think>") is JSON

@@ -67,7 +67,7 @@ def test_names_and_none():
 
 
 class Shouting:
-    """What an installed package brings: here, everything is content and louder."""
+    """A parser of an installed package: everything is content, in capitals."""
 
     name = "shouting"
     markers = ("<loud>",)
@@ -108,7 +108,7 @@ def test_parsers_are_found_by_entry_point():
     assert choose_parser("tool", "auto", "LOUD").name == "shouting"
     stream = choose_parser("tool", "shouting", None).start(ParseContext())
     assert stream.push("a") == [Content("A")]
-    with pytest.raises(ParserError, match="hermes, shouting; choose by --tool-call"):
+    with pytest.raises(ParserError, match=r"hermes, shouting; .*--tool-call"):
         choose_parser("tool", "auto", QWEN3)
     assert choose_parser("reasoning", "qwen3", None).name == "shouting", "it replaces our own"
     for use in (check_parser, lambda *named: choose_parser(*named, None)):

@@ -20,17 +20,17 @@ from openinfer_grammar.errors import (
 from openinfer_grammar.llguidance._validation import validate
 
 __all__ = [
-    # what a backend is
+    # the interface of a backend
     "GrammarBackend",
     "Matcher",
     "Accepted",
     "MaskRows",
     "num_mask_words",
-    # the installed ones
+    # installed backends
     "load_backend",
     "check_backend",
     "BackendName",
-    # whether a grammar can be honoured
+    # checks without a vocabulary
     "validate",
     # one output
     "GrammarCompiler",

@@ -1,4 +1,4 @@
-"""What a grammar backend is: compile, fill mask, accept, roll back."""
+"""The interface of a grammar backend: compile, fill mask, accept, roll back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -9,53 +9,53 @@ import numpy.typing as npt
 from openinfer_contract import Grammar
 
 MaskRows = npt.NDArray[np.uint32]
-"""[num_rows, num_words]: a bit per id, least significant first, set where the id is allowed."""
+"""[num_rows, num_words]: one bit per id, least significant first, set if the id is allowed."""
 
 
 def num_mask_words(vocab_size: int) -> int:
-    """32-bit words of one mask row."""
+    """Returns the number of 32-bit words of one mask row."""
     return -(-vocab_size // 32)
 
 
 class Accepted(NamedTuple):
-    """What `Matcher.accept` came to."""
+    """Result of `Matcher.accept`."""
 
     num_tokens: int
-    """How many ids were taken; fewer than given: the next one is not allowed."""
+    """Number of accepted ids. If it is less than the number given, the next id is not allowed."""
     forced: tuple[int, ...]
-    """Ids that can only come next, in order; empty where there is a choice, or the backend does
-    not know."""
+    """The only ids that can come next, in order; empty if there is a choice, or if the backend does
+    not compute them."""
 
 
 class Matcher(Protocol):
-    """One output being held to one grammar. One thread at a time."""
+    """The position of one output in one grammar; one thread at a time."""
 
     def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
-        """Writes which ids may come next: row 0 now, row i after the first i of `drafts`.
+        """Writes the ids that may come next: row 0 now, row i after the first i of `drafts`.
 
-        The matcher stays where it is. An id that ends the output is allowed where the grammar is
-        complete, and nothing else once nothing can follow.
+        The matcher does not move. An id that ends the output is allowed where the grammar is
+        complete; it is the only allowed id once nothing can follow.
 
         Args:
             rows: at least 1 + len(drafts) rows, C-contiguous; overwritten.
-            drafts: ids that may come to be sampled, in order.
+            drafts: speculative ids, in order.
 
         Returns:
-            How many rows were written: those behind a draft that is not allowed are left alone.
+            Number of rows written. Rows after a draft that is not allowed are not changed.
 
         Raises:
-            GrammarFailed: the grammar has run into a limit here.
+            GrammarFailed: the grammar reached a limit of the library.
         """
 
     def accept(self, token_ids: Sequence[int], /) -> Accepted:
-        """Goes on by these ids, up to the first that is not allowed.
+        """Advances by these ids, up to the first one that is not allowed.
 
         Raises:
-            GrammarFailed: the grammar has run into a limit here.
+            GrammarFailed: the grammar reached a limit of the library.
         """
 
     def rollback(self, num_tokens: int, /) -> None:
-        """Takes back the ids accepted last.
+        """Takes back the last accepted ids.
 
         Raises:
             ValueError: fewer were accepted.
@@ -63,11 +63,11 @@ class Matcher(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """Grammars over one vocabulary.
+    """Compiler of grammars over one vocabulary.
 
     Attributes:
-        name: what `--structured-outputs-backend` calls it.
-        vocab_size: ids of a mask row.
+        name: its name for `--structured-outputs-backend`.
+        vocab_size: number of ids of a mask row.
     """
 
     @property
@@ -77,11 +77,11 @@ class GrammarBackend(Protocol):
     def vocab_size(self) -> int: ...
 
     def compile(self, grammar: Grammar, /) -> Matcher:
-        """A matcher at the start of `grammar`, whose `start_after` is not looked at. Any thread.
+        """Returns a matcher at the start of `grammar`, ignoring its `start_after`. Any thread.
 
-        Takes from a fraction of a millisecond to seconds, nearly all of it in native code that
-        leaves other threads alone.
+        Takes from a fraction of a millisecond to seconds, nearly all of it in native code without
+        the GIL.
 
         Raises:
-            GrammarRefused: it cannot be honoured exactly, naming the keyword at fault.
+            GrammarRefused: the grammar cannot be honoured exactly; names the keyword at fault.
         """

@@ -1,4 +1,4 @@
-"""Vocabulary and grammars on threads of their own, whose work is native calls."""
+"""`GrammarCompiler`: vocabulary and grammars compiled on background threads."""
 
 import ctypes
 import logging
@@ -10,7 +10,7 @@ from openinfer_contract import Grammar
 from openinfer_grammar._backend import GrammarBackend
 from openinfer_grammar._constraint import Constraint
 from openinfer_grammar.errors import BackendUnavailable, GrammarFailed, GrammarRefused
-from openinfer_grammar.llguidance._native_library import letting_go
+from openinfer_grammar.llguidance._native_library import releasing_gil
 
 _NUM_THREADS = 2
 
@@ -18,9 +18,9 @@ _logger = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
-    """Makes constraints without the caller ever waiting.
+    """Compiler of constraints that never blocks its caller.
 
-    The vocabulary is built in the background from the start; grammars that come earlier wait for
+    The vocabulary is built in the background from the start. Grammars that come earlier wait for
     it. Methods may be called from any thread.
 
     Args:
@@ -32,20 +32,20 @@ class GrammarCompiler:
         self._backend = self._threads.submit(_build, make_backend)
 
     def compile(self, grammar: Grammar, output: Sequence[int] = ()) -> Future[Constraint]:
-        """A constraint that has gone on by `output`, once it is there.
+        """Compiles a constraint and advances it by `output`.
 
-        The future fails with GrammarRefused, which also stands for an `output` that the grammar
-        does not allow, or with BackendUnavailable. It may be cancelled.
+        The future fails with GrammarRefused, also if the grammar does not allow `output`, or with
+        BackendUnavailable. It may be cancelled.
         """
         return self._threads.submit(self._compile, grammar, output)
 
     def close(self) -> None:
-        """Cancels what waits and returns when the threads have ended. Idempotent."""
+        """Cancels waiting grammars and returns when the threads have ended. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
         try:
-            with letting_go():
+            with releasing_gil():
                 constraint = Constraint(self._backend.result().compile(grammar), grammar)
                 constraint.accept(output)
         except GrammarFailed as error:
@@ -53,7 +53,7 @@ class GrammarCompiler:
         except (GrammarRefused, BackendUnavailable):
             raise
         except Exception as error:
-            # Whatever a client's text does to a backend, it does to that client alone.
+            # An unexpected error of a backend fails only the request whose grammar caused it.
             _logger.exception("a %s cannot be compiled", grammar.kind)
             raise GrammarRefused(f"cannot be compiled ({type(error).__name__})") from error
         return constraint
@@ -64,7 +64,7 @@ def _build(make_backend: Callable[[], GrammarBackend]) -> GrammarBackend:
     try:
         backend = make_backend()
     except BackendUnavailable as error:
-        _logger.error("there are no grammars: %s", error)
+        _logger.error("grammars are not available: %s", error)
         raise
     _trim()
     _logger.info("vocabulary for grammars ready in %.2f s", time.monotonic() - begin)
@@ -72,7 +72,7 @@ def _build(make_backend: Callable[[], GrammarBackend]) -> GrammarBackend:
 
 
 def _trim() -> None:
-    """Gives back what reading a vocabulary has taken beyond keeping it: 100 MB for 151k ids."""
+    """Frees the 100 MB that reading 151,000 ids needs beyond keeping them."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:  # it is glibc's
+    if malloc_trim is not None:  # only glibc has it
         malloc_trim(0)

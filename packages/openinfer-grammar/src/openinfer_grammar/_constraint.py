@@ -1,4 +1,4 @@
-"""One output being held to a grammar: from the end of its reasoning, and along what is forced."""
+"""`Constraint`: one output under a grammar, from the end of its reasoning, with forced ids."""
 
 import time
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ _BITS = 32
 
 
 class Constraint:
-    r"""The grammar of one request. One thread at a time.
+    r"""The grammar of one request; one thread at a time.
 
         waiting --start_after was generated--> active
         undecided --may_open_with--> waiting
                   \--any other id--> active
 
-    A request without `start_after` is active at once, one with `may_open_with` is undecided, any
-    other one waits; nothing is masked while it does.
+    A constraint without `start_after` is active at once, one with `may_open_with` is undecided, and
+    any other one is waiting. While it waits, it masks nothing.
 
-    Where the grammar leaves no choice, the tokens to come are `forced` and the mask allows the
-    first of them alone. They depend on the tokens before them and nothing else, so that an output
-    is the same whether they are sampled one by one, given at once, or replayed.
+    If the grammar leaves no choice, the next tokens are `forced`, and the mask allows only the
+    first of them. They depend on nothing but the tokens before them, so an output is the same
+    whether they are sampled one by one, given at once, or replayed.
 
     Args:
-        matcher: at its start, owned from now on.
-        grammar: what it was compiled from.
+        matcher: a matcher at its start, owned by the constraint.
+        grammar: the grammar that the matcher was compiled from.
     """
 
     def __init__(self, matcher: Matcher, grammar: Grammar) -> None:
@@ -40,9 +40,9 @@ class Constraint:
         self._is_waiting = bool(self._start_after) and not self._is_undecided
         self._fill_seconds = 0.0
         self._forced: list[int] = []
-        self._owed: list[int] = []
-        """Forced ids that were generated and that the matcher has not heard of: it is told once all
-        of them are there, which is one call in place of many."""
+        self._unreported: list[int] = []
+        """Forced ids that were generated and not yet passed to the matcher, which gets all of them
+        in one call once the last one was generated."""
         if not self._start_after:
             self._forced = list(matcher.accept(()).forced)
 
@@ -53,19 +53,19 @@ class Constraint:
 
     @property
     def forced(self) -> Sequence[int]:
-        """Ids that can only come next."""
+        """The only ids that can come next, in order; empty if there is a choice."""
         return self._forced
 
     @property
     def fill_seconds(self) -> float:
-        """CPU time of the last `fill_mask`, 0 before the first."""
+        """CPU seconds of the last `fill_mask`, 0 before the first."""
         return self._fill_seconds
 
     def fill_mask(self, row: MaskRows, /) -> None:
-        """Writes which ids may come next into a row [num_words]; only while `is_masking`.
+        """Writes the ids that may come next into a row [num_words]; only while `is_masking`.
 
         Raises:
-            GrammarFailed: the grammar has run into a limit.
+            GrammarFailed: the grammar reached a limit of the library.
         """
         assert not self._is_waiting, "nothing is masked yet"
         begin = time.thread_time()
@@ -85,17 +85,17 @@ class Constraint:
                 _allow(row, token_id)
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Goes on by the ids that were generated.
+        """Advances by ids that were generated.
 
         Raises:
-            GrammarFailed: one of them is not allowed, or the grammar has run into a limit.
+            GrammarFailed: an id is not allowed, or the grammar reached a limit of the library.
         """
         begin = 0
         while begin < len(token_ids):
             begin += self._accept_some(token_ids, begin)
 
     def _accept_some(self, token_ids: Sequence[int], begin: int) -> int:
-        """Goes on by the first of these from `begin` on; how many they were."""
+        """Advances by the first ids from `begin` on; returns their number."""
         first = token_ids[begin]
         if self._is_undecided:
             self._is_undecided = False
@@ -103,31 +103,31 @@ class Constraint:
             if self._is_waiting:
                 return 1
         if self._is_waiting:
-            self._wait_for(first)
+            self._match_start(first)
             return 1
         if not self._forced:
-            self._forced = self._followed([first])
+            self._forced = self._advance([first])
             return 1
         ids = token_ids[begin : begin + len(self._forced)]
         for token_id, forced in zip(ids, self._forced, strict=False):
             if token_id != forced:
-                raise GrammarFailed(f"the output goes on with {token_id}, which it may not")
-        self._owed += ids
+                raise GrammarFailed(f"the grammar does not allow token {token_id} here")
+        self._unreported += ids
         self._forced = self._forced[len(ids) :]
         if not self._forced:
-            owed, self._owed = self._owed, []
-            self._forced = self._followed(owed)
+            unreported, self._unreported = self._unreported, []
+            self._forced = self._advance(unreported)
         return len(ids)
 
-    def _followed(self, token_ids: list[int]) -> list[int]:
-        """Tells the matcher; what is forced behind these ids."""
+    def _advance(self, token_ids: list[int]) -> list[int]:
+        """Advances the matcher; returns the ids that are forced after these."""
         accepted = self._matcher.accept(token_ids)
         if accepted.num_tokens < len(token_ids):
             bad = token_ids[accepted.num_tokens]
             raise GrammarFailed(f"the grammar does not allow token {bad} here")
         return list(accepted.forced)
 
-    def _wait_for(self, token_id: int) -> None:
+    def _match_start(self, token_id: int) -> None:
         self._recent = [*self._recent, token_id][-len(self._start_after) :]
         if self._recent == self._start_after:
             self._is_waiting = False

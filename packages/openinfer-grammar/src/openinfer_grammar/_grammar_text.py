@@ -1,4 +1,4 @@
-"""The text of a grammar, read and checked alike for every backend."""
+"""The text of a grammar, read and checked in the same way for every backend."""
 
 import json
 from typing import Any
@@ -9,26 +9,26 @@ from openinfer_grammar.errors import GrammarRefused
 ANY_OBJECT = {"type": "object"}
 
 MAX_GRAMMAR_CHARS = 1 << 18
-"""Of a grammar's text. What stays below compiles in a second at most."""
+"""Longest text of a grammar; texts below it compile in at most a second."""
 
 
 def check_text(grammar: Grammar) -> None:
-    """Looks for what no backend can read.
+    """Checks that backends can read a grammar's text.
 
     Raises:
-        GrammarRefused: the text is too long, or is no text.
+        GrammarRefused: it is too long, or not valid Unicode.
     """
     text = grammar.text
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise GrammarRefused(f"has {len(text)} characters, at most {MAX_GRAMMAR_CHARS} go")
+        raise GrammarRefused(f"has {len(text)} characters, at most {MAX_GRAMMAR_CHARS} are allowed")
     check_characters(text)
 
 
 def check_characters(text: str) -> None:
-    """Looks for what the library's strings cannot hold.
+    """Checks that the library's strings can represent a text.
 
     Raises:
-        GrammarRefused: there is a NUL character, or half of a surrogate pair.
+        GrammarRefused: it contains a NUL character, or half of a surrogate pair.
     """
     if "\0" in text:
         raise GrammarRefused("must not hold a NUL character")
@@ -39,10 +39,10 @@ def check_characters(text: str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """The text as JSON.
+    """Parses a text as JSON.
 
     Raises:
-        GrammarRefused: it is none.
+        GrammarRefused: it is not JSON.
     """
     try:
         return json.loads(text)
@@ -51,7 +51,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_schema(text: str) -> Any:
-    """The text as a JSON schema.
+    """Parses a text as a JSON schema.
 
     Raises:
         GrammarRefused: it is neither an object nor a boolean.
@@ -63,10 +63,10 @@ def parse_schema(text: str) -> Any:
 
 
 def parse_choices(text: str) -> list[str]:
-    """The text as a list of choices.
+    """Parses a text as a list of choices.
 
     Raises:
-        GrammarRefused: it is no list of strings, or an empty one.
+        GrammarRefused: it is not a list of strings, or an empty one.
     """
     choices = parse_json(text)
     if not (isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices)):
@@ -75,5 +75,5 @@ def parse_choices(text: str) -> list[str]:
 
 
 def lark_string(text: str) -> str:
-    """A string literal of Lark."""
+    """Returns a string literal of Lark."""
     return json.dumps(text, ensure_ascii=False)

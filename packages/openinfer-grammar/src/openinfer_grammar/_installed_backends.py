@@ -1,4 +1,4 @@
-"""The backends by name."""
+"""Backends by name."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +12,10 @@ BackendName = Literal["llguidance", "xgrammar"]
 
 
 def check_backend(name: BackendName) -> None:
-    """Looks whether a backend is installed. Imports none.
+    """Checks that a backend is installed, without importing it.
 
     Raises:
-        BackendUnavailable: it is not, with the command that installs it.
+        BackendUnavailable: it is not; names the command that installs it.
     """
     if name == "xgrammar" and find_spec("xgrammar") is None:
         raise BackendUnavailable(
@@ -29,9 +29,9 @@ def load_backend(
     """Reads a vocabulary: seconds for 150,000 tokens.
 
     Args:
-        name: of the backend.
+        name: name of the backend.
         tokenizer: the checkpoint's tokenizer.json.
-        vocab_size: ids of the model.
+        vocab_size: number of ids of the model.
         eos_token_ids: ids that end an output, at least one.
 
     Raises:
@@ -45,7 +45,7 @@ def load_backend(
         raise BackendUnavailable(reason) from error
     if name == "llguidance":
         return LLGuidanceBackend(content, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    # It brings torch along, which this package alone never loads.
+    # xgrammar imports torch, which the rest of this package never does.
     from openinfer_grammar.xgrammar._backend import XGrammarBackend
 
     return XGrammarBackend(content, vocab_size=vocab_size, eos_token_ids=eos_token_ids)

@@ -1,4 +1,4 @@
-"""The masks of one step, filled one after the other, or side by side where that pays."""
+"""`MaskFiller`: the masks of one step, filled in parallel where that pays."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,26 +9,27 @@ import numpy.typing as npt
 
 from openinfer_grammar._constraint import Constraint
 from openinfer_grammar.errors import GrammarFailed
-from openinfer_grammar.llguidance._native_library import letting_go
+from openinfer_grammar.llguidance._native_library import releasing_gil
 
 MaskRow = npt.NDArray[np.uint32]
 """[num_words]: one row of `MaskRows`."""
 
 _MAX_THREADS = 8
 _EXPENSIVE_SECONDS = 0.0002
-"""What a row has to take to be worth a thread: waking one, and taking turns with the interpreter
-between two rows, takes up to a tenth of a millisecond."""
+"""Rows that take longer are filled on other threads. Waking a thread and passing the GIL between
+two rows takes up to 0.1 ms."""
 
 
 class MaskFiller:
-    """Fills the masks of a step. For one thread, the step thread, which takes part.
+    """Filler of a step's masks, used by the step thread, which takes part.
 
-    What a row took the last time tells what it will take: cheap rows are filled right here, and a
-    few threads share expensive ones (a bounded repetition walks the whole vocabulary). There they
-    take a native call each and microseconds of Python, while this thread does the same or waits.
+    The last fill time of a row predicts the next one. Cheap rows are filled on the step thread. A
+    few threads share expensive rows (a bounded repetition walks the whole vocabulary), each with
+    one native call and microseconds of Python per row.
 
     Args:
-        num_threads: that fill at the same time, this one included; 8 at most.
+        num_threads: number of threads that fill at the same time, the step thread included; at
+            most 8.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -39,10 +40,10 @@ class MaskFiller:
         """Fills every row.
 
         Args:
-            rows: each with the constraint it is of, that is masking; none twice.
+            rows: constraints that are masking, each once, with the row to fill.
 
         Returns:
-            By index, why a row's grammar cannot go on; what such a row holds is of no use.
+            By index of the row, the error of its grammar; such a row must not be used.
         """
         failures: dict[int, GrammarFailed] = {}
         expensive = [
@@ -51,21 +52,21 @@ class MaskFiller:
         if min(self._num_others, len(expensive) - 1) <= 0:
             _fill_all(rows, deque(range(len(rows))), failures)
             return failures
-        # The longest first: whoever is through takes the next.
+        # The most expensive first: a thread that has finished a row takes the next one.
         expensive.sort(key=lambda index: rows[index][0].fill_seconds, reverse=True)
         cheap = deque(set(range(len(rows))).difference(expensive))
         todo, num_others = deque(expensive), min(self._num_others, len(expensive) - 1)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._num_others, "openinfer-masks")
         others = [
-            self._threads.submit(_fill_beside, rows, todo, failures) for _ in range(num_others)
+            self._threads.submit(_fill_without_gil, rows, todo, failures) for _ in range(num_others)
         ]
         try:
-            _fill_beside(rows, todo, failures)
-            _fill_beside(rows, cheap, failures)
+            _fill_without_gil(rows, todo, failures)
+            _fill_without_gil(rows, cheap, failures)
         finally:
-            # A row that another thread is at must not be touched, also when this one has failed;
-            # a thread that has not begun by now finds nothing to do and is not waited for.
+            # Rows that other threads are filling must not be touched, even if this thread failed. A
+            # thread that has not started by now has nothing to do and is not waited for.
             errors = [other.exception() for other in others if not other.cancel()]
         for error in filter(None, errors):
             raise error
@@ -78,10 +79,10 @@ class MaskFiller:
             self._threads = None
 
 
-def _fill_beside(
+def _fill_without_gil(
     rows: Sequence[tuple[Constraint, MaskRow]], todo: deque[int], failures: dict[int, GrammarFailed]
 ) -> None:
-    with letting_go():
+    with releasing_gil():
         _fill_all(rows, todo, failures)
 
 

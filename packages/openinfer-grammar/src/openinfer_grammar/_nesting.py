@@ -1,4 +1,4 @@
-"""How deeply a grammar is nested, and threads whose stack is large enough for it.
+"""A bound on the nesting of grammars, and threads with a stack that is large enough for it.
 
 The grammar libraries recurse once for each level of a schema, for each `$ref` they follow and for
 each Lark rule that a rule names. If the stack overflows, the process ends with SIGSEGV, so the
@@ -118,7 +118,7 @@ def _measure(part: Any, depths: dict[int, int], references: set[str]) -> int:
 
 
 def _part_at(schema: Any, reference: str) -> Any:
-    """The part of a schema at a JSON pointer such as `#/$defs/a`; None if there is none."""
+    """Returns the part of a schema at a JSON pointer such as `#/$defs/a`; None if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     part = schema
@@ -142,7 +142,7 @@ def _lark_levels(text: str) -> int:
 
 
 def _lark_parts(text: str) -> Iterator[Any]:
-    """The text of a Lark grammar, and the values of its `%json` between."""
+    """Returns the text of a Lark grammar, and the values of its `%json` between."""
     decoder, begin = json.JSONDecoder(), 0
     for found in _LARK_JSON.finditer(text):
         if found.end() < begin:

@@ -1,4 +1,4 @@
-"""Which keyword of a JSON schema is at fault, found by trying parts of it."""
+"""Search for the keyword at fault in a refused JSON schema, by trying parts of it."""
 
 import re
 import time
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 _MAX_TRIES = 256
 _MAX_SECONDS = 0.5
-"""Of looking for one keyword: large definitions are compiled anew in every try."""
+"""Longest search for one keyword: every try compiles large definitions anew."""
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "contains", "if", "then")
 
 
-class _GaveUp(Exception):
-    """The keyword at fault has not been found in time."""
+class _SearchLimit(Exception):
+    """The search for the keyword reached its limit."""
 
 
 class Fault(NamedTuple):
@@ -23,32 +23,32 @@ class Fault(NamedTuple):
 
     keyword: str
     path: tuple[str, ...]
-    """From the root of the schema to the keyword, itself included."""
+    """Path from the root of the schema to the keyword, inclusive."""
     reason: str
 
 
 def find_fault(schema: Any, error_of: Callable[[Any], str | None]) -> Fault | None:
-    """The keyword at fault in a schema that is refused, None if no single one is found.
+    """Returns the keyword at fault in a refused schema, None if no single one is found.
 
-    Goes down into the first part that is refused on its own, then looks for the keyword whose
-    removal heals what is left.
+    Descends into the first part that is refused on its own, then looks for the keyword whose
+    removal makes that part acceptable.
 
     Args:
-        schema: refused as a whole.
-        error_of: why a schema is refused, None if it is not.
+        schema: a refused schema.
+        error_of: returns why a schema is refused, None if it is accepted.
     """
-    tries, give_up_at = 0, time.monotonic() + _MAX_SECONDS
+    tries, deadline = 0, time.monotonic() + _MAX_SECONDS
 
     def check(part: Any) -> str | None:
         nonlocal tries
         tries += 1
-        if tries > _MAX_TRIES or time.monotonic() > give_up_at:
-            raise _GaveUp
+        if tries > _MAX_TRIES or time.monotonic() > deadline:
+            raise _SearchLimit
         return error_of(part)
 
     try:
         return _found(schema, check)
-    except _GaveUp:
+    except _SearchLimit:
         return None
 
 
@@ -78,7 +78,7 @@ def _at(
     definitions: Mapping[str, Any],
     check: Callable[[Any], str | None],
 ) -> Fault | None:
-    """The keyword at fault in a part whose own parts are all right."""
+    """Returns the keyword at fault in a part all of whose own parts are accepted."""
     whole = {**definitions, **part}
     error = check(whole)
     if error is None:
@@ -86,14 +86,14 @@ def _at(
     places = {key: re.search(rf"(?<!\w){re.escape(key)}(?!\w)", error) for key in part}
     named = {key: found.start() for key, found in places.items() if found is not None}
     healing = (key for key in part if check({k: v for k, v in whole.items() if k != key}) is None)
-    # Of several that are named the first: the others may be advice.
+    # If the message names several keywords, the first is at fault: the others may be advice.
     keyword = min(named, key=named.__getitem__) if named else next(healing, None)
     return None if keyword is None else Fault(keyword, (*path, keyword), " ".join(error.split()))
 
 
 def _children(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Schemas within a schema, with their place."""
-    # Definitions come first: what refers to one that is at fault is refused for it.
+    """Yields the schemas within a schema, with their paths."""
+    # Definitions come first: a schema that refers to a refused definition is refused as well.
     for keyword, value in sorted(part.items(), key=lambda item: item[0] not in _DEFINITIONS):
         if keyword in _BY_NAME and isinstance(value, Mapping):
             for name, child in value.items():
@@ -110,11 +110,11 @@ def _children(part: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 def refused_keyword(
     schema: Any, is_known: Callable[[str, Mapping[str, Any]], bool]
 ) -> tuple[str, tuple[str, ...]] | None:
-    """The first keyword, and its place, that `is_known` denies; None if it knows them all.
+    """Returns the first keyword that `is_known` denies, and its path; None if there is none.
 
     Args:
         schema: a JSON schema.
-        is_known: asked of (keyword, the schema it stands in).
+        is_known: called with (keyword, the schema that contains it).
     """
     if not isinstance(schema, Mapping):
         return None

@@ -1,7 +1,7 @@
-"""Structural tags as Lark: constrained parts between marks, in free text or on their own.
+"""Structural tags as Lark: constrained parts between marks, in free text or alone.
 
 The JSON is that of `structured_outputs.structural_tag`: either `structures` and `triggers`, or a
-`format` whose types are those of `_FORMATS`. Other types are refused by name.
+`format` of the types in `_FORMATS`. Other types are refused by name.
 """
 
 import json
@@ -16,14 +16,14 @@ _WithForm = Callable[[Any], dict[str, Any]]
 
 
 def lower_structural_tag(tag: Any, with_form: _WithForm) -> str:
-    """A Lark grammar of a structural tag.
+    """Returns the Lark grammar of a structural tag.
 
     Args:
         tag: its JSON.
         with_form: adds the spelling of JSON to a schema.
 
     Raises:
-        GrammarRefused: naming the field or the type at fault.
+        GrammarRefused: a field or a type cannot be used; names it.
     """
     if not isinstance(tag, dict):
         raise GrammarRefused("a structural tag is an object")
@@ -51,23 +51,23 @@ def _legacy(item: Any, index: int) -> dict[str, Any]:
 
 
 class _Writer:
-    """Rules of one grammar, as they come."""
+    """Writer of the rules of one grammar."""
 
     def __init__(self, with_form: _WithForm) -> None:
         self.rules: list[str] = []
         self._with_form = with_form
 
     def write(self, form: Any, where: str) -> str:
-        """The expression of a format; rules it needs are added."""
+        """Returns the expression of a format, and adds the rules that it needs."""
         kind = form.get("type") if isinstance(form, dict) else None
         lower = _FORMATS.get(kind) if isinstance(kind, str) else None
         if lower is None:
             known = ", ".join(_FORMATS)
-            raise _refused("type", where, f"{kind} is not supported; there are {known}")
+            raise _refused("type", where, f"{kind} is not supported; use one of {known}")
         return lower(self, form, where)
 
     def rule(self, body: str, *, is_lazy: bool = False) -> str:
-        """A new rule's name."""
+        """Adds a rule and returns its name."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{'[lazy]' if is_lazy else ''}: {body}")
         return name
@@ -82,7 +82,7 @@ class _Writer:
         return self.rule("%json " + json.dumps(self._with_form(schema)))
 
     def text(self, form: Mapping[str, Any], where: str, end: str = "") -> str:
-        """A regex or any text without its `excludes`, and an end, of which it may hold a part."""
+        """Returns a regex, or any text, without its `excludes`, followed by `end`."""
         text = _TEXT
         if form["type"] == "regex":
             text = f"/{_escaped(_string(form, 'pattern', where))}/"
@@ -95,7 +95,7 @@ class _Writer:
                 raise _refused("excludes", where, "must be texts that are not empty")
             literal = "".join(re.escape(char) if char != "\n" else r"\n" for char in part)
             parts.append(f"~/(.|\\n)*{_escaped(literal)}(.|\\n)*/")
-        # One terminal with its end: on their own, neither could tell where the text is over.
+        # One terminal with its end: two terminals could not tell where the text ends.
         name = f"T{len(self.rules)}"
         self.rules.append(f"{name}: ({' & '.join(parts)}) {_literal(end)}")
         return name
@@ -111,7 +111,7 @@ class _Writer:
         return [self.write(item, f"{where}.elements.{i}") for i, item in enumerate(elements)]
 
     def tag(self, form: Mapping[str, Any], where: str, trigger: str = "") -> str:
-        """The tag, or what is left of it behind the trigger."""
+        """Returns the tag without the `trigger` that it begins with."""
         begin, end = _string(form, "begin", where), _string(form, "end", where)
         content = form.get("content")
         begin = begin[len(trigger) :]
@@ -173,7 +173,7 @@ def _literal(text: str) -> str:
 
 
 def _escaped(pattern: str) -> str:
-    """A regex between slashes: bare slashes escaped, line breaks spelled."""
+    """Returns a regex for use between slashes: escapes slashes and line breaks."""
     pattern = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern, flags=re.DOTALL)
     return pattern.replace("\n", r"\n")
 

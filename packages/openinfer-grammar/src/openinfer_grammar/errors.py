@@ -1,26 +1,26 @@
-"""Everything this package raises.
+"""Errors of this package.
 
 OpenInferError
 └── GrammarError
-    ├── GrammarRefused      the grammar cannot be honoured, and which part of it
-    ├── GrammarFailed       a matcher cannot go on
-    └── BackendUnavailable  the backend is not installed, or has no vocabulary
+    ├── GrammarRefused      the grammar cannot be honoured; names the part at fault
+    ├── GrammarFailed       a matcher cannot continue
+    └── BackendUnavailable  the backend is not installed, or cannot read the vocabulary
 """
 
 from openinfer_contract import OpenInferError
 
 
 class GrammarError(OpenInferError):
-    """Base of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class GrammarRefused(GrammarError):
     """The grammar cannot be honoured exactly.
 
     Attributes:
-        keyword: the part at fault: a keyword of JSON schema such as `uniqueItems`, a type of a
-            structural tag; empty where the text as a whole is.
-        where: its place, dotted: `properties.tags.uniqueItems`; empty likewise.
+        keyword: the part at fault: a keyword of JSON schema such as `uniqueItems`, or a type of a
+            structural tag; empty if the whole text is at fault.
+        where: its dotted path, such as `properties.tags.uniqueItems`; empty as `keyword`.
         reason: one sentence.
     """
 
@@ -32,8 +32,8 @@ class GrammarRefused(GrammarError):
 
 
 class GrammarFailed(GrammarError):
-    """A matcher has run into a limit, or was given a token that the grammar does not allow."""
+    """A matcher reached a limit, or got a token that the grammar does not allow."""
 
 
 class BackendUnavailable(GrammarError):
-    """The backend cannot be used, with the way out."""
+    """The backend cannot be used; the message says what to do."""

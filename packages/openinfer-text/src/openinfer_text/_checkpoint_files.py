@@ -1,4 +1,4 @@
-"""Reading the small JSON files of a checkpoint folder, with errors that name file and field."""
+"""The small JSON files of a checkpoint folder, read with errors that name file and field."""
 
 import json
 import math
@@ -22,10 +22,10 @@ NAMED_SPECIAL_TOKENS = (
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """The object in `folder/name`, or None if there is no such file.
+    """Returns the JSON object in `folder/name`, or None if the file does not exist.
 
     Raises:
-        CheckpointTextError: if the file is not UTF-8 JSON or holds no object.
+        CheckpointTextError: the file is not UTF-8 JSON, or does not hold an object.
     """
     text = read_text(folder, name)
     if text is None:
@@ -40,10 +40,10 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def read_text(folder: Path, name: str) -> str | None:
-    """The text of `folder/name`, or None if there is no such file.
+    """Returns the text of `folder/name`, or None if the file does not exist.
 
     Raises:
-        CheckpointTextError: if the file cannot be read as UTF-8.
+        CheckpointTextError: the file cannot be read as UTF-8.
     """
     try:
         return (folder / name).read_text(encoding="utf-8")
@@ -56,10 +56,10 @@ def read_text(folder: Path, name: str) -> str | None:
 def read_number(
     file: str, config: Mapping[str, Any], field: str, kind: type[_Number]
 ) -> _Number | None:
-    """A number in a file's object, or None where it is absent or null.
+    """Returns a number of a file's object, or None if it is absent or null.
 
     Raises:
-        CheckpointTextError: if it is no finite number of this kind.
+        CheckpointTextError: it is not a finite number of this kind.
     """
     value = config.get(field)
     if value is None:
@@ -77,12 +77,12 @@ def read_number(
 
 
 def read_special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Contents of the named special tokens (`bos_token` and so on) that the checkpoint defines.
+    """Returns the named special tokens (`bos_token` and so on) that the checkpoint defines.
 
-    tokenizer_config.json decides; special_tokens_map.json fills in names it does not mention.
+    tokenizer_config.json takes precedence over special_tokens_map.json, name by name.
 
     Raises:
-        CheckpointTextError: if a named token is neither a string nor an object with `content`.
+        CheckpointTextError: a named token is neither a string nor an object with `content`.
     """
     tokens: dict[str, str] = {}
     fallback = read_json(folder, "special_tokens_map.json") or {}
@@ -108,14 +108,14 @@ def _token_content(file: str, field: str, value: Any) -> str | None:
 
 
 def read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name; "default" is the one used when nothing else is said.
+    """Returns chat templates by name; "default" is used unless another one is asked for.
 
-    Looked for in this order, the first found wins: chat_template.jinja (with
-    additional_chat_templates/*.jinja beside it), chat_template.json, `chat_template` of
-    tokenizer_config.json. Empty when the checkpoint brings none.
+    The first source that exists is used: chat_template.jinja (together with
+    additional_chat_templates/*.jinja), chat_template.json, `chat_template` in
+    tokenizer_config.json. The result is empty if the checkpoint has none.
 
     Raises:
-        CheckpointTextError: if a template is not text, or a list of named ones is malformed.
+        CheckpointTextError: a template is not text, or a list of named ones is malformed.
     """
     source = read_text(folder, "chat_template.jinja")
     if source is not None:

@@ -1,4 +1,4 @@
-"""`GenerationDefaults`: what a checkpoint recommends, and how it fills in a request."""
+"""Sampling parameters that a checkpoint recommends, and how they complete a request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ _DEFAULT_OF_FIELD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What generation_config.json recommends; None where it says nothing."""
+    """Recommendations of generation_config.json; None for a field that it lacks."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -39,10 +39,10 @@ class GenerationDefaults:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "GenerationDefaults":
-        """What a generation_config.json says.
+        """Reads a generation_config.json.
 
         Raises:
-            CheckpointTextError: naming the field that is no number.
+            CheckpointTextError: a field is not a number; names it.
         """
         return cls(
             temperature=read_number(_FILE, config, "temperature", float),
@@ -69,22 +69,22 @@ class GenerationDefaults:
         allowed_token_ids: Sequence[int] | None = None,
         bad_words: tuple[bytes, ...] = (),
     ) -> Sampling:
-        """The contract's terms of what a client asks for.
+        """Returns the contract's sampling parameters for those of a client.
 
         Args:
-            temperature: None, here and below, means not asked for: the default stands, without one
-                the neutral value.
-            top_k: 0 and -1, as clients of other engines spell it, switch it off.
+            temperature: None, here and below, means that the client sent none: the checkpoint's
+                default applies, and without one the neutral value.
+            top_k: 0 and -1, the spellings of other engines, switch it off.
             top_p: as `Sampling`.
             min_p: as `Sampling`.
             repetition_penalty: as `Sampling`.
             presence_penalty: as `Sampling`.
             frequency_penalty: as `Sampling`.
-            seed: of the prompt; its samples draw from seeds that follow each other.
-            sample: which sample of the prompt, from 0.
-            logit_bias: by token id.
-            allowed_token_ids: no other token can be drawn.
-            bad_words: u32 columns.
+            seed: seed of the prompt. Sample `i` of the prompt uses `seed + i`.
+            sample: index of the sample within the prompt, from 0.
+            logit_bias: bias by token id.
+            allowed_token_ids: the only tokens that can be sampled.
+            bad_words: token sequences that must not be sampled, as u32 columns.
         """
         k = self.top_k if top_k is None else top_k
         return Sampling(
@@ -104,9 +104,9 @@ class GenerationDefaults:
     def honoured_by(
         self, info: EngineInfo
     ) -> tuple["GenerationDefaults", Mapping[str, float | int]]:
-        """The defaults that an engine takes, and by field the ones it would refuse requests for.
+        """Returns the defaults that an engine accepts, and the dropped ones by field.
 
-        A default is a recommendation: nobody asked for it, so it must not cost a client a 400.
+        A default is a recommendation that no client asked for, so it must not cause a 400.
         """
         kept, dropped = self, {}
         while (field := kept._refused_field(info)) is not None:

@@ -1,4 +1,4 @@
-"""What a client asks of an output's form, as the grammar that the engine holds it to."""
+"""Grammars of `structured_outputs` and `response_format`."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +17,20 @@ _KIND_OF_FIELD: Mapping[str, GrammarKind] = {
     "structural_tag": "structural_tag",
 }
 STRUCTURE_FIELDS = (*_KIND_OF_FIELD, "json_object")
-"""What `structured_outputs` may hold, one of them."""
+"""Fields of `structured_outputs`; a request sets exactly one."""
 
 
 def grammar_of_structure(structure: Mapping[str, Any]) -> Grammar:
-    """The grammar of `structured_outputs`.
+    """Returns the grammar of `structured_outputs`.
 
     Args:
         structure: one of `json` (a JSON schema, as JSON or as text), `regex`, `choice` (strings),
             `grammar` (Lark or GBNF), `structural_tag` (as JSON or as text), `json_object` (true).
 
     Raises:
-        StructureError: naming the field that cannot be used.
+        StructureError: a field cannot be used; names it.
     """
-    # false switches off what is a switch, here and at servers with more of them.
+    # `json_object: false`, and false for switches of other servers, mean that it is not asked for.
     asked = {
         name: value
         for name, value in structure.items()
@@ -39,7 +39,7 @@ def grammar_of_structure(structure: Mapping[str, Any]) -> Grammar:
     for name in asked:
         if name not in STRUCTURE_FIELDS:
             known = ", ".join(STRUCTURE_FIELDS)
-            raise StructureError(name, f"is not supported; there are {known}")
+            raise StructureError(name, f"is not supported; use one of {known}")
     if len(asked) != 1:
         raise StructureError("", f"must hold exactly one of {', '.join(STRUCTURE_FIELDS)}")
     ((name, value),) = asked.items()
@@ -82,10 +82,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], str]] = {
 
 
 def grammar_of_response_format(response_format: Mapping[str, Any]) -> Grammar | None:
-    """The grammar of OpenAI's `response_format`; None for plain text.
+    """Returns the grammar of OpenAI's `response_format`; None for plain text.
 
     Raises:
-        StructureError: naming the field that cannot be used.
+        StructureError: a field cannot be used; names it.
     """
     kind = response_format.get("type")
     if kind == "text":

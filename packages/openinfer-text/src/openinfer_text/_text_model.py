@@ -1,4 +1,4 @@
-"""`TextModel`: everything about text that a checkpoint folder says, in one object."""
+"""`TextModel`: tokenizer, chat template, parsers and defaults of one checkpoint folder."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,18 +30,18 @@ _TURN_CHARS = 32
 
 
 class ChatPrompt(NamedTuple):
-    """A chat as the engine takes it."""
+    """A rendered and encoded chat."""
 
     text: str
-    """What the template rendered."""
+    """Text that the template rendered."""
     token_ids: bytes
     """Little-endian u32 column."""
     boundaries: tuple[int, ...]
-    """Token positions at which a message ends, ascending; hints, possibly none."""
+    """Token positions at which a message ends, ascending; hints for the prefix cache."""
     turn: str
-    """What `text` already holds of the turn that the model continues, such as an open `<think>`."""
+    """The part of `text` that belongs to the turn the model continues: an open `<think>`, say."""
     call_ids: tuple[str, ...] = ()
-    """Ids of the calls in the messages, in order, as the model reads them."""
+    """Ids of the tool calls in the messages, in order, as the model reads them."""
 
 
 class TextModel:
@@ -52,10 +52,10 @@ class TextModel:
         chat_template: None for a checkpoint without one.
         generation: recommended sampling parameters.
         stop_token_ids: ids that end a generation, ascending: `eos_token_id` of
-            generation_config.json (else of config.json) and the tokenizer's own EOS.
-        max_model_len: longest sequence config.json declares, None if it does not say.
-        tool_parser: finds tool calls in answers, None where nobody knows how.
-        reasoning_parser: finds reasoning in answers, None where there is none to find.
+            generation_config.json (otherwise of config.json) and the tokenizer's own EOS.
+        max_model_len: longest sequence that config.json declares, None if it declares none.
+        tool_parser: finds tool calls in outputs; None if no parser knows their form.
+        reasoning_parser: finds reasoning in outputs; None if the model writes none.
     """
 
     def __init__(
@@ -97,22 +97,22 @@ class TextModel:
         is_accelerated: bool = False,
         verdict_folder: Path | None = None,
     ) -> "TextModel":
-        """Reads a checkpoint folder; under a second for a vocabulary of 151k.
+        """Reads a checkpoint folder: under a second for 151,000 tokens.
 
         Args:
             path: the folder.
             chat_template: Jinja source to use instead of the checkpoint's.
-            content_format: shape of message content the template takes.
+            content_format: form of message content that the template reads.
             tool_parser: an installed parser, `none`, or `auto`: the one that claims the template.
-            reasoning_parser: likewise.
-            segment_cache_bytes: budget of the tokenizer's cache.
+            reasoning_parser: as `tool_parser`.
+            segment_cache_bytes: size of the tokenizer's segment cache.
             is_accelerated: as `Tokenizer.from_folder`.
-            verdict_folder: likewise.
+            verdict_folder: as `Tokenizer.from_folder`.
 
         Raises:
-            CheckpointTextError: naming the file and field that is missing or wrong.
-            TemplateError: if the template is not valid Jinja.
-            ParserError: if a parser is not known, or several claim the template.
+            CheckpointTextError: a file or field is missing or wrong; names it.
+            TemplateError: the template is not valid Jinja.
+            ParserError: a parser is not known, or several claim the template.
         """
         folder = Path(path)
         tokenizer = Tokenizer.from_folder(
@@ -149,7 +149,7 @@ class TextModel:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """Token ids of a text, as `Tokenizer.encode`."""
+        """Returns the token ids of a text, as `Tokenizer.encode`."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
@@ -167,15 +167,15 @@ class TextModel:
         """Renders and encodes a chat; parameters as `ChatTemplate.render`.
 
         Special tokens inside message contents become their ids, as they do in vLLM and
-        transformers: content can imitate turns. `add_special_tokens` puts BOS in front once more
-        for templates that leave it to the tokenizer. `chat_template` is a template of the request,
+        transformers, so content can imitate turns. `add_special_tokens` adds BOS again, for
+        templates that leave it to the tokenizer. `chat_template` is a template of the request,
         used instead of the checkpoint's; boundaries and the open turn are still found by the tokens
         with which the checkpoint's own template ends messages.
 
         Raises:
-            NoChatTemplate: if the checkpoint has none, and none is given.
-            InvalidChatInput: naming the field that cannot be used.
-            TemplateError: if the template fails or refuses.
+            NoChatTemplate: the checkpoint has none, and none is given.
+            InvalidChatInput: a field cannot be used; names it.
+            TemplateError: the template fails or refuses the messages.
         """
         render: Callable[..., str]
         if chat_template is not None:
@@ -203,7 +203,7 @@ class TextModel:
         )
 
     def _open_turn(self, text: str) -> str:
-        """What stands behind the last border of two turns; the end of the text without borders."""
+        """Returns the text after the last border between turns, or the last characters."""
         starts = [text.rfind(border) + len(border) for border in self._borders if border in text]
         return text[max(starts, default=-_TURN_CHARS) :]
 
@@ -218,11 +218,11 @@ class TextModel:
         )
 
     def close(self) -> None:
-        """Ends what works in the background, as `Tokenizer.close`."""
+        """Ends background work, as `Tokenizer.close`."""
         self.tokenizer.close()
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids, as `Tokenizer.decode`."""
+        """Returns the text of ids, as `Tokenizer.decode`."""
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def output(
@@ -238,10 +238,10 @@ class TextModel:
         context_ids: Iterable[int] = (),
         is_located: bool = False,
     ) -> OutputText:
-        """A new output stream, as `OutputText`; stop ids are the checkpoint's unless given.
+        """Returns a new output stream, as `OutputText`; stop ids are the checkpoint's unless given.
 
         Raises:
-            ValueError: if a stop string is empty.
+            ValueError: a stop string is empty.
         """
         return OutputText(
             self.tokenizer,
@@ -275,15 +275,16 @@ class TextModel:
             eos_token_ids=self.stop_token_ids,
         )
 
-    def behind_reasoning(self, grammar: Grammar, turn: str) -> Grammar:
-        """The grammar of a chat's answer, from where its reasoning ends.
+    def after_reasoning(self, grammar: Grammar, turn: str) -> Grammar:
+        """Returns a grammar that applies once the reasoning of an output has ended.
 
-        Where the prompt has opened the reasoning it is waited for, where the model may open it,
-        that is allowed; an answer whose reasoning is over is held from its first token.
+        If the prompt has opened the reasoning, the grammar starts after the reasoning's end mark.
+        If the model may open reasoning itself, the output may begin with it. If the prompt has
+        closed the reasoning, the grammar applies from the first token.
 
         Args:
-            grammar: of the answer.
-            turn: of the `ChatPrompt`.
+            grammar: grammar of the output after its reasoning.
+            turn: `turn` of the `ChatPrompt`.
         """
         parser: object = self.reasoning_parser
         if not isinstance(parser, ReasoningMarks):
@@ -314,17 +315,16 @@ class TextModel:
         has_parallel_calls: bool = True,
         is_call_named: bool = False,
     ) -> OutputParser | None:
-        """A parser for one answer of a chat, None if there is nothing to find in it.
+        """Returns a parser for one output of a chat, None if nothing is to be found in it.
 
-        Its `markers` belong to the `shown_tokens` of the answer's output stream.
+        Its `markers` must be among the `shown_tokens` of the output stream.
 
         Args:
-            turn: of the `ChatPrompt`.
-            tools: the request's; calls are looked for if there are any. Without tools text is left
-                as it is.
-            call_ids: of the `ChatPrompt`.
+            turn: `turn` of the `ChatPrompt`.
+            tools: tools of the request. Without tools, tool calls are not looked for.
+            call_ids: `call_ids` of the `ChatPrompt`.
             has_parallel_calls: as `OutputParser`.
-            is_call_named: likewise.
+            is_call_named: as `OutputParser`.
         """
         tool_parser = self.tool_parser if tools else None
         if tool_parser is None and self.reasoning_parser is None:

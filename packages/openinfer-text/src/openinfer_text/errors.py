@@ -1,30 +1,30 @@
-"""Errors of the text package.
+"""Errors of this package.
 
 TextError
 ├── CheckpointTextError   a file of the checkpoint is missing or wrong; names the file and the field
-├── TemplateError         the chat template failed or refused the messages: the client's 400
-├── InvalidChatInput      messages no template can be given; names the field: a 400
-├── NoChatTemplate        a chat was asked of a checkpoint that brings no chat template: a 400
-├── ParserError           a tool or reasoning parser that is not there, or not the only one
-└── StructureError        what is asked of an output's form cannot be read; names the field: a 400
+├── TemplateError         the chat template failed or refused the messages: a 400
+├── InvalidChatInput      messages that cannot be given to a template; names the field: a 400
+├── NoChatTemplate        a chat was requested, and the checkpoint has no template: a 400
+├── ParserError           a tool or reasoning parser is missing, or several claim a model
+└── StructureError        a request's output format cannot be read; names the field: a 400
 
-What the front end answers with a 400 never carries a path or a traceback in its text.
+Messages of the errors that become a 400 never contain a path or a traceback.
 """
 
 from openinfer_contract import OpenInferError
 
 
 class TextError(OpenInferError):
-    """Root of every error this package raises on purpose."""
+    """Base class of this package's errors."""
 
 
 class CheckpointTextError(TextError):
-    """A file in the checkpoint folder is missing, unreadable or says something impossible.
+    """A file of the checkpoint folder is missing, unreadable or inconsistent.
 
     Attributes:
         file: name of the file inside the checkpoint folder.
-        field: dotted field inside the file, empty when the file as a whole is wrong.
-        reason: one sentence.
+        field: dotted path inside the file; empty if the whole file is wrong.
+        reason: one sentence for the user.
     """
 
     def __init__(self, file: str, field: str, reason: str) -> None:
@@ -36,10 +36,10 @@ class CheckpointTextError(TextError):
 
 
 class TemplateError(TextError):
-    """The chat template could not be compiled, or did not accept what it was given.
+    """The chat template could not be compiled, failed, or refused the messages.
 
     Attributes:
-        message: one sentence, the template's own words when it called `raise_exception`.
+        message: one sentence; the argument of `raise_exception` if the template called it.
     """
 
     def __init__(self, message: str) -> None:
@@ -48,11 +48,11 @@ class TemplateError(TextError):
 
 
 class InvalidChatInput(TextError):
-    """Messages or template arguments cannot be turned into what a template reads.
+    """Messages or template arguments cannot be given to a template.
 
     Attributes:
         field: path inside the request, such as `messages[2].content[0].type`.
-        reason: one sentence.
+        reason: one sentence for the user.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -62,21 +62,21 @@ class InvalidChatInput(TextError):
 
 
 class NoChatTemplate(TextError):
-    """The checkpoint brings no chat template, so messages cannot be rendered."""
+    """The checkpoint has no chat template, so messages cannot be rendered."""
 
     def __init__(self) -> None:
         super().__init__("this model has no chat template; send plain text or configure a template")
 
 
 class ParserError(TextError):
-    """A tool or reasoning parser that is not installed, does not load, or is not the only one."""
+    """A parser is not installed or does not load, or several parsers claim one model."""
 
 
 class StructureError(TextError):
-    """What is asked of an output's form cannot be read.
+    """The output format that a request asks for cannot be read.
 
     Attributes:
-        field: within what was asked, dotted; empty where it is all of it.
+        field: dotted path inside the format; empty if the whole format is wrong.
     """
 
     def __init__(self, field: str, reason: str) -> None:

@@ -19,7 +19,7 @@ class Checkpoint:
     description: str
 
     def path(self) -> Path:
-        """The folder of config, weights and tokenizer; read it, never write."""
+        """Returns the folder of config, weights and tokenizer; read it, never write."""
         return Path(__file__).with_name("checkpoint")
 
 
@@ -27,4 +27,4 @@ CHECKPOINT = Checkpoint(
     name="tiny",
     description="A Qwen3 checkpoint of five million parameters for demonstrations and tests.",
 )
-"""What the entry point `openinfer.checkpoints` calls `tiny`."""
+"""The checkpoint of the entry point `tiny` in `openinfer.checkpoints`."""

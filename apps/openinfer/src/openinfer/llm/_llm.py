@@ -301,7 +301,7 @@ class LLM:
             field = f"structured_outputs.{error.field}".rstrip(".")
             raise RequestRejected(str(error), field) from error
         if grammar is not None and turn is not None:
-            grammar = self.text.behind_reasoning(grammar, turn)
+            grammar = self.text.after_reasoning(grammar, turn)
         request = params.lower(
             f"llm-{next(self._numbers)}",
             token_ids,

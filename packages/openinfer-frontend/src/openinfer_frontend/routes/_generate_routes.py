@@ -116,7 +116,7 @@ class GenerateRoutes:
             checked = await self._check(request, context, 1)
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             if checked.constraint is not None:
-                checked.lowering.grammar = self._text.model.behind_reasoning(
+                checked.lowering.grammar = self._text.model.after_reasoning(
                     checked.constraint.grammar, prompt.turn
                 )
             exchange.spans.mark("tokenize")

@@ -1,4 +1,4 @@
-"""The default backend: llguidance, lazily and over any vocabulary of a tokenizer.json."""
+"""The default backend: llguidance, which compiles lazily, over a tokenizer.json."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from openinfer_grammar.llguidance._lowering import Lowered, lower
 from openinfer_grammar.llguidance._native_library import (
     Functions,
     NativeTokenizer,
-    letting_go,
     library,
+    releasing_gil,
 )
 from openinfer_grammar.llguidance._validation import validate
 
 _MAX_FORCED = 256
 _MAX_BEGIN_SECONDS = 1.0
-"""Of finding what a grammar begins with: a regex of fifteen characters can spell a megabyte."""
+"""Longest time to find how a grammar begins: a regex of 15 characters can spell a megabyte."""
 
 
 class LLGuidanceBackend:
-    """`GrammarBackend` over llguidance.
+    """A `GrammarBackend` over llguidance.
 
     Args:
         tokenizer_json: content of the checkpoint's tokenizer.json.
@@ -54,18 +54,18 @@ class LLGuidanceBackend:
         handle = self._tokenizer.new_matcher(lowered.kind, lowered.text)
         matcher = LLGuidanceMatcher(self._tokenizer, handle, self.vocab_size, self._eos_token_ids)
         if (error := matcher.error) is not None:
-            validate(grammar)  # finds the keyword, where the grammar itself is at fault
+            validate(grammar)  # raises with the keyword, if the grammar is at fault
             raise GrammarRefused(error)
-        with letting_go():  # it may run on a thread that was made for it
+        with releasing_gil():  # this may be a thread made for the compilation
             matcher.begin()
         return matcher
 
 
 class LLGuidanceMatcher:
-    """`Matcher` of `LLGuidanceBackend`; owns its handle.
+    """The `Matcher` of `LLGuidanceBackend`; owns its handle.
 
-    Its calls are short and keep the interpreter, except on threads that work beside the one that
-    steps (`letting_go`).
+    Its calls are short and keep the GIL, except inside of `releasing_gil`, which threads beside the
+    step thread use.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LLGuidanceMatcher:
         self._eos_token_ids = eos_token_ids
         self._num_accepted = 0
         self._is_ended = False
-        """Whether the id accepted last ends the output; the library does not hear of that one."""
+        """Whether the last accepted id ends the output; the library does not get that id."""
         num_bytes = self._functions.llg_matcher_get_mask_byte_size(handle)
         self._words = np.zeros(num_bytes // 4, np.uint32)
         self._num_words = num_mask_words(vocab_size)
@@ -96,15 +96,15 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the matcher is of no use, None if it is."""
+        """Why the matcher cannot be used, None if it can."""
         message = self._functions.llg_matcher_get_error(self._handle)
         return None if message is None else _plain(message.decode(errors="replace"))
 
     def begin(self) -> None:
-        """Does what the first mask and the first forced ids take, within a second.
+        """Computes the first mask and the first forced ids, within a second.
 
         Raises:
-            GrammarRefused: it takes longer, runs into a limit, or no token can be the first.
+            GrammarRefused: it takes longer, reaches a limit, or no token can be the first.
         """
         functions = library().long
         cancel = functions.llg_matcher_get_cancellation_handle(self._handle)
@@ -115,7 +115,7 @@ class LLGuidanceMatcher:
             self._fill(self._words[: self._num_words])
         except GrammarFailed as error:
             if functions.llg_matcher_is_cancelled(self._handle):
-                message = f"takes more than {_MAX_BEGIN_SECONDS:g} s to begin with; make it smaller"
+                message = f"takes more than {_MAX_BEGIN_SECONDS:g} s to start; make it smaller"
                 raise GrammarRefused(message) from error
             raise GrammarRefused(str(error)) from error
         finally:
@@ -163,7 +163,7 @@ class LLGuidanceMatcher:
         self._check(self._functions.llg_matcher_rollback(self._handle, num_tokens))
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these may come, one after the other."""
+        """Returns how many of these ids may come, one after the other."""
         if self._is_ended:
             return 0
         num_tokens = 0
@@ -204,22 +204,22 @@ class LLGuidanceMatcher:
 
     def _raise_error(self) -> None:
         if (error := self.error) is not None:
-            raise GrammarFailed(f"the grammar cannot go on: {error}")
+            raise GrammarFailed(f"the grammar cannot continue: {error}")
 
     def _check(self, status: int) -> None:
         if status < 0:
-            raise GrammarFailed(f"the grammar cannot go on: {self.error}")
+            raise GrammarFailed(f"the grammar cannot continue: {self.error}")
 
 
 def _bits(token_ids: frozenset[int], num_words: int) -> MaskRows:
-    """A mask row that allows these ids."""
+    """Returns a mask row that allows these ids."""
     bits = np.zeros(32 * num_words, np.uint8)
     bits[[i for i in token_ids if i < len(bits)]] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _plain(message: str) -> str:
-    """The library's words, where a client can make nothing of them in ours."""
+    """Returns the library's message, or a clearer one if we have it."""
     message = message.replace("<non-verbose/>", "").strip()
     if message == "NoExtensionBias":
         return "no token can come next"

@@ -1,4 +1,4 @@
-"""The contract's grammars as llguidance spells them: a JSON schema, a regex or a Lark grammar."""
+"""Grammars of the contract, lowered to llguidance's JSON schemas, regexes and Lark grammars."""
 
 import json
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ from openinfer_grammar._structural_tag import lower_structural_tag
 from openinfer_grammar.errors import GrammarRefused
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is spelled: as `json.dumps` and chat templates do. No white space that a model could
-go on with for ever, and long runs of tokens that are forced."""
+"""Spelling of JSON, as `json.dumps` and chat templates write it. A model cannot add endless white
+space, and long runs of tokens are forced."""
 
 
 class Lowered(NamedTuple):
@@ -33,7 +33,7 @@ class Lowered(NamedTuple):
 
 
 def lower(grammar: Grammar) -> Lowered:
-    """The grammar in llguidance's terms.
+    """Lowers a grammar to llguidance's terms.
 
     Raises:
         GrammarRefused: the text is not of its kind, too long, or nested too deeply.
@@ -63,7 +63,7 @@ def _lowered(grammar: Grammar) -> tuple[str, str]:
 
 
 def with_form(schema: Any) -> dict[str, Any]:
-    """The schema with the spelling of `JSON_FORM`, where it does not ask for its own."""
+    """Returns the schema with the spelling of `JSON_FORM`, unless it sets its own."""
     if schema is False:
         raise GrammarRefused("nothing is valid against false")
     schema = {} if schema is True else schema
@@ -73,13 +73,13 @@ def with_form(schema: Any) -> dict[str, Any]:
 
 
 def _as_lark(text: str) -> str:
-    """A Lark grammar, out of GBNF if it is one."""
+    """Returns a Lark grammar, converted from GBNF if it is GBNF."""
     if "::=" not in text:
         return text
-    # Loaded where it is needed: most grammars are JSON schemas.
+    # Imported only here: most grammars are JSON schemas.
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return str(any_to_lark(text))
     except Exception as error:
-        raise GrammarRefused(f"is no GBNF grammar: {error}") from error
+        raise GrammarRefused(f"is not a GBNF grammar: {error}") from error

@@ -1,9 +1,9 @@
-"""The C interface of llguidance's library, as far as it is used here.
+"""The part of llguidance's C interface that is used here.
 
-The wheel's own Python classes hold the interpreter while they read a vocabulary: 2.7 s for 150,000
-tokens in which no step could run. Called from here it is let go (`ctypes.CDLL`); the short calls
-of a step keep it (`ctypes.PyDLL`), which is cheaper and never waits for a neighbour to return it.
-Structures are those of `llguidance.h` 1.9.
+The wheel's own Python classes hold the GIL while they read a vocabulary: 2.7 s for 150,000 tokens,
+in which no step can run. Long calls from here release the GIL (`ctypes.CDLL`). The short calls of a
+step keep it (`ctypes.PyDLL`), which is cheaper and never waits for another thread to return it. The
+structures are those of `llguidance.h` 1.9.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ from openinfer_grammar.errors import BackendUnavailable
 
 _ERROR_BYTES = 4096
 _MAX_STEP_ITEMS = 10_000
-"""Of the parser, in one step. The library's own limit is five times that: a third of a second of
-the step thread. A JSON schema with 300 optional properties takes a fifth of this one."""
+"""Most items of the parser in one step. The library's own limit is five times as high: a third of a
+second on the step thread. A JSON schema with 300 optional properties needs 2,000."""
 
 
 class _Limits(Structure):
@@ -106,23 +106,23 @@ _thread = local()
 
 
 @contextmanager
-def letting_go() -> Iterator[None]:
-    """While inside, a matcher's calls on this thread let go of the interpreter."""
-    before = getattr(_thread, "lets_go", False)
-    _thread.lets_go = True
+def releasing_gil() -> Iterator[None]:
+    """Makes calls of matchers on this thread release the GIL."""
+    before = getattr(_thread, "releases_gil", False)
+    _thread.releases_gil = True
     try:
         yield
     finally:
-        _thread.lets_go = before
+        _thread.releases_gil = before
 
 
 class Library:
     """The loaded library.
 
     Attributes:
-        long: its functions, to be called while other threads run.
-        short: the same, for calls of microseconds.
-        functions: those of this thread; `long` inside of `letting_go`.
+        long: its functions, releasing the GIL.
+        short: the same functions, keeping the GIL, for calls of microseconds.
+        functions: `long` inside of `releasing_gil`, else `short`.
     """
 
     def __init__(self, path: str) -> None:
@@ -135,23 +135,23 @@ class Library:
 
     @property
     def functions(self) -> Functions:
-        return self.long if getattr(_thread, "lets_go", False) else self.short
+        return self.long if getattr(_thread, "releases_gil", False) else self.short
 
 
 @cache
 def library() -> Library:
-    """The library of the installed wheel.
+    """Returns the library of the installed wheel.
 
     Raises:
-        BackendUnavailable: there is none, or it lacks the C interface.
+        BackendUnavailable: it is missing, or lacks the C interface.
     """
     try:
-        # Looked for, not imported: its Python would take 45 ms from an engine that gets ready.
+        # Located, not imported: importing its Python part takes 45 ms at the start of an engine.
         spec = find_spec("llguidance")
         folders = () if spec is None else spec.submodule_search_locations or ()
         found = [path for folder in folders for path in Path(folder).glob("_lib*.so")]
         if not found:
-            raise OSError("there is no library of it")
+            raise OSError("its library is missing")
         return Library(str(found[0]))
     except (OSError, AttributeError) as error:
         reason = f"llguidance cannot be used ({error}); reinstall openinfer-grammar"
@@ -161,12 +161,12 @@ def library() -> Library:
 class NativeTokenizer:
     """A vocabulary in native memory; shared by matchers, any thread.
 
-    Forced text is spelled by the longest tokens that fit: a second, plain vocabulary does it, and
+    Forced text is written with the longest tokens that fit. A second, plain vocabulary does that;
     its C function is the tokenizer of this one, so that no Python runs in between.
 
     Args:
         tokenizer_json: content of tokenizer.json.
-        vocab_size: ids of the model; at least those of the tokenizer are kept.
+        vocab_size: number of ids of the model; all ids of the tokenizer are kept in any case.
         eos_token_ids: at least one.
 
     Raises:
@@ -208,7 +208,7 @@ class NativeTokenizer:
         return int(handle)
 
     def new_matcher(self, kind: str, text: str) -> int:
-        """A matcher's handle, to be checked for an error and freed by the caller."""
+        """Returns the handle of a new matcher; the caller checks it for errors and frees it."""
         functions = self._library.long
         init = _ConstraintInit()
         functions.llg_constraint_init_set_defaults(byref(init), self.handle)
@@ -218,7 +218,7 @@ class NativeTokenizer:
         return int(functions.llg_new_matcher(byref(init), kind.encode(), text.encode()))
 
     def __del__(self) -> None:
-        # The order matters: the vocabulary calls the one that spells.
+        # The order matters: the vocabulary calls the plain one.
         for handle in (self.handle, self._spelling):
             if handle is not None:
                 self._library.short.llg_free_tokenizer(handle)

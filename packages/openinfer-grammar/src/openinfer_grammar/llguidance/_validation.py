@@ -1,4 +1,4 @@
-"""Whether a grammar can be honoured, without a vocabulary: what front ends ask."""
+"""The check of a grammar without a vocabulary, for front ends."""
 
 import json
 import re
@@ -19,16 +19,16 @@ _ONE_OF = (
     "oneOf is taken only where its branches are sure to exclude each other; write anyOf, or tell "
     "them apart: each by a type of its own, or by a required property with a const of its own"
 )
-"""Instead of the library's words, which advise an option that no client can set."""
+"""Replaces the library's message, which advises an option that clients cannot set."""
 
 
 def validate(grammar: Grammar) -> None:
-    """Looks for what the default backend could not hold an output to.
+    """Checks that the default backend can honour a grammar.
 
-    Usually under a millisecond, nearly all of it in native code; any thread.
+    Takes usually less than a millisecond, nearly all of it in native code. Any thread.
 
     Raises:
-        GrammarRefused: naming the JSON schema keyword, or the type of a structural tag, at fault.
+        GrammarRefused: it cannot; names the JSON schema keyword, or the type of a structural tag.
     """
     lowered = lower(grammar)
     call_with_stack(lowered.levels, lambda: _validate(grammar, lowered))
@@ -41,12 +41,12 @@ def _validate(grammar: Grammar, lowered: Lowered) -> None:
     try:
         _name_keyword(grammar, error)
     except RecursionError:
-        pass  # deep, but the library could tell what is wrong with it
+        pass  # nested too deeply for the search; the library's own message is raised
     raise GrammarRefused(error)
 
 
 def _name_keyword(grammar: Grammar, error: str) -> None:
-    """Refuses by keyword, if one is found that is at fault."""
+    """Raises GrammarRefused with the keyword at fault, if it is found."""
     if grammar.kind == "json_schema":
         raise _at_keyword(parse_schema(grammar.text), "", error)
     if grammar.kind == "structural_tag":
@@ -54,7 +54,7 @@ def _name_keyword(grammar: Grammar, error: str) -> None:
 
 
 def _validate_schemas(part: Any, where: str) -> None:
-    """Names the keyword where a schema within a structural tag is at fault."""
+    """Raises GrammarRefused with the keyword at fault in a schema of a structural tag."""
     items = part.items() if isinstance(part, dict) else enumerate(part)
     for key, value in items:
         place = f"{where}.{key}" if where else str(key)
@@ -82,7 +82,7 @@ def _schema_error(schema: Any) -> str | None:
 
 
 def _error(kind: str, text: str) -> str | None:
-    # Loaded at the first grammar: 45 ms and 9 MB that most servers never need.
+    # Imported with the first grammar: most servers never need its 45 ms and 9 MB.
     from llguidance import LLMatcher
 
     if kind == "json_schema":
@@ -96,6 +96,6 @@ def _error(kind: str, text: str) -> str | None:
     if _OPTION_FOR_ONE_OF in message:
         return _ONE_OF
     if kind == "regex":
-        # The library reads it as a rule of a grammar, whose line and column are none of the text.
+        # The library reads the regex as a rule of a grammar, so line and column are not the text's.
         message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \| start: .*", "", message, flags=re.DOTALL)
     return message

@@ -1,7 +1,6 @@
 """The other backend: xgrammar, which compiles a grammar whole and then fills masks faster.
 
-What it holds an output to is in `_lowering`. It brings torch along and knows no forced
-tokens.
+`_lowering` lists the keywords that it honours. It imports torch and computes no forced tokens.
 """
 
 import json
@@ -24,13 +23,13 @@ from openinfer_grammar._grammar_text import (
 from openinfer_grammar._nesting import MAX_LEVELS, call_with_stack, check_levels
 from openinfer_grammar._structural_tag import lower_structural_tag
 from openinfer_grammar.errors import BackendUnavailable, GrammarRefused
-from openinfer_grammar.xgrammar._lowering import held_schema, is_held_regex, spelled_tag
+from openinfer_grammar.xgrammar._lowering import honoured_schema, honoured_tag, is_honoured_regex
 
 _JSON_FORM: Mapping[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
 
 
 class XGrammarBackend:
-    """`GrammarBackend` over xgrammar.
+    """A `GrammarBackend` over xgrammar.
 
     Args:
         tokenizer_json: content of the checkpoint's tokenizer.json.
@@ -83,8 +82,8 @@ class XGrammarBackend:
             check_levels("json_schema", text)
             return self._compile_schema(schema)
         if grammar.kind == "regex":
-            if not is_held_regex(text):
-                raise GrammarRefused("xgrammar looks neither ahead nor behind in a regex")
+            if not is_honoured_regex(text):
+                raise GrammarRefused("xgrammar does not support look-around in a regex")
             return compiler.compile_regex(text)
         if grammar.kind == "choice":
             return compiler.compile_grammar(
@@ -92,20 +91,20 @@ class XGrammarBackend:
             )
         if grammar.kind == "structural_tag":
             tag = parse_json(text)
-            # What neither backend takes is named the same.
-            check_levels("lark", lower_structural_tag(tag, held_schema))
-            return compiler.compile_structural_tag(spelled_tag(tag, _ebnf))
+            # Errors that are common to both backends get the same message.
+            check_levels("lark", lower_structural_tag(tag, honoured_schema))
+            return compiler.compile_structural_tag(honoured_tag(tag, _ebnf))
         if "::=" not in text:
-            raise GrammarRefused("xgrammar takes grammars in EBNF, with ::=")
+            raise GrammarRefused("xgrammar takes only EBNF grammars, with ::=")
         check_levels("lark", text)
         return compiler.compile_grammar(text)
 
     def _compile_schema(self, schema: Any) -> Any:
-        return self._compiler.compile_json_schema(json.dumps(held_schema(schema)), **_JSON_FORM)
+        return self._compiler.compile_json_schema(json.dumps(honoured_schema(schema)), **_JSON_FORM)
 
 
 class XGrammarMatcher:
-    """`Matcher` of `XGrammarBackend`."""
+    """The `Matcher` of `XGrammarBackend`."""
 
     def __init__(self, matcher: Any, *, has_token: MaskRows, ends: MaskRows) -> None:
         self._matcher = matcher
@@ -146,7 +145,7 @@ class XGrammarMatcher:
 
     def _fill(self, rows: MaskRows, index: int) -> None:
         if not self._matcher.is_terminated():
-            # The wrapper wants a torch tensor, what lies under it takes any array of the host.
+            # The Python wrapper needs a torch tensor; the native handle takes a numpy array.
             self._matcher._handle.fill_next_token_bitmask(rows.view(np.int32), index, False)
             rows[index] &= self._has_token
         else:
@@ -154,19 +153,19 @@ class XGrammarMatcher:
 
 
 def _ebnf(schema: dict[str, Any]) -> str:
-    """A schema as a grammar: within structural tags the library spells JSON in its own way."""
+    """Returns a schema as EBNF: structural tags would get the library's own JSON spelling."""
     return str(xgrammar.Grammar.from_json_schema(json.dumps(schema), **_JSON_FORM))
 
 
 def _bits(token_ids: Sequence[int], vocab_size: int) -> MaskRows:
-    """A mask row that allows these ids."""
+    """Returns a mask row that allows these ids."""
     bits = np.zeros(32 * num_mask_words(vocab_size), np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Tokens by id, as tokenizer.json spells them; empty where there is none."""
+    """Returns tokens by id, as tokenizer.json spells them; empty strings for missing ids."""
     try:
         vocab = tokenizer["model"]["vocab"]
         by_id = {token_id: token for token, token_id in vocab.items()}
@@ -178,7 +177,7 @@ def _tokens(tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def _vocab_type(tokenizer: Mapping[str, Any]) -> Any:
-    """How the tokens spell bytes, by the decoder."""
+    """Returns the way in which tokens spell bytes, from the decoder."""
     decoder = json.dumps(tokenizer.get("decoder"))
     if "ByteLevel" in decoder:
         return xgrammar.VocabType.BYTE_LEVEL

@@ -1,7 +1,7 @@
-"""JSON schemas and structural tags as xgrammar takes them, or why it does not.
+"""JSON schemas and structural tags, lowered to what xgrammar honours.
 
-It honours fewer keywords than llguidance and drops the others without a word, or those beside
-another one: what it does keep is listed here, and the rest is refused by name.
+xgrammar honours fewer keywords than llguidance. It silently ignores the others, and some keywords
+beside another one. This module lists the keywords that it honours and refuses the others by name.
 """
 
 import json
@@ -18,11 +18,11 @@ _FREE = frozenset(
         *("$schema", "$id", "$comment", "$defs", "definitions", "x-guidance"),
     }
 )
-"""Keywords that no output is held to."""
+"""Keywords that do not restrict an output."""
 _WHOLE = ("$ref", "anyOf", "const", "enum")
-"""Keywords that say all: of what stands beside them nothing is kept."""
+"""Keywords beside which xgrammar ignores all others."""
 _DATA = frozenset({"enum", "const", "default", "examples"})
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 _BY_NAME = frozenset({"properties", "$defs", "definitions"})
 _OF_TYPE = {
     "minLength": "string",
@@ -36,13 +36,13 @@ _OF_TYPE = {
     "maxItems": "array",
     "required": "object",
 }
-"""Keywords that are kept in a schema of one type, named there."""
+"""Keywords that are honoured only in a schema of the given type."""
 _ALONE = {
     "pattern": ("minLength", "maxLength"),
     "minimum": ("exclusiveMinimum",),
     "maximum": ("exclusiveMaximum",),
 }
-"""Keywords that are not kept beside others."""
+"""Keywords that are ignored beside the given others."""
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
@@ -56,38 +56,38 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     ),
 }
 _CHARACTERS = "\\x20-\\x21\\x23-\\x5b\\x5d-\ud7ff\ue000-\U0010ffff"
-"""Those that stand in a string of JSON as they are, as ranges: a class of all others would let
-bytes through that are no characters."""
+"""Characters that a JSON string contains unescaped, as ranges. A negated class would allow bytes
+that are not characters."""
 _AROUND = re.compile(r"\(\?(?!:)|\\[bB]")
 _BOUNDED = re.compile(r"\(\.\|\\n\)\{(\d+),(\d*)\}")
 _PARTS = re.compile(r"\\(.)|\[(\^?)((?:\\.|[^\]])*)\]|(.)", re.DOTALL)
-"""Of a regex: an escape, a class, a character."""
+"""Parts of a regex: an escape, a class, a character."""
 _PARTS_OF_CLASS = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
-"""A member, or the first and the last one of a range."""
+"""A member of a class, or the first and last one of a range."""
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 
 _Ebnf = Callable[[dict[str, Any]], str]
 
 
-def held_schema(schema: Any) -> dict[str, Any]:
-    """The schema with nothing in it that an output would not be held to.
+def honoured_schema(schema: Any) -> dict[str, Any]:
+    """Returns the schema in a form that xgrammar honours completely.
 
     Raises:
-        GrammarRefused: naming the first keyword that is not kept.
+        GrammarRefused: a keyword is not honoured; names the first one.
     """
     if schema is False:
         raise GrammarRefused("nothing is valid against false")
     schema = {} if schema is True else schema
-    found = refused_keyword(schema, _is_kept)
+    found = refused_keyword(schema, _is_honoured)
     if found is not None:
         keyword, path = found
-        reason = "xgrammar does not hold an output to it"
+        reason = "xgrammar does not honour it"
         raise GrammarRefused(reason, keyword=keyword, where=".".join(path))
-    held: dict[str, Any] = _spelled_out(schema)
+    held: dict[str, Any] = _rewritten(schema)
     return held
 
 
-def _is_kept(keyword: str, schema: Mapping[str, Any]) -> bool:
+def _is_honoured(keyword: str, schema: Mapping[str, Any]) -> bool:
     if keyword in _FREE:
         return True
     whole = next((key for key in _WHOLE if key in schema), None)
@@ -97,20 +97,20 @@ def _is_kept(keyword: str, schema: Mapping[str, Any]) -> bool:
         return keyword == "type" and whole in ("const", "enum")
     if any(other in schema for other in _ALONE.get(keyword, ())):
         return False
-    if keyword == "pattern" and not is_held_regex(schema[keyword]):
+    if keyword == "pattern" and not is_honoured_regex(schema[keyword]):
         return False
     if keyword in _OF_TYPE:
         return bool(schema.get("type") == _OF_TYPE[keyword])
     return keyword in ("type", "properties", "additionalProperties", "items", "prefixItems")
 
 
-def is_held_regex(pattern: Any) -> bool:
-    """Whether a regex has nothing in it that is dropped: what it says of the text around."""
+def is_honoured_regex(pattern: Any) -> bool:
+    """Returns whether xgrammar honours a regex: it ignores anchors and look-around."""
     return isinstance(pattern, str) and _AROUND.search(pattern) is None
 
 
 def _is_of_type(schema: Mapping[str, Any]) -> bool:
-    """Whether the values that it names are of its type, if it has one."""
+    """Returns whether the values of a schema are of its type, if it has one."""
     kinds = schema.get("type", [*_KINDS])
     kinds = kinds if isinstance(kinds, list) else [kinds]
     values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -119,52 +119,52 @@ def _is_of_type(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _spelled_out(part: Any) -> Any:
-    """The schema with what this version of the library takes amiss said in another way."""
+def _rewritten(part: Any) -> Any:
+    """Returns the schema rewritten where this version of the library misreads it."""
     if isinstance(part, list):
-        return [_spelled_out(item) for item in part]
+        return [_rewritten(item) for item in part]
     if not isinstance(part, dict):
         return part
     plain: dict[str, Any] = {}
     for keyword, value in part.items():
         if keyword in _BY_NAME and isinstance(value, dict):
-            # Names, which may be those of keywords.
-            plain[keyword] = {name: _spelled_out(schema) for name, schema in value.items()}
+            # Keys are names here, even if they look like keywords.
+            plain[keyword] = {name: _rewritten(schema) for name, schema in value.items()}
         else:
-            plain[keyword] = value if keyword in _DATA else _spelled_out(value)
+            plain[keyword] = value if keyword in _DATA else _rewritten(value)
     kind = part.get("type")
     if kind == "string" and ("minLength" in part or "maxLength" in part):
         # Strings of bounded length may hold control characters, which no JSON may.
         low, high = plain.pop("minLength", 0), plain.pop("maxLength", "")
         plain["pattern"] = f"^[{_CHARACTERS}]{{{low},{high}}}$"
     elif kind == "array" and "prefixItems" not in part and {"minItems", "maxItems"} & part.keys():
-        plain.setdefault("items", {})  # without, an array with bounds is an empty one
+        plain.setdefault("items", {})  # without `items`, an array with bounds is always empty
     elif kind == "object" and isinstance(part.get("required"), list):
         _name_required(plain)
     return plain
 
 
 def _name_required(schema: dict[str, Any]) -> None:
-    """Makes properties of required names that are none: an output would not be held to them."""
+    """Adds required names to the properties: the library ignores other required names."""
     others = schema.get("additionalProperties", True)
     properties = dict(schema.get("properties") or {})
     for name in schema["required"]:
         if name not in properties and others is False:
-            reason = f"{name} is required, and no property"
+            reason = f"{name} is required, but not a property"
             raise GrammarRefused(reason, keyword="required", where="required")
         properties.setdefault(name, others)
     schema["properties"] = properties
 
 
-def spelled_tag(tag: Mapping[str, Any], ebnf: _Ebnf) -> str:
-    """A structural tag in the one form that this version of the library reads.
+def honoured_tag(tag: Mapping[str, Any], ebnf: _Ebnf) -> str:
+    """Returns a structural tag in the form that this version of the library reads.
 
     Args:
-        tag: of `lower_structural_tag`, which took it.
-        ebnf: a schema as a grammar.
+        tag: a tag that `lower_structural_tag` accepts.
+        ebnf: returns a schema as a grammar.
 
     Raises:
-        GrammarRefused: naming what an output would not be held to.
+        GrammarRefused: a part is not honoured; names it.
     """
     form = tag.get("format")
     if form is None:
@@ -178,23 +178,26 @@ def spelled_tag(tag: Mapping[str, Any], ebnf: _Ebnf) -> str:
             for item in tag["structures"]
         ]
         form = {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
-    return json.dumps({"type": "structural_tag", "format": _spelled_form(form, ebnf, "format")})
+    return json.dumps({"type": "structural_tag", "format": _honoured_form(form, ebnf, "format")})
 
 
-def _spelled_form(form: Any, ebnf: _Ebnf, where: str) -> Any:
+def _honoured_form(form: Any, ebnf: _Ebnf, where: str) -> Any:
     if isinstance(form, list):
-        return [_spelled_form(item, ebnf, f"{where}.{i}") for i, item in enumerate(form)]
+        return [_honoured_form(item, ebnf, f"{where}.{i}") for i, item in enumerate(form)]
     if not isinstance(form, dict):
         return form
     if form.get("type") == "json_schema":
-        return {"type": "grammar", "grammar": ebnf(held_schema(form.get("json_schema", True)))}
+        return {"type": "grammar", "grammar": ebnf(honoured_schema(form.get("json_schema", True)))}
     if form.get("type") == "regex" and form.get("excludes"):
         return _without_excluded(form["pattern"], form["excludes"], where)
-    return {key: _spelled_form(value, ebnf, f"{where}.{key}") for key, value in form.items()}
+    return {key: _honoured_form(value, ebnf, f"{where}.{key}") for key, value in form.items()}
 
 
 def _without_excluded(pattern: str, excludes: list[str], where: str) -> dict[str, Any]:
-    """A regex whose text must not hold some others, which the library has no word for."""
+    """Returns a form for a regex whose text must not contain some others.
+
+    The library has no such form, so only some cases can be expressed.
+    """
     regex = {"type": "regex", "pattern": pattern}
     firsts = {text[0] for text in excludes}
     bounds = _BOUNDED.fullmatch(pattern)
@@ -208,18 +211,19 @@ def _without_excluded(pattern: str, excludes: list[str], where: str) -> dict[str
         return regex
     most = min(map(len, excludes)) - 1
     reason = (
-        f"xgrammar cannot keep {' and '.join(excludes)} out of this text; it can where nothing "
+        f"xgrammar cannot exclude {' and '.join(excludes)} from this text; it can if nothing "
         f"matches {excludes[0][0]}, for minLength 1 alone, and up to maxLength {most}"
     )
     raise GrammarRefused(reason, keyword="pattern", where=f"{where}.pattern")
 
 
 def _long_text(excludes: list[str], *, is_empty_too: bool) -> dict[str, Any]:
-    """Any text without some others, which begin alike."""
+    """Returns a form for any text without some others, which begin with the same character."""
     text = {"type": "any_text", "excludes": excludes}
     if is_empty_too:
         return text
-    # Two ways to begin. Behind the second one, what is left of them is kept out everywhere.
+    # The text begins with another character, or with that one. In the second case the rests of the
+    # excluded texts are excluded as well.
     begin = excludes[0][0]
     rests = [*excludes, *(part[1:] for part in excludes)]
     ways = (
@@ -231,7 +235,7 @@ def _long_text(excludes: list[str], *, is_empty_too: bool) -> dict[str, Any]:
 
 
 def _may_match(pattern: str, characters: Set[str]) -> bool:
-    """Whether a regex may match any of these characters; in doubt it may."""
+    """Returns whether a regex may match any of these characters; true in doubt."""
     for escaped, is_other, members, plain in _PARTS.findall(pattern):
         if is_other or plain == "." or _may_be(escaped, characters) or plain in characters:
             return True
@@ -246,9 +250,9 @@ def _may_match(pattern: str, characters: Set[str]) -> bool:
 
 
 def _may_be(escaped: str, characters: Set[str]) -> bool:
-    """Whether what stands behind a backslash may match any of these characters."""
+    """Returns whether an escape may match any of these characters."""
     if escaped and escaped in "dwsDWS":
-        # Either way: whether the engine's classes are those of Unicode is its own affair.
+        # Both readings count, because the library's classes may be those of Unicode or of ASCII.
         flags = (re.UNICODE, re.ASCII)
         return any(
             re.fullmatch(rf"\{escaped}", each, flag) for each in characters for flag in flags
@@ -257,7 +261,7 @@ def _may_be(escaped: str, characters: Set[str]) -> bool:
 
 
 def _character(member: str) -> str | None:
-    """The one character that a member of a class, or an escape, stands for; None: not known."""
+    """Returns the character of a class member or an escape, None if it is not known."""
     if member[0] != "\\":
         return member
     named = _CONTROLS.get(member[1:])

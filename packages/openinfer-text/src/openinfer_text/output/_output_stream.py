@@ -11,7 +11,7 @@ from openinfer_text.parsers._pieces import Content, Piece, Reasoning
 
 @dataclass(slots=True, kw_only=True)
 class OutputDelta:
-    """What some new tokens add to one choice."""
+    """The contribution of new tokens to one choice."""
 
     text: str
     """New visible text, reasoning and calls included; "" while everything is held back."""

@@ -1,4 +1,4 @@
-"""`OutputText`: what one output stream shows, from token ids to text with stop strings applied."""
+"""`OutputText`: token ids of one output to visible text, with stop strings applied."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
@@ -10,24 +10,24 @@ from openinfer_text.tokens._tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
-    """What some new tokens add to the visible text."""
+    """The visible text that some new tokens add."""
 
     text: str
-    """New visible text, "" while everything is held back."""
+    """New visible text; "" while everything is held back."""
     stopped_by: str | None
-    """The stop string that ended the text, None while it goes on."""
+    """The stop string that ended the text; None while the text continues."""
     num_tokens: int
-    """How many of the pushed tokens were used: those after a stop string are not."""
+    """Number of pushed tokens that were used; tokens after a stop string are not."""
 
 
 class OutputText:
-    """Detokeniser and stop strings of one output stream; one thread at a time.
+    """Detokeniser and stop strings of one output; one thread at a time.
 
-    Tokens may be pushed one by one or in any groups, the text and the stop are the same.
+    The text and the stop do not depend on how tokens are grouped into pushes.
     """
 
-    # Thousands of streams take turns, each with cold memory: what one token touches is what it
-    # costs. Hence slots here and below, and a short way for tokens that are whole characters.
+    # Thousands of outputs take turns, each with cold caches, so the memory that one token touches
+    # decides its cost. Hence slots here and below, and a short path for whole characters.
     __slots__ = (
         "_detokenizer",
         "_is_clean",
@@ -58,17 +58,17 @@ class OutputText:
 
         Args:
             tokenizer: shared, not owned.
-            stops: strings that end the text; streams of one request may share a `StopSet`.
+            stops: strings that end the text; outputs of one request may share a `StopSet`.
             include_stop_str_in_output: show the stop string, and the text of a stop token too.
-            stop_token_ids: ids at which the engine ends the request. It delivers them like any
-                other; their text is not part of the output. Leave out ids that may pass
-                (ignore_eos).
-            min_tokens: stop strings are looked for only in the text after so many tokens.
+            stop_token_ids: ids at which the engine ends the request. The engine delivers them like
+                any other id; their text is not part of the output. With ignore_eos, leave out
+                ids that do not end the request.
+            min_tokens: minimum number of output tokens; stop strings are ignored until then.
             skip_special_tokens: as `IncrementalDetokenizer`.
             shown_tokens: as `IncrementalDetokenizer`; usually the markers of a parser.
             spaces_between_special_tokens: as `IncrementalDetokenizer`.
             context_ids: as `IncrementalDetokenizer`; usually the end of the prompt.
-            is_located: remember where in the text each token starts, see `take_starts`.
+            is_located: remember where in the text each token starts; see `take_starts`.
 
         Raises:
             ValueError: if a stop string is empty.
@@ -85,10 +85,10 @@ class OutputText:
         self._num_unwatched = min_tokens
         self._num_decoded = 0
         self._starts: list[int] | None = [] if is_located else None
-        # Per token not yet shown whole: the length of decoded text at which it will be.
+        # For each token not yet shown completely: the length of decoded text at which it will be.
         self._waiting: deque[int] = deque()
         self._is_clean = not self._detokenizer.has_pending
-        """Whether nothing is held back."""
+        """Whether no text and no bytes are held back."""
         is_short = (
             self._detokenizer.is_plain
             and not (stops or is_located)
@@ -98,21 +98,21 @@ class OutputText:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text, None while it goes on."""
+        """The stop string that ended the text; None while the text continues."""
         return self._stops.matched
 
     @property
     def is_located(self) -> bool:
-        """Whether there is a `take_starts`."""
+        """Whether `take_starts` may be called."""
         return self._starts is not None
 
     @property
     def num_held_tokens(self) -> int:
-        """How many of the last tokens have text or bytes that were not shown yet."""
+        """Number of trailing tokens whose text or bytes were not shown yet."""
         return len(self._waiting)
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Appends tokens; after a stop string nothing more is used or shown."""
+        """Appends tokens. After a stop string no further token is used or shown."""
         if self._is_clean and self._whole_text is not None and len(token_ids) == 1:
             text = self._whole_text(token_ids[0])
             if text is not None:
@@ -131,7 +131,7 @@ class OutputText:
         return TextDelta("".join(shown), self._stops.matched, num_tokens)
 
     def finish(self) -> TextDelta:
-        """Ends the stream: releases what was held back; a last broken character may match too."""
+        """Ends the output and shows held text, which may complete a stop string."""
         text = ""
         if self._stops.matched is None:
             text = self._stops.push(self._detokenizer.flush())
@@ -141,10 +141,11 @@ class OutputText:
         return TextDelta(text, self._stops.matched, 0)
 
     def take_starts(self) -> list[int]:
-        """Where the tokens used since the last call start: characters of text before each.
+        """Returns the offsets, in characters of text, of the tokens used since the last call.
 
-        A token that goes on with a character starts where that character does; one without text
-        where the next text will be. Never decreasing. Text that a stop string cut off counts.
+        A token that continues a character starts where that character does. A token without text
+        starts where the next text will. Offsets never decrease. Text that a stop string cut off
+        counts.
         """
         assert self._starts is not None
         starts = self._starts[:]
@@ -157,8 +158,8 @@ class OutputText:
         else:
             broken = self._detokenizer.pending_text if self._detokenizer.has_pending else ""
             text = self._detokenizer.push(token_id)
-            is_behind = broken and text.startswith(broken)
-            self._starts.append(self._num_decoded + (len(broken) if is_behind else 0))
+            is_after = broken and text.startswith(broken)
+            self._starts.append(self._num_decoded + (len(broken) if is_after else 0))
         if self._num_unwatched:
             self._num_unwatched -= 1
             shown = text
@@ -175,7 +176,7 @@ class OutputText:
         if self._stops.matched is not None:
             self._waiting.clear()
             return
-        # A token whose bytes are held is whole once at least one more character was decoded.
+        # A token whose bytes are held is complete once one more character was decoded.
         self._waiting.append(self._num_decoded + pending)
         num_shown = self._num_decoded - len(self._stops.held)
         while self._waiting and self._waiting[0] <= num_shown:

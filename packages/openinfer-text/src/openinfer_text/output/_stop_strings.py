@@ -1,4 +1,4 @@
-"""`StopStrings`: finds stop strings in a growing text and holds back what might become one."""
+"""Stop strings: found in a growing text, whose end is held back while it may begin one."""
 
 import re
 from bisect import bisect_left
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopSet:
-    """The stop strings of one request, prepared once for all its streams.
+    """The stop strings of one request, prepared once for all its outputs.
 
     Immutable, any thread. Takes little more memory than the strings themselves.
     """
@@ -14,15 +14,15 @@ class StopSet:
     __slots__ = ("_firsts", "_longest_first", "_max_held", "_sorted")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Prepares the search for any of `stops`.
+        """Prepares the search for `stops`.
 
         Raises:
-            ValueError: if a stop string is empty.
+            ValueError: a stop string is empty.
         """
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._sorted = sorted(set(stops))
-        # Among matches that end at one place the first in this order wins.
+        # Among matches that end at the same place, the first in this order wins.
         self._longest_first = sorted(self._sorted, key=len, reverse=True)
         self._max_held = len(self._longest_first[0]) - 1 if stops else 0
         firsts = sorted({stop[0] for stop in self._sorted})
@@ -32,31 +32,31 @@ class StopSet:
         return len(self._sorted)
 
     def is_near(self, text: str) -> bool:
-        """Whether the text has a character that a stop string begins with: nearly never."""
+        """Returns whether the text has a character that begins a stop string; it rarely does."""
         return self._firsts.search(text) is not None
 
     def find(self, text: str, num_searched: int) -> tuple[int, str] | None:
-        """The first match: where it ends, and the stop string.
+        """Returns the first match as (end, stop string), None if there is none.
 
         Args:
-            text: that is searched.
-            num_searched: so many characters of it contain no match.
+            text: text to search.
+            num_searched: length of the beginning of `text` that contains no match.
         """
         best: tuple[int, str] | None = None
         for stop in self._longest_first:
             start = max(0, num_searched - len(stop) + 1)
-            # Only an earlier end can still win, so the search narrows with every find.
+            # Only an earlier end can still win, so the search narrows with every match.
             at = text.find(stop, start, None if best is None else best[0] - 1)
             if at >= 0:
                 best = at + len(stop), stop
         return best
 
     def first_beginning(self, text: str) -> int:
-        """Where the longest tail starts that begins a stop string, in a text without any."""
+        """Returns the start of the longest tail of `text` that begins a stop string."""
         start = max(0, len(text) - self._max_held)
         for candidate in self._firsts.finditer(text, start):
             tail = text[candidate.start() :]
-            # In a sorted list what begins with a string follows right behind it.
+            # In a sorted list, the strings that begin with `tail` follow its position directly.
             at = bisect_left(self._sorted, tail)
             if at < len(self._sorted) and self._sorted[at].startswith(tail):
                 return candidate.start()
@@ -64,14 +64,14 @@ class StopSet:
 
 
 class StopStrings:
-    """A filter over a growing text that ends it at the first stop string; one per stream.
+    """A filter that ends a growing text at the first stop string; one for each output.
 
-    The first match is the one whose last character comes first; of several that end there, the
-    longest. This does not depend on how the text is cut into pushes. Text is held back exactly as
-    long as it is the beginning of some stop string.
+    The first match is the one that ends first; of several that end at the same place, the longest.
+    The result does not depend on how the text is cut into pushes. Text is held back exactly as long
+    as it is the beginning of a stop string.
 
     Attributes:
-        matched: the stop string found, None as long as there is none.
+        matched: the stop string that was found, None until then.
     """
 
     __slots__ = ("_held", "_include", "_stops", "matched")
@@ -79,10 +79,10 @@ class StopStrings:
     def __init__(
         self, stops: StopSet | Sequence[str], *, include_stop_str_in_output: bool = False
     ) -> None:
-        """Watches for any of `stops`, which streams may share; with none of them text passes.
+        """Starts a text. Without stop strings all text passes.
 
         Raises:
-            ValueError: if a stop string is empty.
+            ValueError: a stop string is empty.
         """
         self.matched: str | None = None
         self._include = include_stop_str_in_output
@@ -91,11 +91,11 @@ class StopStrings:
 
     @property
     def held(self) -> str:
-        """Text not yet released because it may be the beginning of a stop string."""
+        """Text that is held back because it may be the beginning of a stop string."""
         return self._held
 
     def push(self, text: str) -> str:
-        """Appends text; returns what can be shown now. Nothing passes after a match."""
+        """Appends text and returns the text that can be shown now; none after a match."""
         if self.matched is not None:
             return ""
         if not self._stops or not text:
@@ -113,6 +113,6 @@ class StopStrings:
         return pending[:keep]
 
     def flush(self) -> str:
-        """Ends the text; returns what was held back."""
+        """Ends the text and returns the held text."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""`AssistantTurn`: the pieces of one answer as a message of the conversation."""
+"""`AssistantTurn`: the pieces of one output as a message of the conversation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from openinfer_text.parsers._pieces import (
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call, as far as it is known."""
+    """One tool call, possibly incomplete."""
 
     call_id: str
     name: str
     arguments: str = ""
-    """A JSON object, once the call is whole."""
+    """A JSON object once the call is complete."""
     is_whole: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's tool call object."""
+        """Returns OpenAI's tool call object."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
 class AssistantTurn:
-    """Collects pieces; one thread at a time.
+    """Pieces of one output, collected; one thread at a time.
 
     Attributes:
         calls: in order of their index.
@@ -49,7 +49,7 @@ class AssistantTurn:
 
     @property
     def reasoning(self) -> str:
-        """The text that the model thought by, "" if there is none."""
+        """The text of the reasoning, "" if there is none."""
         return "".join(self._reasonings)
 
     def add(self, pieces: Iterable[Piece]) -> None:
@@ -67,9 +67,9 @@ class AssistantTurn:
                 self.calls[piece.index].is_whole = True
 
     def message(self) -> dict[str, Any]:
-        """OpenAI's assistant message; reasoning under both of its names, where there is any.
+        """Returns OpenAI's assistant message, with reasoning under both of its names.
 
-        Calls that were cut off are among the calls.
+        Incomplete calls are among its calls.
         """
         has_more = bool(self.calls or self._reasonings)
         message: dict[str, Any] = {"role": "assistant", "content": self.content}

@@ -1,4 +1,4 @@
-"""Tool calls as a grammar: those that a request demands, or whose arguments it wants held."""
+"""Grammars of tool calls: for required calls, and for tools whose arguments are `strict`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ Tag = dict[str, Any]
 
 @runtime_checkable
 class CallForm(Protocol):
-    """How a tool parser's model writes calls; a `ParserFactory` may have it besides.
+    """The form in which a model writes calls; a `ParserFactory` may have it.
 
     Attributes:
-        call_triggers: what a call, or a section of calls, begins with in free text.
-        call_section: what stands in front of an answer's first call and behind its last one; two
-            empty strings where calls stand alone.
-        call_separator: what stands between two calls.
+        call_triggers: texts that begin a call, or a section of calls, in free text.
+        call_section: texts before the first call and after the last one; two empty strings if
+            calls have no section.
+        call_separator: text between two calls.
     """
 
     @property
@@ -40,21 +40,21 @@ class CallForm(Protocol):
     def call_separator(self) -> str: ...
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Tag]:
-        """The ways to write a call, the model's own first; the others it may use in free text.
+        """Returns the ways to write a call: the model's usual way, then others for free text.
 
-        All that they let through must be what the parser reads as one call of the function.
+        The parser must read every text that they allow as one call of the function.
 
         Args:
-            function: OpenAI's definition of it, checked.
-            parameters: the schema that arguments are held to; None: any arguments.
+            function: OpenAI's definition of the function, checked.
+            parameters: schema of the arguments; None allows any arguments.
 
         Raises:
-            StructureError: calls of this function cannot be held; names the field within it.
+            StructureError: calls of this function cannot be restricted; names its field.
         """
 
 
 def json_call(begin: str, parameters: Any, end: str) -> Tag:
-    """A call whose arguments are one JSON object between two texts."""
+    """Returns a call whose arguments are one JSON object between two texts."""
     schema = ANY_ARGUMENTS if parameters is None else parameters
     content = {"type": "json_schema", "json_schema": schema}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
@@ -69,20 +69,20 @@ def grammar_of_calls(
     named: str | None = None,
     otherwise: Grammar | None = None,
 ) -> Grammar:
-    """Holds an answer to calls of `tools`.
+    """Returns a grammar that restricts an output to calls of `tools`.
 
     Args:
-        form: how the model writes them.
+        form: the form of the model's calls.
         tools: OpenAI's definitions, at least one.
-        is_required: nothing but calls, every one with arguments of its tool's schema. Otherwise
-            calls stand in free text, and arguments of tools that are `strict` follow the schema.
-        is_single: one call at most.
-        named: the one tool that may be called, None for any.
-        otherwise: instead of calls the answer may be this JSON; there is no free text then.
+        is_required: if True, the output consists of calls, and all arguments follow their schemas.
+            If False, calls stand in free text, and only arguments of `strict` tools follow them.
+        is_single: at most one call.
+        named: the only tool that may be called; None for any.
+        otherwise: JSON that the output may be instead of calls; there is no free text then.
 
     Raises:
-        StructureError: the model cannot write calls of a tool so that they can be held; names the
-            field, such as `tools[0].function.name`.
+        StructureError: calls of a tool cannot be restricted in this form; names the field, such as
+            `tools[0].function.name`.
     """
     written = [
         _tags(form, index, tool["function"], is_held=is_required)
@@ -93,7 +93,7 @@ def grammar_of_calls(
     if is_required or otherwise is not None:
         calls = own
     else:
-        # In free text the parser takes calls outside of sections, too.
+        # In free text the parser accepts calls outside of sections as well.
         tags = [own] if own["type"] == "tag" else []
         tags += [tag for ways in written for tag in ways]
         calls = {"type": "triggered_tags", "triggers": list(form.call_triggers), "tags": tags}
@@ -122,7 +122,7 @@ def _tags(
 
 
 def _section(form: CallForm, tags: list[Tag], *, is_single: bool) -> dict[str, Any]:
-    """One call or several, in the model's own way."""
+    """Returns the form of one call, or of several."""
     calls = {
         "type": "tags_with_separator",
         "tags": tags,

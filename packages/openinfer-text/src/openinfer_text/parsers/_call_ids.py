@@ -1,4 +1,4 @@
-"""Ids of the calls in a conversation, and models that read them in a form of their own."""
+"""Ids of the calls in a conversation, renamed for models that need a form of their own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -6,22 +6,23 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class CallRenaming(Protocol):
-    """A tool parser whose model reads ids of one form; a `ParserFactory` may have it besides."""
+    """Renaming of calls for a model that reads ids of one form; a `ParserFactory` may have it."""
 
     def rename_call(self, call_id: str, name: str, index: int, /) -> str:
-        """The id that the model shall read.
+        """Returns the id that the model reads.
 
         Args:
-            call_id: the client's, "" if it sent none.
-            name: of the tool.
-            index: of the call among all in the conversation, from 0.
+            call_id: the client's id, "" if it sent none.
+            name: name of the tool.
+            index: index of the call among all calls of the conversation, from 0.
         """
 
 
 def name_calls(messages: Sequence[Any], parser: object) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """The messages with ids in the parser's form, and the ids of their calls in order.
+    """Returns the messages with ids in the parser's form, and the ids of their calls in order.
 
-    Results are renamed with their calls. What is malformed is left for others to refuse.
+    Results are renamed with their calls. Malformed messages are not changed; they are refused
+    later.
     """
     if not any(isinstance(m, Mapping) and m.get("tool_calls") for m in messages):
         return messages, ()
@@ -44,9 +45,9 @@ def name_calls(messages: Sequence[Any], parser: object) -> tuple[Sequence[Any], 
                     call = {**call, "id": ids[-1]} if ids[-1] != old_id else call
                 renamed.append(call)
             message = {**message, "tool_calls": renamed}
-        answered = message.get("tool_call_id")
-        if isinstance(answered, str) and answered in new_ids:
-            message = {**message, "tool_call_id": new_ids[answered]}
+        call_id = message.get("tool_call_id")
+        if isinstance(call_id, str) and call_id in new_ids:
+            message = {**message, "tool_call_id": new_ids[call_id]}
         named.append(message)
     return named, tuple(ids)
 
@@ -56,7 +57,7 @@ def _keep(call_id: str, name: str, index: int, /) -> str:
 
 
 def _describe(call: Any) -> tuple[str, str | None]:
-    """Id and name of a call, None if it is none."""
+    """Returns id and name of a call; the name is None if the value is not a call."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     call_id = call.get("id") if isinstance(call, Mapping) else None

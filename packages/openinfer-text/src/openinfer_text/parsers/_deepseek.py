@@ -1,7 +1,7 @@
-"""The `deepseek_v3` and `deepseek_v31` tool parsers: what DeepSeek's models write between tokens.
+"""The `deepseek_v3` and `deepseek_v31` tool parsers: calls between DeepSeek's marker tokens.
 
-V3 and R1 write the kind of the tool, its name, and the arguments in a fence of Markdown; V3.1 the
-name and the arguments alone.
+V3 and R1 write the tool's type, its name, and the arguments in a Markdown fence. V3.1 writes only
+the name and the arguments.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def _find_callee(label: str, arguments: dict[str, Any] | None, /) -> Callee:
 
 
 class DeepSeekParser(SectionParser):
-    """Tool calls as one generation of DeepSeek's models writes them; see `V3` and `V31`."""
+    """Tool calls of one generation of DeepSeek's models; see `V3` and `V31`."""
 
     def __init__(self, name: str, form: SectionForm, *, is_fenced: bool) -> None:
         super().__init__(form)
@@ -47,7 +47,7 @@ class DeepSeekParser(SectionParser):
         self._is_fenced = is_fenced
 
     def claims(self, template: str, /) -> bool:
-        """A template with the section's first token, and with or without fences."""
+        """Returns whether a template contains the section's first token, with or without fences."""
         return SECTION_BEGIN in template and (_FENCE in template) == self._is_fenced
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
@@ -59,7 +59,7 @@ class DeepSeekParser(SectionParser):
         return [json_call(begin, parameters, end)]
 
     def start(self, context: ParseContext, /) -> SectionStream:
-        """A parser for one answer."""
+        """Returns a parser for one output."""
         return SectionStream(context, self._form, _find_callee)
 
 

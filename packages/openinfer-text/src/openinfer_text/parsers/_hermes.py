@@ -9,12 +9,12 @@ r"""The `hermes` tool parser: JSON objects between `<tool_call>` and `</tool_cal
     {"name": "python", "arguments": {"code": "print(1)"}}
     </tool_call>
 
-A call is announced once its name is known and its arguments begin; from there on they are streamed
-as they come. Until then all of it may still turn out to be prose that mentions the marker, and
-becomes content again. Arguments in front of the name, or as a string, are read as a whole. Keys
-behind the arguments say nothing about the call and are dropped.
+A call is announced once its name is known and its arguments begin; then the arguments are streamed.
+Until then the text may still be prose that mentions the marker, and becomes content again.
+Arguments before the name, or in a string, are read completely before the call is announced. Keys
+after the arguments are dropped.
 
-What is looked at again with every push is bounded, so that time is linear in the text.
+Every push reads a bounded amount of old text again, so the time is linear in the text.
 """
 
 import json
@@ -51,7 +51,7 @@ class HermesParser:
     call_separator = "\n"
 
     def claims(self, template: str, /) -> bool:
-        """A template with `<tool_call>` and the key `"arguments"`, and no XML inside the call."""
+        """Returns whether a template writes `<tool_call>` with JSON `"arguments"`, and no XML."""
         return (
             _OPEN in template
             and _ARGUMENTS_KEY.search(template) is not None
@@ -65,7 +65,7 @@ class HermesParser:
         return [json_call(begin, parameters, f"}}\n{_CLOSE}")]
 
     def start(self, context: ParseContext, /) -> "_HermesStream":
-        """A parser for one answer."""
+        """Returns a parser for one output."""
         return _HermesStream(context)
 
 
@@ -81,12 +81,12 @@ class _HermesStream(JsonToolStream):
         text = self._text[self._at : self._at + MAX_HEAD]
         if _HEAD.match(text) is None:
             is_possible = len(text) < MAX_HEAD and _POSSIBLE_HEAD.match(text)
-            return False if is_possible else self._give_up(pieces)
+            return False if is_possible else self._reject_call(pieces)
         head = _STREAMABLE_HEAD.match(text)
         if head is not None:
             name = _parse_name(head[1])
             if name is None:
-                return self._give_up(pieces)
+                return self._reject_call(pieces)
             self._announce(name, pieces)
             self._take(self._at + head.end())
             self._scanner, self._read = JsonScanner(), self._read_arguments
@@ -98,10 +98,10 @@ class _HermesStream(JsonToolStream):
         self._scanner, self._read = JsonScanner(), self._read_held
         return True
 
-    def _judge(self, held: str, pieces: list[Piece]) -> bool:
+    def _take_call(self, held: str, pieces: list[Piece]) -> bool:
         call = _parse_call(held)
         if call is None:
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         name, arguments = call
         self._announce(name, pieces)
         self._take(self._seen)
@@ -111,9 +111,9 @@ class _HermesStream(JsonToolStream):
         return self._end_call(arguments, pieces, is_object_open=True)
 
     def _read_broken(self, pieces: list[Piece]) -> bool:
-        """Arguments that are no JSON go on to the end mark; the call's own brace is none of them.
+        """Reads arguments that are not JSON up to the end mark, without the call's own brace.
 
-        They have been announced, so they are the client's to judge.
+        The call is announced already, so the client gets them as they are.
         """
         at = self._text.find(_CLOSE, self._at)
         end = beginning_of(_CLOSE, self._text, self._at) if at < 0 else at
@@ -147,7 +147,7 @@ class _HermesStream(JsonToolStream):
         return True
 
     def _read_members(self, pieces: list[Piece]) -> bool:
-        """Further keys of the call's object, up to its end."""
+        """Reads further keys of the call's object, up to its end."""
         end = self._scanner.find_end(self._text, self._seen)
         if self._scanner.broken_at is not None:
             self._go_back()
@@ -170,14 +170,14 @@ class _HermesStream(JsonToolStream):
 
 
 def _without_brace(text: str, start: int, end: int) -> int:
-    """Where the white space, brace and white space begin that end `text[start:end]`."""
+    """Returns where the brace, and white space around it, at the end of `text[start:end]` begin."""
     start = max(start, end - MAX_HEAD)
     inner = text[start:end].rstrip()
     return start + len(inner.removesuffix("}").rstrip())
 
 
 def _parse_name(text: str) -> str | None:
-    """A name as JSON has it, None if it is none that UTF-8 can spell."""
+    """Returns a name in JSON, None if it is not a string of valid Unicode."""
     try:
         name: str = json.loads(text)
         name.encode()
@@ -187,7 +187,7 @@ def _parse_name(text: str) -> str | None:
 
 
 def _parse_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole call, None if it is none."""
+    """Returns name and arguments of a complete call, None if the text is not a call."""
     try:
         call = _loads(text)
         name = call.get("name")
@@ -204,21 +204,21 @@ def _parse_call(text: str) -> tuple[str, str] | None:
 
 
 def _loads(text: str) -> Any:
-    """Strict JSON: NaN and infinities are none.
+    """Parses strict JSON, without NaN and infinities.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not JSON.
         RecursionError: it is nested too deeply.
     """
     return json.loads(text, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _dumps(value: object) -> str:
-    """JSON that UTF-8 can spell: it is escaped where half a surrogate pair needs that.
+    """Returns JSON in valid Unicode: half of a surrogate pair is escaped.
 
     Raises:
         ValueError: a number is beyond the range of floats.

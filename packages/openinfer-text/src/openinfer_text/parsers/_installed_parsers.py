@@ -1,7 +1,8 @@
-"""Which parsers there are, and which one a checkpoint needs.
+"""The installed parsers, and the choice of one for a checkpoint.
 
-This package's own are always there. Others are entry points of `openinfer.tool_parsers` and
-`openinfer.reasoning_parsers` that name a `ParserFactory`; one with a built-in name replaces it.
+Built-in parsers are part of this package. Others are entry points of `openinfer.tool_parsers` and
+`openinfer.reasoning_parsers` that name a `ParserFactory`; one with a built-in name replaces that
+one.
 """
 
 from collections.abc import Mapping
@@ -16,13 +17,13 @@ from openinfer_text.parsers._output_parser import ParserFactory
 from openinfer_text.parsers._xml_calls import XmlCallParser
 
 ParserKind = Literal["tool", "reasoning"]
-"""What a parser finds."""
+"""Kinds of parsers."""
 
 
 def _parser(loaded: Any) -> ParserFactory:
     parser: ParserFactory = loaded() if isinstance(loaded, type) else loaded
     if not callable(getattr(parser, "claims", None)):
-        raise TypeError("it is no parser: it has no claims")
+        raise TypeError("not a parser: it has no method `claims`")
     return parser
 
 
@@ -38,30 +39,32 @@ _BUILT_IN: dict[ParserKind, tuple[ParserFactory, ...]] = {
 
 
 def installed_parsers(kind: ParserKind) -> tuple[str, ...]:
-    """Names of the parsers of a kind, sorted. Imports none of them."""
+    """Returns the sorted names of the parsers of a kind, without importing them."""
     return tuple(sorted({*_built_in(kind), *PARSERS[kind].names()}))
 
 
 def check_parser(kind: ParserKind, name: str) -> None:
-    """Looks whether `name` can be chosen: `auto`, `none` or an installed parser.
+    """Checks that `name` can be chosen: `auto`, `none` or an installed parser.
 
     Raises:
-        ParserError: it cannot, naming those that can.
+        ParserError: it cannot; names the ones that can.
         PluginError: the installed parser of that name does not load.
     """
     if name in PARSERS[kind].names():
         PARSERS[kind].load(name)
     elif name not in ("auto", "none", *_built_in(kind)):
         known = ", ".join(installed_parsers(kind))
-        raise ParserError(f"{_FLAGS[kind]} {name}: not installed; there are auto, none, {known}")
+        raise ParserError(
+            f"{_FLAGS[kind]} {name}: not installed; choose one of auto, none, {known}"
+        )
 
 
 def choose_parser(kind: ParserKind, name: str, template: str | None) -> ParserFactory | None:
-    """The parser of that name; `auto` is the one that claims the template, `none` is None.
+    """Returns a parser by name. `auto` is the one that claims the template, `none` is None.
 
     Raises:
-        ParserError: the name is not known, or several claim it.
-        PluginError: the plug-in of that name does not load; `auto` leaves such ones out.
+        ParserError: the name is not known, or several parsers claim the template.
+        PluginError: the plug-in of that name does not load; `auto` skips such plug-ins.
     """
     check_parser(kind, name)
     if name not in ("auto", "none"):
@@ -75,7 +78,9 @@ def choose_parser(kind: ParserKind, name: str, template: str | None) -> ParserFa
     claims = [parser for _, parser in sorted(candidates.items()) if parser.claims(template)]
     if len(claims) > 1:
         named = ", ".join(parser.name for parser in claims)
-        raise ParserError(f"several parsers claim this model: {named}; choose by {_FLAGS[kind]}")
+        raise ParserError(
+            f"several parsers claim this model: {named}; choose one with {_FLAGS[kind]}"
+        )
     return claims[0] if claims else None
 
 

@@ -1,4 +1,4 @@
-"""`JsonScanner`: where a JSON object in a growing text ends, by its brackets and strings."""
+"""`JsonScanner`: finds the end of a JSON object in a growing text."""
 
 import re
 
@@ -7,22 +7,22 @@ _INSIDE = re.compile(r'["\\\x00-\x1f]')
 
 
 class JsonScanner:
-    """Follows one object or array through pushes of text; does not judge what it is made of.
+    """Follows the brackets and strings of one object or array; does not check anything else.
 
     Attributes:
-        broken_at: where in the last text a character stood that no JSON can hold there: a bare
-            line break inside a string, say. Nothing behind it was read.
+        broken_at: position in the last text of a character that JSON does not allow there, such
+            as a bare line break inside a string. Text after it was not read.
     """
 
     def __init__(self, *, depth: int = 0) -> None:
-        """Begins in front of an object, or inside `depth` of them."""
+        """Starts before an object, or inside `depth` nested ones."""
         self.broken_at: int | None = None
         self._depth = depth
         self._is_string = False
         self._is_escaped = False
 
     def find_end(self, text: str, at: int = 0) -> int | None:
-        """Reads `text[at:]`; the position behind the last bracket, None while it goes on."""
+        """Reads `text[at:]` and returns the position after the last bracket, None without it."""
         while at < len(text):
             if self._is_escaped:
                 self._is_escaped = False

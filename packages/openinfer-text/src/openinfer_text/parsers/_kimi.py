@@ -1,13 +1,13 @@
 """The `kimi_k2` tool parser: calls whose ids name the tool, `functions.NAME:COUNT`.
 
-The count goes on through the whole conversation. The model writes the id and reads those of the
-history, so that ids of another form in there (`call_...` of some client, or a count that begins
-anew) make it write such ids itself, out of which no name can be read. Therefore
+The count runs through the whole conversation. The model writes an id and reads the ids of earlier
+calls. If those have another form (`call_...` of some client, or a count that restarts), the model
+writes such ids itself, and the tool's name cannot be read from them. Therefore
 
 - earlier calls are renamed before the template sees them (`rename_call`),
-- an id that the model writes is kept unless its count is taken, then it gets the next one,
-- a label without a name (`call00003`, `3`) is settled by the arguments: the one tool that has all
-  of their keys, and no required one besides.
+- an id that the model writes is kept, unless its count is taken: then it gets the next count,
+- a label without a name (`call00003`, `3`) is resolved by the arguments: the call is of the only
+  tool that has all of their keys and requires no other.
 """
 
 import re
@@ -51,15 +51,15 @@ class KimiParser(SectionParser):
         super().__init__(_FORM)
 
     def claims(self, template: str, /) -> bool:
-        """A template with the section's first token."""
+        """Returns whether a template contains the section's first token."""
         return SECTION_BEGIN in template
 
     def rename_call(self, call_id: str, name: str, index: int) -> str:
-        """The id that the model shall read of the conversation's call number `index`, from 0."""
+        """Returns the id that the model reads for the conversation's call `index`, from 0."""
         return call_id if _CALL_ID.fullmatch(call_id) else f"functions.{name}:{index}"
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
-        """See `CallForm.call_tags`; the count in the label is the model's to choose."""
+        """See `CallForm.call_tags`; the model chooses the count in the label."""
         begin = f"{_FORM.call_begin}functions.{callable_name(function)}:"
         call = json_call(begin, parameters, _FORM.call_end)
         count = {"type": "regex", "pattern": _COUNT}
@@ -68,22 +68,22 @@ class KimiParser(SectionParser):
         return [call]
 
     def start(self, context: ParseContext, /) -> SectionStream:
-        """A parser for one answer."""
+        """Returns a parser for one output."""
         return SectionStream(context, _FORM, _Callees(context).find)
 
 
 class _Callees:
-    """Labels to tools and ids; the counts of the conversation."""
+    """Finds tools and ids by label; keeps the counts of the conversation."""
 
     def __init__(self, context: ParseContext) -> None:
         self._schemas = ToolSchemas(context.tools)
         found = (_CALL_ID.fullmatch(call_id) for call_id in context.call_ids)
         self._counts = {int(match[2]) for match in found if match}
-        # Calls with ids of another form count, too.
+        # Calls with ids of another form count as well.
         self._num_calls = len(context.call_ids)
 
     def find(self, label: str, arguments: dict[str, Any] | None) -> Callee | None:
-        """The tool that a label, or else the arguments, mean."""
+        """Returns the tool that a label means, or the arguments if the label does not tell."""
         if found := _WRITTEN.fullmatch(label):
             return self._called(found[1], int(found[2]))
         found = _WITHOUT_MARKS.fullmatch(label)

@@ -1,10 +1,9 @@
-"""`OutputParser`: one answer's text to pieces, by a reasoning parser and a tool parser in a row.
+"""`OutputParser`: the text of one output to pieces, by a reasoning and a tool parser in a row.
 
     text -> reasoning parser -> Reasoning, Content -> tool parser -> Content, ToolCall...
 
-Both halves have one shape, `ParserStream`, so that either may be missing. What makes them for a
-kind of model is a `ParserFactory`, and that is what an entry point of `openinfer.tool_parsers` or
-`openinfer.reasoning_parsers` names.
+Both are a `ParserStream`, so either may be missing. A `ParserFactory` makes them for one kind of
+model; entry points of `openinfer.tool_parsers` and `openinfer.reasoning_parsers` name factories.
 """
 
 import secrets
@@ -16,57 +15,57 @@ from openinfer_text.parsers._pieces import Content, Piece, ToolCallEnd, ToolCall
 
 
 def new_call_id() -> str:
-    """A fresh id in the form that OpenAI's own have."""
+    """Returns a new id in the form of OpenAI's ids."""
     return f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseContext:
-    """What a parser may know of the request before the first text."""
+    """Facts of the request that a parser gets before the first text."""
 
     turn: str = ""
-    """What the prompt already holds of the turn that the model continues."""
+    """The part of the prompt that belongs to the turn the model continues."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Definitions of the tools that the model was offered, OpenAI's objects."""
+    """Definitions of the tools offered to the model, as OpenAI's objects."""
     call_ids: Sequence[str] = ()
-    """Ids of the conversation's earlier calls, in order, as the model has read them."""
+    """Ids of the conversation's earlier calls, in order, as the model reads them."""
     new_call_id: Callable[[], str] = new_call_id
 
 
 class ParserStream(Protocol):
-    """One answer being parsed; one thread at a time.
+    """A parser of one output; one thread at a time.
 
-    The pieces do not depend on how the text is cut into pushes, save that texts of one kind come in
-    more or fewer parts. Nothing is lost: what turns out not to be reasoning or a call is content.
+    The pieces do not depend on how the text is cut into pushes, except that text of one kind may
+    come in more or fewer parts. No text is lost: text that is neither reasoning nor a call is
+    content.
     """
 
     def push(self, text: str, /) -> Iterable[Piece]:
-        """The pieces that `text` completes."""
+        """Returns the pieces that `text` completes."""
 
     def finish(self) -> Iterable[Piece]:
-        """Ends the text: releases what was held back."""
+        """Ends the text and returns the pieces of held text."""
 
 
 class StatefulStream:
-    """The part of a `ParserStream` that all have whose states are methods.
+    """Base of `ParserStream`s that are state machines whose states are methods.
 
-    The present one, `_read`, looks at `_text` from `_seen` on and adds pieces; True: it has handed
-    over to another state, which goes on with the rest. What it has looked at without knowing what
-    it is stays held: from `_at` on, and in `_parts` if it came with earlier pushes. So every
-    character is copied a few times at most, however the text is cut and however much is held:
-    a parser runs on the thread that serves all requests.
+    The current state, `_read`, reads `_text` from `_seen` on and appends pieces. It returns True if
+    it changed the state, which then reads the rest. Text that was read but not yet understood is
+    held: from `_at` on, and in `_parts` if it came with earlier pushes. Every character is copied a
+    few times at most, however the text is cut: a parser runs on the thread of all requests.
     """
 
     _read: Callable[[list[Piece]], bool]
 
     def __init__(self) -> None:
         self._text = ""
-        """The last push, behind what was left of the one before."""
+        """Unread rest of the push before, then the last push."""
         self._at = self._seen = 0
         self._parts: list[str] = []
 
     def push(self, text: str, /) -> list[Piece]:
-        """The pieces that `text` completes."""
+        """Returns the pieces that `text` completes."""
         if self._seen > self._at:
             self._parts.append(self._text[self._at : self._seen])
         self._text = self._text[self._seen :] + text
@@ -80,7 +79,7 @@ class StatefulStream:
             pass
 
     def _take(self, end: int) -> str:
-        """What is held up to `end`; it is dealt with."""
+        """Returns the held text up to `end` and releases it."""
         taken = self._text[self._at : end]
         if self._parts:
             taken = "".join((*self._parts, taken))
@@ -89,7 +88,7 @@ class StatefulStream:
         return taken
 
     def _go_back(self) -> None:
-        """What is held is to be read again, by another state."""
+        """Returns to the beginning of the held text, for another state to read it."""
         if self._parts:
             self._text = "".join((*self._parts, self._text[self._at :]))
             self._parts.clear()
@@ -98,11 +97,11 @@ class StatefulStream:
 
 
 class ParserFactory(Protocol):
-    """A way to write reasoning or tool calls; immutable, any thread.
+    """One way to write reasoning or tool calls; immutable, any thread.
 
     Attributes:
-        name: what `--tool-call-parser` or `--reasoning-parser` calls it.
-        markers: tokens that must reach the parser, also where special tokens are not shown.
+        name: its name for `--tool-call-parser` or `--reasoning-parser`.
+        markers: tokens that the parser must see even if special tokens are not shown.
     """
 
     @property
@@ -112,19 +111,19 @@ class ParserFactory(Protocol):
     def markers(self) -> tuple[str, ...]: ...
 
     def claims(self, template: str, /) -> bool:
-        """Whether the model behind this chat template (its Jinja source) writes in this way."""
+        """Returns whether models with this chat template (Jinja source) write in this way."""
 
     def start(self, context: ParseContext, /) -> ParserStream:
-        """A parser for one answer."""
+        """Returns a parser for one output."""
 
 
 @runtime_checkable
 class ReasoningMarks(Protocol):
-    """What a reasoning parser looks for; a `ParserFactory` may have it besides.
+    """Marks of reasoning; a `ParserFactory` may have them.
 
     Attributes:
-        reasoning_opener: how reasoning begins.
-        reasoning_closer: how it ends; what a grammar has to say begins behind it.
+        reasoning_opener: mark at the start of reasoning.
+        reasoning_closer: mark at its end; a grammar applies to the text after it.
     """
 
     @property
@@ -135,10 +134,10 @@ class ReasoningMarks(Protocol):
 
 
 class OutputParser:
-    """Turns the text of one answer into pieces as it comes; one thread at a time.
+    """Turns the text of one output into pieces; one thread at a time.
 
     Attributes:
-        markers: tokens that must be part of the text, also where special tokens are not shown.
+        markers: tokens that must be part of the text even if special tokens are not shown.
     """
 
     def __init__(
@@ -150,15 +149,15 @@ class OutputParser:
         has_parallel_calls: bool = True,
         is_call_named: bool = False,
     ) -> None:
-        """Starts an answer.
+        """Starts an output.
 
         Args:
-            context: of the request.
+            context: facts of the request.
             reasoning: finds reasoning; None leaves it in the content.
             tools: finds tool calls; None leaves them in the content.
-            has_parallel_calls: False keeps the first call and drops the others.
-            is_call_named: the request has named the tool to call; such an answer ends by `stop`, as
-                OpenAI's do.
+            has_parallel_calls: if False, only the first call is kept.
+            is_call_named: whether the request names the tool to call. The finish reason is then
+                `stop`, as at OpenAI.
         """
         factories = [factory for factory in (reasoning, tools) if factory]
         self.markers = tuple(marker for factory in factories for marker in factory.markers)
@@ -170,24 +169,24 @@ class OutputParser:
 
     @property
     def has_call(self) -> bool:
-        """Whether a whole tool call was found."""
+        """Whether a complete tool call was found."""
         return self._num_ended > 0
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` completes."""
+        """Returns the pieces that `text` completes."""
         if self._reasoning is None:
             return self._through_tools([Content(text)] if text else ())
         return self._through_tools(self._reasoning.push(text))
 
     def finish(self) -> list[Piece]:
-        """Ends the text: releases what was held back."""
+        """Ends the text and returns the pieces of held text."""
         pieces = [] if self._reasoning is None else self._through_tools(self._reasoning.finish())
         return pieces if self._tools is None else pieces + self._counted(self._tools.finish())
 
     def finish_reason(self, reason: str) -> str:
-        """Why the answer ended, given why its text did: `stop` behind whole calls is `tool_calls`.
+        """Returns the finish reason: `tool_calls` if the text stopped after complete calls.
 
-        An answer that was cut off inside a call keeps its reason: there is nothing to run yet.
+        An output that was cut off inside a call keeps its reason: the call cannot be run.
         """
         is_whole = self.has_call and not (self._num_open or self._is_call_named)
         return "tool_calls" if is_whole and reason == "stop" else reason

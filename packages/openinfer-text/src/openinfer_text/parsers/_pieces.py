@@ -1,4 +1,4 @@
-"""What a model's text is made of once it is parsed: content, reasoning, tool calls."""
+"""Pieces of a parsed output: content, reasoning, tool calls."""
 
 import re
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thinks by."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A tool call begins; its arguments follow."""
+    """Start of a tool call; its arguments follow."""
 
     index: int
-    """Its place among the calls of this answer, from 0 without gaps."""
+    """Index among the calls of this output, from 0 without gaps."""
     call_id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next characters of a call's arguments, a JSON object once they are all there."""
+    """The next characters of a call's arguments; all of them together are a JSON object."""
 
     index: int
     text: str
@@ -41,17 +41,17 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """The call is whole. One that the model was cut off in has no end."""
+    """End of a complete call. A call in which the model was cut off has none."""
 
     index: int
 
 
 Piece = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd
-"""One step of a parsed answer."""
+"""One piece of a parsed output."""
 
 
 def beginning_of(marker: str, text: str, at: int = 0) -> int:
-    """Where the longest tail of `text[at:]` that begins `marker` starts, else `len(text)`."""
+    """Returns the start of the longest tail of `text[at:]` that begins `marker`, or `len(text)`."""
     for start in range(max(at, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[start:]):
             return start
@@ -59,7 +59,7 @@ def beginning_of(marker: str, text: str, at: int = 0) -> int:
 
 
 def end_of(run: re.Pattern[str], text: str, at: int) -> int:
-    """Where the run of characters ends that begins at `at`, or the text does."""
+    """Returns the end of the run of characters that begins at `at`."""
     found = run.match(text, at)
     assert found is not None, "a run may be empty"
     return found.end()

@@ -1,12 +1,12 @@
-r"""Tool calls between marker tokens, in a section of their own: Kimi-K2's and DeepSeek-V3's way.
+r"""Tool calls in sections of marker tokens, as Kimi-K2 and DeepSeek-V3 write them.
 
     content -> (section begins) between -> (call begins) head -> start -> arguments -> tail
                                    ^                      |          \--> broken ----->|
                                    |                      \---> nameless ------------->|
                                    \---------------------- (call ends) ----------------/
 
-A `SectionForm` says what the markers are and what stands in a head. A call whose head does not tell
-its tool is read as a whole, and announced if its arguments do.
+A `SectionForm` lists the markers and the parts of a head. If the head does not tell the tool, the
+call is read completely, and announced if its arguments tell it.
 """
 
 import json
@@ -22,7 +22,7 @@ from openinfer_text.parsers._pieces import BLANK, Piece, beginning_of, end_of
 from openinfer_text.parsers._tool_stream import MAX_HEAD, MAX_NAME, JsonToolStream
 
 LABEL = None
-"""The part of a head that says which call it is: anything without space, `<` and braces."""
+"""The part of a head that names the call: text without space, angle brackets and braces."""
 _LABEL = re.compile(r"[^\s<>{}]*")
 _FENCE = "```"
 
@@ -36,18 +36,18 @@ class SectionForm:
     call_begin: str
     call_end: str
     head: tuple[str | None, ...]
-    """What follows `call_begin`, up to the arguments; white space may stand between the parts."""
+    """Parts between `call_begin` and the arguments; white space may stand between them."""
     separator: str = ""
-    """What the model writes between two calls."""
+    """Text that the model writes between two calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Tokens that must reach the parser."""
+        """Tokens that the parser must see."""
         inner = (part for part in self.head if part is not LABEL and part.startswith("<"))
         return (self.section_begin, self.section_end, self.call_begin, self.call_end, *inner)
 
     def read_head(self, text: str) -> tuple[str, int] | str | None:
-        """The label and where the head ends; "" while that may still come, None if it is none."""
+        """Returns (label, end) of a head; "" if more text may complete it, None if it is none."""
         at, label = 0, ""
         for part in self.head:
             at = end_of(BLANK, text, at)
@@ -66,7 +66,7 @@ class SectionForm:
 
 
 class SectionParser:
-    """The part of a `ParserFactory` and a `CallForm` that all have who write in sections."""
+    """Base of parsers for calls in sections: `ParserFactory` and `CallForm` attributes."""
 
     def __init__(self, form: SectionForm) -> None:
         self._form = form
@@ -77,36 +77,39 @@ class SectionParser:
 
 
 def callable_name(function: Mapping[str, Any]) -> str:
-    """The name of a function, if it can be a label.
+    """Returns the name of a function after checking that it can be a label.
 
     Raises:
-        StructureError: it cannot.
+        StructureError: it cannot be one.
     """
     name: str = function["name"]
     if len(name) > MAX_NAME or not _LABEL.fullmatch(name):
-        reason = f"calls of it can be held only without space, < > {{ }}, up to {MAX_NAME} long"
+        reason = (
+            "cannot be called under a grammar, which takes names of at most "
+            f"{MAX_NAME} characters without space, < > {{ }}"
+        )
         raise StructureError("name", reason)
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Whom a label means."""
+    """The tool that a label means."""
 
     name: str
     call_id: str | None = None
-    """None for a fresh one."""
+    """None for a new id."""
 
 
 FindCallee = Callable[[str, dict[str, Any] | None], Callee | None]
-"""Label and arguments to the tool that is called; the arguments are None before they are read.
+"""Returns the called tool for a label and arguments, None if it is not known.
 
-None: it cannot be told.
+The arguments are None before they are read.
 """
 
 
 class SectionStream(JsonToolStream):
-    """One answer in a `SectionForm`."""
+    """One output in a `SectionForm`."""
 
     def __init__(self, context: ParseContext, form: SectionForm, find_callee: FindCallee) -> None:
         super().__init__(context, (form.section_begin, form.call_begin))
@@ -136,7 +139,7 @@ class SectionStream(JsonToolStream):
         elif self._may_come(at, form.call_begin, form.section_end):
             return False
         else:
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         return True
 
     def _may_come(self, at: int, *markers: str) -> bool:
@@ -147,14 +150,15 @@ class SectionStream(JsonToolStream):
         text = self._text[self._at : self._at + MAX_HEAD]
         head = self._form.read_head(text)
         if head is None or (head == "" and len(text) == MAX_HEAD):
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         if isinstance(head, str):
             return False
         self._label, end = head
         callee = self._find_callee(self._label, None)
         if callee is None:
-            # The head stays held: it may be no call. What is read in vain is read but once more:
-            # markers are no JSON outside of strings, and the next one's quotes end this one's.
+            # The head stays held, because it may not be a call. Text that is read in vain is read
+            # only once more: markers outside of strings are not JSON, and a string that is open
+            # ends with the first quote of the next call.
             self._seen = self._at + end
             self._scanner, self._read = JsonScanner(), self._read_held
         else:
@@ -163,19 +167,19 @@ class SectionStream(JsonToolStream):
             self._read = self._read_start
         return True
 
-    def _judge(self, held: str, pieces: list[Piece]) -> bool:
+    def _take_call(self, held: str, pieces: list[Piece]) -> bool:
         begin = held.find("{")
         callee = None
         if begin >= 0 and (arguments := _as_object(held[begin:])) is not None:
             callee = self._find_callee(self._label, arguments)
         if callee is None:
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         self._take(self._seen)
         self._announce(callee.name, pieces, callee.call_id)
         return self._end_arguments(held[begin:], pieces)
 
     def _read_start(self, pieces: list[Piece]) -> bool:
-        """The call is announced, its arguments are about to begin."""
+        """Reads up to the arguments of an announced call."""
         self._take(end_of(BLANK, self._text, self._at))
         if self._text.startswith("{", self._at):
             self._scanner, self._read = JsonScanner(), self._read_arguments
@@ -188,7 +192,7 @@ class SectionStream(JsonToolStream):
         return True
 
     def _read_broken(self, pieces: list[Piece]) -> bool:
-        """Arguments that are no JSON go on to the end mark: they are the client's to judge."""
+        """Reads arguments that are not JSON up to the end mark; the client gets them unchanged."""
         at = self._text.find(self._form.call_end, self._at)
         end = beginning_of(self._form.call_end, self._text, self._at) if at < 0 else at
         arguments = self._take(end)

@@ -1,10 +1,10 @@
 r"""The reasoning parsers: `<think>` reasoning `</think>` content.
 
-    start -> reasoning -> behind -> content
-          \_______________________/     no <think> at the start: all is content
+    start -> reasoning -> after -> content
+          \______________________/      no <think> at the start: all is content
 
-The newlines that templates put around both markers belong to neither side. Kimi and DeepSeek may
-begin with their calls before the thought is closed: the calls' first token ends it, too.
+Newlines around both markers belong to neither side. Kimi and DeepSeek may begin their calls before
+the reasoning is closed: the first token of the calls ends the reasoning as well.
 """
 
 import re
@@ -20,10 +20,10 @@ _NEWLINES = re.compile(r"\n*")
 
 
 class ThinkParser:
-    """Reasoning between `<think>` and `</think>`, at the start of an answer and only there.
+    """Reasoning between `<think>` and `</think>`, only at the start of an output.
 
-    Whether the prompt has opened it already is seen in the turn that it leaves open; nothing is
-    guessed, so an answer of a model that was not asked to think is content.
+    The open turn of the prompt tells whether the prompt has opened the reasoning. Without an opener
+    in the prompt or the output, all of the output is content.
     """
 
     markers = (_OPEN, _CLOSE)
@@ -34,20 +34,20 @@ class ThinkParser:
         """A family of models.
 
         Args:
-            name: of the parser.
-            claims: whether a template is of this family.
-            calls_begin: what ends the thought besides, where calls are looked for.
+            name: name of the parser.
+            claims: tells whether a template is of this family.
+            calls_begin: token that also ends the reasoning, if the request has tools.
         """
         self.name = name
         self._claims = claims
         self._calls_begin = calls_begin
 
     def claims(self, template: str, /) -> bool:
-        """Whether a template is of this family."""
+        """Returns whether a template is of this family."""
         return self._claims(template)
 
     def start(self, context: ParseContext, /) -> "_ThinkStream":
-        """A parser for one answer."""
+        """Returns a parser for one output."""
         is_open = context.turn.rfind(_OPEN) > context.turn.rfind(_CLOSE)
         return _ThinkStream(self._calls_begin if context.tools else "", is_open=is_open)
 
@@ -68,8 +68,8 @@ QWEN3 = ThinkParser(
         and not (_is_deepseek(template) or _is_kimi(template))
     ),
 )
-# A template that cuts `</think>` out of the history tells that there are thoughts, even where the
-# model opens them on its own.
+# A template that removes `</think>` from earlier messages shows that the model writes reasoning,
+# even if the template never opens it.
 DEEPSEEK_R1 = ThinkParser(
     "deepseek_r1",
     lambda template: _CLOSE in template and _is_deepseek(template),
@@ -118,7 +118,7 @@ class _ThinkStream(StatefulStream):
             end, ender = min(found)
         else:
             end = min(beginning_of(e, self._text, self._seen) for e in self._enders)
-        # Newlines are held: they are dropped if the end mark follows.
+        # Newlines are held back: they are dropped if the end mark follows.
         num_shown = len(self._text[self._seen : end].rstrip("\n"))
         if num_shown:
             pieces.append(Reasoning(self._take(self._seen + num_shown)))
@@ -127,19 +127,19 @@ class _ThinkStream(StatefulStream):
             return False
         if ender == _CLOSE:
             self._take(end + len(_CLOSE))
-            self._read = self._read_behind
+            self._read = self._read_after
         else:
-            # The calls are the tool parser's.
+            # The tool parser reads the calls.
             self._take(end)
             self._read = self._read_content
         return True
 
-    def _read_behind(self, pieces: list[Piece]) -> bool:
+    def _read_after(self, pieces: list[Piece]) -> bool:
         self._skip_newlines(self._read_content)
         return True
 
     def _skip_newlines(self, read: Callable[[list[Piece]], bool]) -> None:
-        """Drops newlines; `read` goes on with what is none."""
+        """Drops newlines; the state `read` reads the first other character."""
         end = end_of(_NEWLINES, self._text, self._seen)
         self._take(end)
         if end < len(self._text):

@@ -1,6 +1,6 @@
-"""Tool definitions of a request, checked by name before a template writes them out.
+"""Tool definitions of a request, checked before a template writes them.
 
-They reach the template as they came: their keys and the order of these are what the model reads.
+They are not changed: the model reads their keys in the client's order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from openinfer_text.errors import InvalidChatInput
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Looks for tools that cannot be offered to a model.
+    """Checks that tools can be offered to a model.
 
     Raises:
-        InvalidChatInput: naming the field, such as `tools[1].function.name`.
+        InvalidChatInput: a field is wrong; names it, such as `tools[1].function.name`.
     """
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
@@ -21,7 +21,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidChatInput(where, "must be an object")
         if tool.get("type") != "function":
             raise InvalidChatInput(
-                f"{where}.type", "must be function, the only kind of tool there is here"
+                f"{where}.type", "must be function; other types of tools are not supported"
             )
         function = tool.get("function")
         if not isinstance(function, Mapping):

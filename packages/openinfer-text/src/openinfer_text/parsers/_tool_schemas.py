@@ -1,4 +1,4 @@
-"""What a request's tools say about their parameters, as far as it can be read."""
+"""Parameter types and names of a request's tools, read from their JSON schemas."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ _KINDS = {
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}
 )
-"""Keywords that hold a value to nothing."""
+"""Keywords that do not restrict a value."""
 _MAX_BRANCHES = 256
-"""So many schemas are looked at for one parameter: they may refer to each other."""
+"""Most schemas that are read for one parameter: schemas may refer to each other."""
 
 
 class ToolSchemas:
-    """Parameters by tool; a schema of any other shape than usual says nothing."""
+    """Parameters by tool. Schemas of an unusual form are ignored."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = (_mapping(tool.get("function")) for tool in tools)
@@ -33,11 +33,11 @@ class ToolSchemas:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tools, in the request's order."""
+        """Names of the tools, in the request's order."""
         return tuple(self._parameters)
 
     def accepts(self, name: str, keys: set[str]) -> bool:
-        """Whether a call of the tool with exactly these parameters follows its schema."""
+        """Returns whether a call of the tool with exactly these parameters follows its schema."""
         parameters = self._parameters[name]
         required = parameters.get("required")
         names = required if isinstance(required, list) else ()
@@ -45,23 +45,23 @@ class ToolSchemas:
         return wanted <= keys <= _mapping(parameters.get("properties")).keys()
 
     def kinds(self, name: str, parameter: str) -> frozenset[str]:
-        """JSON types that a parameter may have; none where nothing is known."""
+        """Returns the JSON types that a parameter may have; empty if none is known."""
         parameters = _mapping(self._parameters.get(name))
         return kinds_of(_mapping(parameters.get("properties")).get(parameter), parameters)
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types that the schema of a parameter allows; none where it says nothing.
+    """Returns the JSON types that the schema of a parameter allows; empty if none is known.
 
     Args:
-        schema: of the parameter.
-        root: of all parameters: where its references lead.
+        schema: schema of the parameter.
+        root: schema of all parameters, which `$ref` refers to.
     """
     return frozenset(kind for branch in branches_of(schema, root) for kind in _kinds(branch))
 
 
 def object_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema of a call's arguments, which are an object; None if it allows anything else."""
+    """Returns the schema of a call's arguments, None if it allows values other than objects."""
     kinds = [set(_kinds(branch)) for branch in branches_of(parameters, parameters)]
     if kinds and all(found == {"object"} for found in kinds):
         return parameters
@@ -70,10 +70,10 @@ def object_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def branches_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas of which a value has to follow one: what `anyOf` and references stand for.
+    """Returns alternatives, one of which a value must follow, with `anyOf` and `$ref` expanded.
 
-    None where they are too many. No branch has a list of types, `anyOf`, `oneOf` or a reference
-    that leads anywhere; what stands beside one of these is part of the branch.
+    The list is empty if there are too many. No alternative has a list of types, `anyOf`, `oneOf` or
+    a `$ref` that can be resolved; the keywords beside those are part of every alternative.
     """
     branches: list[Mapping[str, Any]] = []
     waiting, followed = [_mapping(schema)], set()
@@ -96,7 +96,7 @@ def branches_of(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]
 def _choices(
     schema: Mapping[str, Any], root: Mapping[str, Any]
 ) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """The keyword that stands for other schemas, and these."""
+    """Returns the keyword that stands for other schemas, and those schemas."""
     if (target := _referred(schema.get("$ref"), root)) is not None:
         return "$ref", [target]
     if isinstance(every := schema.get("allOf"), list) and len(every) == 1:
@@ -110,7 +110,7 @@ def _choices(
 
 
 def _both(schema: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice with what stands beside it; both, as `allOf`, where they say different things."""
+    """Returns a choice merged with the keywords beside it; both as `allOf` if they contradict."""
     shared = (schema.keys() & choice.keys()) - ANNOTATIONS
     both = {**schema, **choice}
     if any(schema[key] != choice[key] for key in shared):

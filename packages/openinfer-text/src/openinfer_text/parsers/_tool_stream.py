@@ -1,9 +1,9 @@
-"""`ToolStream`: what the streams of all tool parsers share, however a model writes calls.
+"""`ToolStream`: the base of all tool parsers.
 
     content -> (a marker) -> states of the dialect -> content
 
-The marker is held until it is known whether a call follows. If none does it is content again; once
-a call is announced its arguments are streamed as they come, and only its end makes it whole.
+The marker is held back until it is known whether a call follows. If no call follows, it is content.
+Once a call is announced its arguments are streamed; the call is complete only at its end.
 """
 
 from abc import ABC, abstractmethod
@@ -20,40 +20,40 @@ from openinfer_text.parsers._pieces import (
 )
 
 MAX_HEAD = 1024
-"""So much may stand between a marker and the arguments; beyond it is no call."""
+"""Most characters between a marker and the arguments; longer text is not a call."""
 MAX_NAME = 256
-"""So long may a name be that calls are held to: it has to fit between marker and arguments."""
+"""Longest name in a grammar of calls: it must fit between marker and arguments."""
 
 
 class ToolStream(StatefulStream, ABC):
-    """A `ParserStream` that looks for calls; a dialect brings the states behind `_read_head`.
+    """A `ParserStream` that finds calls; a dialect adds the states from `_read_head` on.
 
-    White space between calls, and between text and a call, belongs to neither.
+    White space between calls, and between text and a call, is dropped.
     """
 
     def __init__(self, context: ParseContext, openers: tuple[str, ...]) -> None:
         """Starts outside of any call.
 
         Args:
-            context: of the answer.
-            openers: markers that a call may begin with.
+            context: facts of the request.
+            openers: markers that begin a call.
         """
         super().__init__()
         self._new_call_id = context.new_call_id
         self._openers = openers
         self._read = self._read_content
         self._blanks: list[str] = []
-        """White space that is content only if content goes on behind it."""
+        """White space that is content only if more content follows."""
         self._has_content = False
         self._num_calls = 0
         self._lead = ""
-        """What stands in front of the head, and is content if that is none."""
+        """Text before the head; content if the head is not one."""
 
     def finish(self) -> list[Piece]:
-        """Ends the text: releases what was held back."""
+        """Ends the text and returns the pieces of held text."""
         pieces: list[Piece] = []
         while self._read != self._read_content and not self._is_announced():
-            self._give_up(pieces)
+            self._reject_call(pieces)
             self._read_on(pieces)
         if self._read == self._read_content:
             self._show(self._take(len(self._text)), pieces)
@@ -66,10 +66,10 @@ class ToolStream(StatefulStream, ABC):
 
     @abstractmethod
     def _is_announced(self) -> bool:
-        """Whether the present state reads a call that the client knows of."""
+        """Returns whether the current state reads an announced call."""
 
     def _finish_call(self, pieces: list[Piece]) -> None:
-        """The text ends in or behind an announced call."""
+        """Ends the text inside or after an announced call."""
         self._take(len(self._text))
 
     @abstractmethod
@@ -94,8 +94,8 @@ class ToolStream(StatefulStream, ABC):
         self._lead = lead
         self._read = self._read_head
 
-    def _give_up(self, pieces: list[Piece]) -> bool:
-        """It was no call: its marker is content, and what follows is read as such."""
+    def _reject_call(self, pieces: list[Piece]) -> bool:
+        """Makes the marker content, because no call follows, and reads on as content."""
         self._show(self._lead, pieces)
         return self._back_to_content()
 
@@ -132,12 +132,12 @@ class ToolStream(StatefulStream, ABC):
 class JsonToolStream(ToolStream):
     """A `ToolStream` whose calls have JSON arguments.
 
-    Arguments of an announced call are streamed; a value that may turn out to be no call is held to
-    its end first.
+    Arguments of an announced call are streamed. A value that may not be a call is held back to its
+    end first.
     """
 
     def __init__(self, context: ParseContext, openers: tuple[str, ...]) -> None:
-        """Starts outside of any call; arguments as for `ToolStream`."""
+        """Starts outside of any call; arguments as `ToolStream`."""
         super().__init__(context, openers)
         self._scanner = JsonScanner()
 
@@ -149,17 +149,17 @@ class JsonToolStream(ToolStream):
     def _read_held(self, pieces: list[Piece]) -> bool:
         end = self._scanner.find_end(self._text, self._seen)
         if self._scanner.broken_at is not None:
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         if end is None:
             self._seen = len(self._text)
             return False
-        # Still held: it may be no call.
+        # Still held back, because it may not be a call.
         self._seen = end
-        return self._judge("".join((*self._parts, self._text[self._at : end])), pieces)
+        return self._take_call("".join((*self._parts, self._text[self._at : end])), pieces)
 
     @abstractmethod
-    def _judge(self, held: str, pieces: list[Piece]) -> bool:
-        """All that is held, up to `_seen`, the end of a value: takes it as a call, or gives up."""
+    def _take_call(self, held: str, pieces: list[Piece]) -> bool:
+        """Takes the held text, a complete value up to `_seen`, as a call, or as content."""
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
         end = self._scanner.find_end(self._text, self._at)
@@ -175,8 +175,8 @@ class JsonToolStream(ToolStream):
 
     @abstractmethod
     def _read_broken(self, pieces: list[Piece]) -> bool:
-        """Arguments that are no JSON, up to the end mark."""
+        """Reads arguments that are not JSON, up to the end mark."""
 
     @abstractmethod
     def _end_arguments(self, arguments: str, pieces: list[Piece]) -> bool:
-        """The rest of streamed arguments, up to their end."""
+        """Adds the rest of streamed arguments and ends the call."""

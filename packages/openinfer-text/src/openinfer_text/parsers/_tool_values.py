@@ -1,4 +1,4 @@
-"""The text of a call's parameter as JSON, by the types that the tool's schema allows."""
+"""Values of call parameters, from text to JSON by the types that the tool's schema allows."""
 
 import json
 from collections.abc import Set
@@ -9,24 +9,24 @@ _NULLS = ("null", "None")
 
 
 def is_string(kinds: Set[str]) -> bool:
-    """Whether a value is text whatever it looks like; so it is where nothing is known."""
+    """Returns whether a value is always text; it is if no type is known."""
     return kinds <= {"string"}
 
 
 def may_be_null(first: str) -> bool:
-    """Whether a value that begins with these characters, four at most, may be null."""
+    """Returns whether a value that begins with these characters, at most 4, may be null."""
     return any(word.startswith(first) for word in _NULLS)
 
 
 def json_of_text(text: str) -> str:
-    """The inside of a JSON string."""
+    """Returns a text as JSON writes it between quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def json_of_value(text: str, kinds: Set[str]) -> str:
-    """A whole value as JSON; a string where it is nothing else that the schema allows.
+    """Returns a complete value as JSON; a string unless the schema allows what it looks like.
 
-    Words are taken in JSON's spelling and in Python's, which is what templates write.
+    `null`, `true` and `false` may have JSON's spelling, or Python's, which templates write.
     """
     word = text.strip()
     if "null" in kinds and word in _NULLS:
@@ -60,4 +60,4 @@ def _loads(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

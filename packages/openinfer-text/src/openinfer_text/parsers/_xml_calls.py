@@ -12,12 +12,12 @@ r"""The `qwen3_coder` tool parser: functions and parameters as tags, values as p
     </function>
     </tool_call>
 
-Values become JSON by the types that the tool's schema gives them: strings are streamed as they
-come, others are held up to their end and stay strings if they are not what the schema says. Some
-models leave out `<tool_call>`; then the function must be one of the tools.
+The tool's schema gives the JSON types of values. Strings are streamed; other values are held back
+to their end, and stay strings if they are not of their type. Some models leave out `<tool_call>`;
+then the function must be one of the request's tools.
 
-A closing tag inside a value is text unless what follows it is what follows a value, so code may
-mention the tags.
+A closing tag inside a value is text unless it is followed by a tag that may follow a value, so code
+may mention the tags.
 """
 
 import json
@@ -36,8 +36,8 @@ from openinfer_text.parsers._xml_grammar import (
     FUNCTION_END,
     PARAMETER_END,
     checked_name,
+    constrained_parameters,
     free_parameters,
-    held_parameters,
 )
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -48,7 +48,7 @@ _FOLLOWERS = {
     PARAMETER_END: (_PARAMETER, FUNCTION_END, _CLOSE, _OPEN),
     FUNCTION_END: (_CLOSE, _OPEN),
 }
-"""What may stand behind a closing tag that ends a value; others are part of it."""
+"""Tags that may follow a closing tag which ends a value. Before other text, it is part of it."""
 _CLOSER = re.compile("|".join(_FOLLOWERS))
 _POSSIBLE_CLOSER = re.compile(r"\n?(?:<(?:/[a-z]*)?)?\Z")
 _LONGEST_CLOSER = 1 + len(PARAMETER_END)
@@ -64,7 +64,7 @@ class XmlCallParser:
     call_separator = "\n"
 
     def claims(self, template: str, /) -> bool:
-        """A template with `<tool_call>` and both of the tags inside."""
+        """Returns whether a template contains `<tool_call>` and both tags inside of it."""
         return all(mark in template for mark in (_OPEN, _FUNCTION, _PARAMETER))
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> list[Tag]:
@@ -73,12 +73,12 @@ class XmlCallParser:
         if parameters is None:
             content = free_parameters(function.get("parameters"))
         else:
-            content = held_parameters(parameters)
+            content = constrained_parameters(parameters)
         bare = {"type": "tag", "begin": begin, "content": content, "end": FUNCTION_END}
         return [bare | {"begin": f"{_OPEN}\n{begin}", "end": f"{FUNCTION_END}\n{_CLOSE}"}, bare]
 
     def start(self, context: ParseContext, /) -> "_XmlStream":
-        """A parser for one answer."""
+        """Returns a parser for one output."""
         return _XmlStream(context)
 
 
@@ -102,7 +102,7 @@ class _XmlStream(ToolStream):
             self._add_arguments(rest, pieces)
         if self._read not in (self._read_value, self._read_text, self._read_held):
             return
-        # A closing tag may have waited for what follows it.
+        # A closing tag may have waited for the text after it.
         closer = next((c for c in _CLOSER.finditer(rest) if not rest[c.end() :].strip()), None)
         if self._read == self._read_text:
             if closer is None:
@@ -127,20 +127,20 @@ class _XmlStream(ToolStream):
         return any(mark.startswith(rest) for mark in marks)
 
     def _read_head(self, pieces: list[Piece]) -> bool:
-        """Behind `<tool_call>`."""
+        """Reads the text after `<tool_call>`."""
         self._seen = at = end_of(BLANK, self._text, self._seen)
         if self._text.startswith(_FUNCTION, at):
             self._lead += self._take(at + len(_FUNCTION))
             self._read = self._read_name
             return True
-        return False if self._may_come(at, _FUNCTION) else self._give_up(pieces)
+        return False if self._may_come(at, _FUNCTION) else self._reject_call(pieces)
 
     def _read_name(self, pieces: list[Piece]) -> bool:
         name = self._read_tag_name()
         if name == "":
             return False
         if name is None or (self._is_bare and name not in self._schemas.names):
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         self._take(self._text.index(">", self._at) + 1)
         self._function, self._num_parameters = name, 0
         self._announce(name, pieces)
@@ -148,7 +148,7 @@ class _XmlStream(ToolStream):
         return True
 
     def _read_tag_name(self) -> str | None:
-        """The name up to `>`; "" while it may still come, None if there is none."""
+        """Returns the name up to `>`, "" if more text may complete it, None if there is none."""
         text = self._text[self._at : self._at + MAX_HEAD]
         found = _TAG_NAME.match(text)
         if found is not None:
@@ -170,7 +170,7 @@ class _XmlStream(ToolStream):
         elif self._may_come(at, _PARAMETER, FUNCTION_END, _CLOSE, _OPEN):
             return False
         else:
-            # Neither a parameter nor an end: the call stays open, and this is content.
+            # Neither a parameter nor an end: the call stays incomplete, and this text is content.
             return self._back_to_content()
         return True
 
@@ -179,7 +179,7 @@ class _XmlStream(ToolStream):
         if name == "":
             return False
         if name is None:
-            return self._give_up(pieces)
+            return self._reject_call(pieces)
         self._take(self._text.index(">", self._at) + 1)
         self._kinds = self._schemas.kinds(self._function, name)
         separator = ", " if self._num_parameters else "{"
@@ -189,7 +189,7 @@ class _XmlStream(ToolStream):
         return True
 
     def _read_value(self, pieces: list[Piece]) -> bool:
-        """The first characters: the line break of the tag, and whether there is a `null`."""
+        """Reads the first characters: the line break after the tag, and a possible `null`."""
         at = self._at + self._text.startswith("\n", self._at)
         is_text = is_string(self._kinds)
         if not is_text and self._kinds <= {"string", "null"}:
@@ -214,7 +214,7 @@ class _XmlStream(ToolStream):
         return False
 
     def _read_first(self, pieces: list[Piece]) -> bool:
-        """The first character of a value that is held."""
+        """Reads the first character of a value that is held back."""
         may_nest = not self._kinds.isdisjoint(("object", "array"))
         if may_nest and self._text[self._at] in "{[":
             self._scanner, self._read = JsonScanner(), self._read_json
@@ -223,7 +223,7 @@ class _XmlStream(ToolStream):
         return True
 
     def _read_json(self, pieces: list[Piece]) -> bool:
-        """A value up to its last bracket: a tag within its strings is none."""
+        """Reads a value up to its last bracket, ignoring tags in its strings."""
         end = self._scanner.find_end(self._text, self._seen)
         if self._scanner.broken_at is not None:
             self._go_back()
@@ -243,19 +243,19 @@ class _XmlStream(ToolStream):
         return self._close_value(json_of_value(value, self._kinds), pieces)
 
     def _find_end(self) -> tuple[int, bool]:
-        """Up to where the value goes in any case, and whether it ends there."""
+        """Returns how far the value surely goes, and whether it ends there."""
         at = self._seen
         while (closer := _CLOSER.search(self._text, at)) is not None:
-            behind = end_of(BLANK, self._text, closer.end())
+            after = end_of(BLANK, self._text, closer.end())
             followers = _FOLLOWERS[closer.group()]
-            is_far = behind - closer.end() > MAX_HEAD
-            if is_far or self._text.startswith(followers, behind):
+            is_far = after - closer.end() > MAX_HEAD
+            if is_far or self._text.startswith(followers, after):
                 return closer.start(), True
-            if self._may_come(behind, *followers):
+            if self._may_come(after, *followers):
                 return closer.start(), False
             at = closer.end()
         possible = _POSSIBLE_CLOSER.search(self._text, max(at, len(self._text) - _LONGEST_CLOSER))
-        assert possible is not None, "the end of a text is a possible one"
+        assert possible is not None, "the end of a text may begin a closing tag"
         return possible.start(), False
 
     def _close_value(self, rest: str, pieces: list[Piece]) -> bool:

@@ -1,10 +1,10 @@
-r"""What Qwen3-Coder's calls look like to a grammar: a parameter is a tag, its value plain text.
+r"""Grammars of Qwen3-Coder's calls: a parameter is a tag, its value plain text.
 
     parameter of strings:  <parameter=city>\n  any text without a closing tag  \n</parameter>\n
     of anything else:      <parameter=days>\n  JSON                            \n</parameter>\n
 
-A text is not quoted, so it must hold neither of the tags that would end it for the parser, and a
-value must be read back as what it was: `null` is no string where the schema allows null.
+Text is not quoted, so it must not contain a tag that would end it for the parser. The parser must
+also read a value back as the same value: `null` is not a string if the schema allows null.
 """
 
 import json
@@ -31,7 +31,7 @@ _NUMBERS = {
     "integer": "-?(0|[1-9][0-9]{0,17})",
     "number": r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?",
 }
-"""Numbers of any size would be infinite, and none of JSON, at some."""
+"""Bounded numbers: Python reads a number of any size as infinity, which JSON cannot write."""
 _DATE = (
     "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
     "|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
@@ -51,21 +51,21 @@ _FORMATS = {
 
 
 def free_parameters(parameters: Any) -> dict[str, Any]:
-    """Any of the parameters with any text each."""
+    """Returns the form of any parameters with any text as values."""
     names = _properties(parameters or NO_ARGUMENTS)
     tags = [_text_tag(name, {"type": "any_text", "excludes": _EXCLUDES}) for name in names]
     return _row(tags, is_single=False) if tags else {"type": "const_string", "value": ""}
 
 
-def held_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a schema, in its order.
+def constrained_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the form of the parameters of a schema, in its order.
 
     Raises:
-        StructureError: naming the keyword that plain text cannot be held to.
+        StructureError: plain text cannot be restricted by a keyword; names it.
     """
     for keyword in parameters:
         if keyword not in _OF_PARAMETERS | ANNOTATIONS:
-            raise _refused(keyword, "cannot be held in calls whose parameters are tags")
+            raise _refused(keyword, "cannot restrict calls whose parameters are tags")
     if not isinstance(parameters.get("properties"), Mapping | None):
         raise _refused("properties", "must be an object of schemas")
     properties, required = _properties(parameters), parameters.get("required")
@@ -74,7 +74,7 @@ def held_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise _refused("required", "must be a list of names")
     for name in required:
         if name not in properties:
-            raise _refused("required", f"names {name}, which is none of the properties")
+            raise _refused("required", f"contains {name}, which is not among the properties")
     rows = [
         _row(list(_value_tags(name, parameters)), is_single=True, is_required=name in required)
         for name in properties
@@ -99,15 +99,15 @@ def _row(tags: Sequence[Tag], *, is_single: bool, is_required: bool = False) -> 
 
 
 def _value_tags(name: str, parameters: Mapping[str, Any]) -> Iterator[Tag]:
-    """The ways to write one parameter."""
+    """Yields the ways to write one parameter."""
     schema = _properties(parameters)[name]
     schema = {} if schema is True else schema
     where = f"properties.{name}"
     if not isinstance(schema, Mapping):
-        raise _refused(where, "must be a JSON schema, an object, that something is valid against")
+        raise _refused(where, "must be a JSON schema, an object that some value is valid against")
     branches, kinds = branches_of(schema, parameters), kinds_of(schema, parameters)
     if not branches:
-        raise _refused(where, "allows too much to be held to")
+        raise _refused(where, "has too many alternatives to be restricted to")
     if kinds and "string" not in kinds:
         parts = branches if any(map(_is_number, branches)) else [schema]
         yield from (_json_tag(name, part, parameters) for part in parts)
@@ -123,12 +123,14 @@ def _value_tags(name: str, parameters: Mapping[str, Any]) -> Iterator[Tag]:
         elif branch.keys() <= ANNOTATIONS | {"type"}:
             yield _json_tag(name, branch, parameters)
         else:
-            # A text that looks like such a value would be read as one, and might break its bounds.
-            raise _refused(where, "is a string or something with bounds; make it one of the two")
+            # The parser would read a text that looks like such a value as one, without its bounds.
+            raise _refused(
+                where, "allows a string or a value with bounds; allow only one of the two"
+            )
 
 
 def _choice_tags(name: str, values: Any, kinds: frozenset[str], where: str) -> Iterator[Tag]:
-    """Those of the values that are read as what they are."""
+    """Yields the values that the parser reads back as the same value."""
     num_found = 0
     for value in values if isinstance(values, list) else ():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -138,14 +140,14 @@ def _choice_tags(name: str, values: Any, kinds: frozenset[str], where: str) -> I
             constant = {"type": "const_string", "value": text + _VALUE_END}
             yield _text_tag(name, constant) | {"end": ""}
     if not num_found:
-        raise _refused(f"{where}.enum", "has no value that a tag can hold")
+        raise _refused(f"{where}.enum", "has no value that a tag can contain")
 
 
 def _text(branch: Mapping[str, Any], where: str) -> dict[str, Any]:
     bounds = {key: value for key, value in branch.items() if key not in ANNOTATIONS}
     bounds.pop("type", None)
     for keyword in bounds.keys() - _OF_TEXT:
-        raise _refused(f"{where}.{keyword}", "cannot be held in a text without quotes")
+        raise _refused(f"{where}.{keyword}", "cannot restrict a text without quotes")
     for keyword, value in bounds.items():
         if keyword not in _LENGTHS and not isinstance(value, str):
             raise _refused(f"{where}.{keyword}", "must be a string")
@@ -155,37 +157,40 @@ def _text(branch: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {"type": "any_text", "excludes": _EXCLUDES}
     if {"pattern", "format"} & bounds.keys():
         if len(bounds) > 1:
-            raise _refused(f"{where}.{min(bounds)}", "cannot be held together with others here")
+            raise _refused(f"{where}.{min(bounds)}", "cannot be combined with other keywords here")
         return {"type": "regex", "pattern": _pattern(bounds, where), "excludes": _EXCLUDES}
     length = f"{bounds.get('minLength', 0)},{bounds.get('maxLength', '')}"
     return {"type": "regex", "pattern": f"(.|\\n){{{length}}}", "excludes": _EXCLUDES}
 
 
 def _pattern(bounds: Mapping[str, Any], where: str) -> str:
-    """A regex of the whole text."""
+    """Returns a regex that matches the whole text."""
     if "format" in bounds:
         form = _FORMATS.get(bounds["format"])
         if form is None:
-            raise _refused(f"{where}.format", f"can be held only for {', '.join(_FORMATS)}")
+            raise _refused(f"{where}.format", f"is supported only for {', '.join(_FORMATS)}")
         return form
     pattern = bounds["pattern"]
     inner = pattern.removeprefix("^")
     before = "" if pattern.startswith("^") else _ANY
-    behind = "" if inner.endswith("$") and not inner.endswith("\\$") else _ANY
-    if not behind:
+    after = "" if inner.endswith("$") and not inner.endswith("\\$") else _ANY
+    if not after:
         inner = inner[:-1]
     bare = _NO_SYNTAX.sub("", inner)
     if not _is_closed(bare):
         raise _refused(
-            f"{where}.pattern", "is no regular expression: it closes what it did not open"
+            f"{where}.pattern",
+            "is not a regular expression: it closes a bracket that it did not open",
         )
-    if "^" in bare or "$" in bare or ("|" in _GROUP.sub("", bare) and not (before and behind)):
-        raise _refused(f"{where}.pattern", "has ^ or $ elsewhere than around all of it")
-    return f"{before}({inner}){behind}"
+    if "^" in bare or "$" in bare or ("|" in _GROUP.sub("", bare) and not (before and after)):
+        raise _refused(
+            f"{where}.pattern", "has ^ or $ inside the pattern; they may stand only at its ends"
+        )
+    return f"{before}({inner}){after}"
 
 
 def _is_closed(bare: str) -> bool:
-    """Whether a pattern without its escapes and classes stays within a group around it."""
+    """Returns whether the brackets of a pattern, without escapes and classes, are balanced."""
     depth = 0
     for char in bare:
         depth += (char == "(") - (char == ")")
@@ -207,7 +212,7 @@ def _json_tag(name: str, schema: Mapping[str, Any], parameters: Mapping[str, Any
 
 
 def _is_number(schema: Mapping[str, Any]) -> bool:
-    """Of any size."""
+    """Returns whether a schema allows any number of its type."""
     return schema.keys() <= ANNOTATIONS | {"type"} and schema.get("type") in _NUMBERS
 
 
@@ -216,14 +221,14 @@ def _tag_name(name: str) -> str:
 
 
 def checked_name(name: str, where: str) -> str:
-    """A name that a tag can hold.
+    """Returns a name after checking that a tag can contain it.
 
     Raises:
         StructureError: it cannot.
     """
     is_clean = name == name.strip() and not set(name) & set("<>\n")
     if not name or len(name) > MAX_NAME or not is_clean:
-        reason = f"the name cannot stand in a tag: no < > and line breaks, up to {MAX_NAME} long"
+        reason = f"the name cannot stand in a tag: at most {MAX_NAME}, no < >, no line breaks"
         raise StructureError(where, reason)
     return name
 

@@ -1,7 +1,4 @@
-"""`ChatTemplate`: a checkpoint's Jinja template, rendered as transformers does.
-
-What goes wrong inside a template is one `TemplateError`.
-"""
+"""`ChatTemplate`: a checkpoint's Jinja template, rendered as transformers does."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,7 +17,8 @@ from openinfer_text.templates._messages import (
 from openinfer_text.templates._sandbox import TemplateSandbox, compile_template, render
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
-# Two private-use characters nobody types; the space tells whether the template trims.
+# Two private-use characters that no text contains. The space after them tells whether the
+# template trims.
 _END_MARK = "\U000f0c0d\U000f0c0e"
 _END_MARK_SPACED = _END_MARK + " "
 
@@ -28,19 +26,19 @@ _END_MARK_SPACED = _END_MARK + " "
 class ChatTemplate:
     """Messages to prompt text, byte for byte what transformers' `apply_chat_template` renders.
 
-    Messages are first shaped for the template: content parts become text (joined by newlines) or,
-    for templates that loop over content, stay parts; arguments of tool calls become objects, and
-    stay strings if they are none; an assistant's null content becomes ""; `developer` becomes
-    `system` unless the template knows it; other null fields are dropped; reasoning is readable
-    under each of its names.
+    Messages are normalised for the template first. Content parts become text, joined by newlines;
+    for templates that loop over content they stay parts. Arguments of tool calls become objects if
+    they are JSON objects, and stay strings otherwise. An assistant's null content becomes "".
+    `developer` becomes `system` unless the template knows it. Other null fields are dropped.
+    Reasoning is readable under each of its names.
 
     Rendering holds the GIL. Any thread may render. A template that takes more than 2 seconds of CPU
     time, or makes more than 64 Mi characters, is ended.
 
     Attributes:
-        content_format: what the default template takes as `content`.
+        content_format: form of `content` that the default template reads.
         tools_source: Jinja source of the template for requests with tools.
-        takes_tools: whether that template reads them.
+        takes_tools: whether that template reads tools.
     """
 
     def __init__(
@@ -53,13 +51,13 @@ class ChatTemplate:
         """Compiles templates.
 
         Args:
-            sources: one template, or several by name; "default" must be among them, "tool_use" is
-                taken when a request brings tools.
-            special_tokens: `bos_token` and so on, visible in templates under these names.
-            content_format: shape of content; "auto" looks at how the template uses it.
+            sources: one template, or several by name. "default" must be among them; "tool_use" is
+                used for requests with tools.
+            special_tokens: `bos_token` and so on, readable in templates under these names.
+            content_format: form of content; "auto" detects how the template uses it.
 
         Raises:
-            TemplateError: if a template is not valid Jinja or none is named "default".
+            TemplateError: a template is not valid Jinja, or none is named "default".
         """
         named = {"default": sources} if isinstance(sources, str) else dict(sources)
         if "default" not in named:
@@ -92,10 +90,10 @@ class ChatTemplate:
             return False
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the default template is given them.
+        """Returns the messages in the form that the default template reads.
 
         Raises:
-            InvalidChatInput: naming the field that cannot be used.
+            InvalidChatInput: a field cannot be used; names it.
         """
         return self._templates["default"][2].normalize(messages)
 
@@ -109,23 +107,25 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a chat.
+        """Returns the prompt text of a chat.
 
         Args:
             messages: OpenAI messages as parsed JSON (dicts, lists, strings, numbers).
-            tools: tool definitions as the request gives them.
-            documents: retrieval documents, for templates that know them.
+            tools: tool definitions of the request.
+            documents: retrieval documents, for templates that read them.
             add_generation_prompt: end with the header of the next assistant message.
-            continue_final_message: end inside the last message's content, so that it is continued.
-            chat_template_kwargs: further variables; they win over special tokens.
+            continue_final_message: end inside the last message's content; the model continues it.
+            chat_template_kwargs: further variables; they take precedence over special tokens.
 
         Raises:
-            InvalidChatInput: if the messages or the variables' names cannot be used.
-            TemplateError: if the template fails or calls `raise_exception`.
+            InvalidChatInput: the messages or the names of variables cannot be used.
+            TemplateError: the template fails, or calls `raise_exception`.
         """
         variables = dict(chat_template_kwargs or {})
         for name in sorted(_RESERVED & variables.keys()):
-            raise InvalidChatInput(f"chat_template_kwargs.{name}", "is a parameter of its own")
+            raise InvalidChatInput(
+                f"chat_template_kwargs.{name}", "must be given as a parameter of its own"
+            )
         if continue_final_message and add_generation_prompt:
             reason = "needs add_generation_prompt to be false"
             raise InvalidChatInput("continue_final_message", reason)
@@ -161,13 +161,15 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
         whole, field = without_broken_arguments(variables["messages"])
         if field is None:
             raise
-        render(template, {**variables, "messages": whole})  # or it failed for another reason
-        reason = "is no JSON object, and this model's template writes no other; leave the call out"
+        render(
+            template, {**variables, "messages": whole}
+        )  # raises if the failure has another reason
+        reason = "is not a JSON object, which this model's template needs; leave the call out"
         raise InvalidChatInput(field, reason) from error
 
 
 def _mark_end(message: dict[str, Any], source: str) -> str:
-    """Marks the end of the message's text; returns the text as it was."""
+    """Marks the end of the message's text; returns the text without the mark."""
     content = message["content"]
     if not content or "content" not in source:
         raise InvalidChatInput("continue_final_message", "the last message has no text to continue")

@@ -34,7 +34,7 @@ class TemplateLimitError(jinja2.TemplateError):
 
 
 class _Meter(threading.local):
-    """What the render of this thread has taken so far."""
+    """Blocks and time of the render on this thread."""
 
     num_blocks = 0
     deadline = float("inf")

@@ -1,8 +1,8 @@
-"""From the messages of a request to the messages a template reads.
+"""Messages of a request, normalised to the form that a template reads.
 
-What clients send (OpenAI's shapes) and what published templates expect differ in known places:
-content as a list of parts, arguments of tool calls as a JSON string, null content beside tool
-calls, the developer role, and three names for reasoning. All of it is settled here.
+Clients send OpenAI's forms. Published templates expect others in five places: content as a list of
+parts, arguments of tool calls as a JSON string, null content beside tool calls, the developer role,
+and three names for reasoning.
 """
 
 import json
@@ -14,7 +14,7 @@ from jinja2 import nodes
 from openinfer_text.errors import InvalidChatInput
 
 ContentFormat = Literal["string", "openai"]
-"""What a template takes as `content`: a string, or OpenAI's list of typed parts."""
+"""Form of `content` that a template reads: a string, or OpenAI's list of typed parts."""
 
 _TEXT_PARTS = {
     "text": "text",
@@ -23,26 +23,26 @@ _TEXT_PARTS = {
     "refusal": "refusal",
 }
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""What a message may be of, to any template."""
+"""Roles that a message may have, whatever the template."""
 _MAY_SAY_NOTHING = ("assistant", "function")
-"""Whose content may be null or missing, as at OpenAI: there are calls or reasoning beside it."""
+"""Roles whose content may be null or missing, as at OpenAI: they have calls or reasoning."""
 _CONTENT_FORMS = "a string or a list of content parts"
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class MessageNormalizer:
-    """Shapes messages for one template; immutable, any thread."""
+    """Normalises messages for one template; immutable, any thread."""
 
     def __init__(
         self, *, content_format: ContentFormat, wraps_strings: bool, words: frozenset[str]
     ) -> None:
-        """Settles what the template takes.
+        """Takes what is known of the template.
 
         Args:
-            content_format: shape of `content` the template reads.
-            wraps_strings: with "openai", whether plain strings must become a list of one part.
-            words: strings in the template's code. Roles among them are its own; a template that
-                does not know `developer` gets `system`, one that knows `tool` gets no `function`.
+            content_format: form of `content` that the template reads.
+            wraps_strings: with "openai": whether plain strings become a list of one part.
+            words: strings in the template's code. A role among them is accepted. A template
+                without `developer` gets `system` instead; one with `tool` gets no `function`.
         """
         self.content_format = content_format
         self._wraps_strings = wraps_strings
@@ -51,10 +51,10 @@ class MessageNormalizer:
         self._knows_tool = "tool" in words
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Fresh messages, ready for the template; the given ones are not changed.
+        """Returns new messages in the template's form; the given ones are not changed.
 
         Raises:
-            InvalidChatInput: naming the field, such as `messages[2].tool_calls[0].function`.
+            InvalidChatInput: a field cannot be used; names it, such as `messages[2].role`.
         """
         if not messages:
             raise InvalidChatInput("messages", "must hold at least one message")
@@ -64,9 +64,9 @@ class MessageNormalizer:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidChatInput(f"{field}.role", "must be a string")
         if message["role"] not in self._roles:
-            # Templates pass over a role that they do not know, and the message would be lost.
+            # Templates skip messages of a role that they do not know.
             known = ", ".join(sorted(ROLES))
-            raise InvalidChatInput(f"{field}.role", f"is {message['role']!r}; known are {known}")
+            raise InvalidChatInput(f"{field}.role", f"is {message['role']!r}; use one of {known}")
         if message.get("content") is None and message["role"] not in _MAY_SAY_NOTHING:
             is_missing = "content" not in message
             reason = "is missing" if is_missing else f"must not be null: {_CONTENT_FORMS}"
@@ -77,10 +77,11 @@ class MessageNormalizer:
         if shaped["role"] == "developer" and not self._keeps_developer:
             shaped["role"] = "system"
         if shaped["role"] == "function" and self._knows_tool:
-            # What a tool was called before; templates that have the word mean a call's `function`.
+            # `function` is the former name of the role. A template that contains the word means a
+            # call's `function`, not the role.
             shaped["role"] = "tool"
         if "function_call" in shaped:
-            raise InvalidChatInput(f"{field}.function_call", "is not read; use tool_calls")
+            raise InvalidChatInput(f"{field}.function_call", "is not supported; use tool_calls")
         shaped["content"] = self._content(shaped.get("content", ""), f"{field}.content")
         calls = shaped.pop("tool_calls", None)
         if calls:
@@ -133,10 +134,10 @@ def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _arguments(arguments: Any, field: str) -> dict[str, Any] | str:
-    """The object that templates write out; clients send it as a string of JSON.
+    """Returns arguments as the object that templates write; clients send JSON in a string.
 
-    A string that is no JSON object stays as it is: a model wrote it and was cut off, say, and the
-    client sends it again with every turn.
+    A string that is not a JSON object is kept: the model may have been cut off while it wrote it,
+    and the client sends it again with every turn.
     """
     if arguments is None or arguments == "":
         return {}
@@ -154,10 +155,10 @@ def _arguments(arguments: Any, field: str) -> dict[str, Any] | str:
 def without_broken_arguments(
     messages: Sequence[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Shaped messages with no arguments in place of those that are no object.
+    """Returns messages in which arguments that are not objects are replaced by empty ones.
 
     Returns:
-        The messages, the given ones if there is nothing to replace; and the first field replaced.
+        The messages, and the path of the first replaced field; None if none was replaced.
     """
     fields = []
 
@@ -181,10 +182,10 @@ def without_broken_arguments(
 def normalizer_for(
     template: nodes.Template, *, content_format: ContentFormat | Literal["auto"] = "auto"
 ) -> MessageNormalizer:
-    """The normalizer for a parsed template.
+    """Returns the normalizer for a parsed template.
 
-    A template that loops over a message's content takes parts, any other one strings. One that
-    also asks whether the content is a string gets strings as they are.
+    A template that loops over a message's content reads parts, any other template strings. If it
+    also tests whether the content is a string, it gets strings unchanged.
     """
     aliases = {
         assign.target.name

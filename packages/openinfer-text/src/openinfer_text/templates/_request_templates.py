@@ -63,7 +63,7 @@ class RequestTemplates:
 
 
 def _with_line(error: TemplateError) -> str:
-    """The error's message after its line in the template."""
+    """Returns the error's message after its line in the template."""
     cause = error.__cause__
     line, message = getattr(cause, "lineno", None), error.message
     if line is None:
@@ -74,7 +74,7 @@ def _with_line(error: TemplateError) -> str:
 
 
 def _line_of(trace: TracebackType | None) -> int | None:
-    """The innermost line of the template; Jinja writes its lines into tracebacks."""
+    """Returns the innermost line of the template; Jinja writes its lines into tracebacks."""
     line = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

@@ -47,12 +47,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # random text of any length, which no chat has a use for
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The result of an operation, if it is of a reasonable size."""
+        """Returns the result of an operation, if it is of a reasonable size."""
         limits.check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The result of a call, if it is of a reasonable size."""
+        """Returns the result of a call, if it is of a reasonable size."""
         limits.check_call(function, args, kwargs)
         return super().call(context, function, *args, **kwargs)
 

@@ -1,9 +1,9 @@
-"""Where messages end in a prompt, as token positions: hints for the prefix cache.
+"""Token positions at which messages end in a prompt: hints for the prefix cache.
 
-Templates are programs, so the positions are not computed from them for every request. Once, at
-load, small chats are rendered with and without their last messages; the added token that opens what
-follows a message (`<|im_start|>`, `<|User|>`) or closes it (`</s>`) is learnt from the difference.
-A prompt is then searched for these ids. Templates without such tokens have no hints.
+When a template is loaded, small chats are rendered with and without their last messages. The
+difference shows the added token that opens the next message (`<|im_start|>`, `<|User|>`) or closes
+a message (`</s>`). Prompts are then searched for these ids. Templates without such tokens have no
+hints.
 """
 
 import re
@@ -27,7 +27,7 @@ _CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
         {"role": "assistant", "content": "Two green pears."},
         {"role": "user", "content": "Three blue plums."},
     ),
-    # Not every template takes these; those that do may open a result in a way of their own.
+    # Not every template accepts tool messages. A template that does may open them differently.
     (
         {"role": "system", "content": "Four white figs."},
         {"role": "user", "content": "Five black grapes."},
@@ -41,14 +41,14 @@ _CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """Added tokens that stand at the border of two messages."""
+    """Added tokens at the border of two messages."""
 
     openers: frozenset[str] = frozenset()
     closers: frozenset[str] = frozenset()
 
 
 def learn_turn_tokens(template: ChatTemplate, added_tokens: Collection[str]) -> TurnTokens:
-    """The border tokens of a template; empty where it refuses or its borders are plain text."""
+    """Returns the border tokens of a template; none if borders are plain text."""
     if not added_tokens:
         return TurnTokens()
     pattern = re.compile(literal_pattern(added_tokens))
@@ -59,7 +59,7 @@ def learn_turn_tokens(template: ChatTemplate, added_tokens: Collection[str]) -> 
             full = template.render(chat, add_generation_prompt=True)
             starts = [template.render(chat[:count]) for count in range(1, len(chat) + 1)]
         except TextError:
-            # A template that does not take this chat learns nothing of it; others are unaffected.
+            # The template refuses this chat; the other chats may still show its tokens.
             continue
         for start in starts:
             if not full.startswith(start):
@@ -77,7 +77,7 @@ def learn_turn_tokens(template: ChatTemplate, added_tokens: Collection[str]) -> 
 def find_boundaries(
     token_ids: bytes, *, opener_ids: Collection[int], closer_ids: Collection[int], start: int
 ) -> tuple[int, ...]:
-    """Token positions after `start` and before the end at which a message ends, ascending."""
+    """Returns positions between `start` and the end at which a message ends, ascending."""
     found = {at for token_id in opener_ids for at in find_id(token_ids, token_id)}
     found |= {at + 1 for token_id in closer_ids for at in find_id(token_ids, token_id)}
     end = num_ids(token_ids)

@@ -1,4 +1,4 @@
-"""`IncrementalDetokenizer`: token ids to text, one id at a time, never half a character."""
+"""`IncrementalDetokenizer`: token ids to text, one id at a time, in complete characters."""
 
 import codecs
 from collections.abc import Collection, Iterable
@@ -19,13 +19,13 @@ codecs.register_error(REPLACE_EACH_BYTE, _replace_each_byte)
 
 
 class IncrementalDetokenizer:
-    """The text of a growing sequence of ids; one per output stream, one thread at a time.
+    """The text of a growing sequence of ids; one for each output, one thread at a time.
 
-    Each id makes exactly one `push`. Bytes that end inside a character are held back until it is
-    complete; U+FFFD appears only for bytes that can no longer become one. The concatenation of all
-    pushes and `flush` equals the tokenizer's own decode of all ids. One exception: inside a run of
-    `<0x..>` tokens that breaks off, a byte-fallback tokenizer blots out the whole run, also the
-    characters that were complete; those were sent by then and stay.
+    Each id is one `push`. Bytes that end inside a character are held back until it is complete.
+    U+FFFD appears only for bytes that can no longer become a character. The concatenation of all
+    pushes and `flush` equals the tokenizer's own decode of all ids, with one exception: if a run of
+    `<0x..>` tokens ends inside a character, a byte-fallback tokenizer replaces the whole run,
+    complete characters included. Those have been sent by then.
     """
 
     __slots__ = (
@@ -51,12 +51,12 @@ class IncrementalDetokenizer:
 
         Args:
             tokenizer: shared, not owned.
-            skip_special_tokens: special tokens contribute no text.
-            shown_tokens: special tokens that contribute text all the same.
-            spaces_between_special_tokens: False joins neighbouring added tokens by their bare
-                contents; only tokenizers whose decoder writes spaces show a difference.
-            context_ids: the end of what stands before this text (a few ids are enough): a character
-                or word that began there is continued, where a fresh text would drop its space.
+            skip_special_tokens: whether special tokens have no text.
+            shown_tokens: special tokens that always have text.
+            spaces_between_special_tokens: if False, neighbouring added tokens are joined without
+                spaces; this matters only for tokenizers whose decoder writes spaces.
+            context_ids: the last few ids before this text. A character or word that began there
+                is continued; at the start of a text its leading space would be dropped.
         """
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
@@ -69,7 +69,7 @@ class IncrementalDetokenizer:
         )
         is_bare = self._bare_neighbours or tokenizer.decoder_plan.num_leading_spaces > 0
         self.is_plain = is_table and not is_bare
-        """Whether an ordinary token of whole characters adds its own text, if nothing is held."""
+        """Whether a token of complete characters adds exactly its own text if no bytes are held."""
         for token_id in list(context_ids)[-_CONTEXT_TOKENS:]:
             self.push(token_id)
 
@@ -80,11 +80,11 @@ class IncrementalDetokenizer:
 
     @property
     def pending_text(self) -> str:
-        """What stands for these bytes if the character is never completed."""
+        """Text of the held bytes if their character is never completed."""
         return self._stream.pending_text
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes, "" while its bytes are held back."""
+        """Appends an id and returns the text that it completes, "" while bytes are held back."""
         if self._skip:
             if self._tokenizer.is_special(token_id) and token_id not in self._shown_ids:
                 return ""
@@ -97,12 +97,12 @@ class IncrementalDetokenizer:
         return self._stream.push(token_id)
 
     def flush(self) -> str:
-        """The rest at the end of the text: U+FFFD for a character that never was completed."""
+        """Ends the text and returns its rest: U+FFFD for an incomplete character."""
         return self._stream.flush()
 
 
 class _ByteStream:
-    """Table of bytes and a UTF-8 decoder, for decoders that treat every token alike."""
+    """A table of bytes and a UTF-8 decoder, for tokenizers that decode every token alike."""
 
     __slots__ = ("_decoder", "_num_strip", "_token_bytes")
 
@@ -138,10 +138,10 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """Decodes a short window of ids twice and takes the difference, for any other decoder.
+    """The difference of two decodes of a short window of ids, for any other tokenizer.
 
-    The tokens' bytes only tell where a character is unfinished. A stream of nothing but broken
-    bytes is let go in groups, so that the window stays short.
+    The tokens' bytes only tell where a character is unfinished. Broken bytes without an end are
+    shown in groups, so that the window stays short.
     """
 
     _MAX_HELD = 8
@@ -187,6 +187,6 @@ class _WindowStream:
         if text:
             self._shown_ids = self._held_ids
         else:
-            # Ids without text give the next one no left neighbour; keep the one that does.
+            # Ids without text are no context for the next one, so the ids before them are kept.
             self._shown_ids = (self._shown_ids + self._held_ids)[-_CONTEXT_TOKENS:]
         self._held_ids = []

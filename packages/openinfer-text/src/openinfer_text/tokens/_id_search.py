@@ -1,4 +1,4 @@
-"""Looking into columns of token ids."""
+"""Search in columns of token ids."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from openinfer_contract import pack_ids
 
 
 def find_id(column: bytes, token_id: int) -> Iterator[int]:
-    """Indices at which `token_id` stands in a u32 column, ascending."""
+    """Yields the indices of `token_id` in a u32 column, ascending."""
     pattern = pack_ids((token_id,))
     at = column.find(pattern)
     while at >= 0:

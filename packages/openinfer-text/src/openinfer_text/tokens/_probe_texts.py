@@ -1,10 +1,10 @@
-"""Texts on which two tokenizers are compared: made of the vocabulary itself, and of odd Unicode."""
+"""Texts on which two tokenizers are compared: from the vocabulary, and of odd Unicode."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 
 PROBE_VERSION = "1"
-"""Changes with what is compared, so that older verdicts do not count."""
+"""Version of these texts; verdicts of other versions are not used."""
 _BATCH = 2048
 _NUM_RANDOM_SEQUENCES = 2000
 _NUM_RANDOM_TEXTS = 1000
@@ -27,11 +27,11 @@ _RANGES = (
 def probe_batches(
     vocab_size: int, decode: Callable[[list[int]], str], added: Sequence[str]
 ) -> Iterator[list[str]]:
-    """Batches of texts, the same ones each time.
+    """Yields batches of texts, always the same ones.
 
     Args:
-        vocab_size: of the tokenizer.
-        decode: ids to text.
+        vocab_size: number of ids of the tokenizer.
+        decode: turns ids into text.
         added: contents of the added tokens.
     """
     rng = random.Random(0)

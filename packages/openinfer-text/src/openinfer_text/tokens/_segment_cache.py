@@ -1,10 +1,10 @@
-"""Cutting a text at its added tokens, and remembering the ids of what lies between.
+"""Cuts of a text at its added tokens, and a cache of the ids of the pieces between them.
 
 A tokenizer of the `tokenizers` library first cuts added tokens out of the raw text, leftmost and
-longest first, then normalizes, pre-tokenizes and merges every remaining piece by itself. So
-encoding the pieces one by one and joining the ids is exact, unless
+longest first. Then it normalizes, pre-tokenizes and merges every remaining piece alone. Encoding
+the pieces one by one and joining the ids is therefore exact, unless
 
-- an added token looks at its neighbours (lstrip, rstrip, single_word),
+- an added token depends on its neighbours (lstrip, rstrip, single_word),
 - the pre-tokenizer treats the first piece of a text differently (Metaspace "first"), or is one
   this module does not know,
 - the model draws at random (BPE dropout).
@@ -23,7 +23,7 @@ from openinfer_contract import pack_ids
 from openinfer_text.tokens._tokenizer_engine import Pipeline
 
 _MAX_FORKS = 32
-"""Branches within one word that get groups of their own; the words of vocabularies have a few."""
+"""Most nested groups of a pattern; words of vocabularies need only a few."""
 _PIECEWISE_PRE_TOKENIZERS = frozenset(
     {
         "ByteLevel",
@@ -40,7 +40,7 @@ _PIECEWISE_PRE_TOKENIZERS = frozenset(
 
 
 class Cutter:
-    """Splits text into ordinary pieces and added tokens; immutable, any thread."""
+    """Splitter of text into ordinary pieces and added tokens; immutable, any thread."""
 
     def __init__(self, levels: Sequence[dict[str, int]]) -> None:
         self._patterns = [re.compile(f"({literal_pattern(level)})") for level in levels if level]
@@ -51,7 +51,7 @@ class Cutter:
         }
 
     def cut(self, text: str) -> list[str]:
-        """Pieces at even indices (possibly empty), added tokens at odd ones."""
+        """Returns pieces at even indices (possibly empty), added tokens at odd ones."""
         parts = [text]
         for pattern in self._patterns:
             finer: list[str] = []
@@ -64,12 +64,12 @@ class Cutter:
         return parts
 
     def id_column(self, token: str) -> bytes:
-        """The one id of an added token as a u32 column."""
+        """Returns the id of an added token as a u32 column."""
         return self._ids[token]
 
 
 def plan_cuts(pipeline: Pipeline) -> Cutter | str:
-    """The exact way to cut for this tokenizer, or the reason why there is none."""
+    """Returns the exact way to cut for this tokenizer, or the reason why there is none."""
     if pipeline.has_dropout:
         return "the model uses BPE dropout"
     reason = _position_dependence(pipeline.pre_tokenizer)
@@ -78,7 +78,7 @@ def plan_cuts(pipeline: Pipeline) -> Cutter | str:
     raw = [t for t in pipeline.added_tokens if not t.normalized and t.content]
     for token in raw:
         if token.has_context_flags:
-            return f"added token {token.content!r} looks at the text around it"
+            return f"added token {token.content!r} depends on the text around it"
     levels = [{token.content: token.id for token in raw}]
     late = [t for t in pipeline.added_tokens if t.normalized and t.content]
     if not any(token.has_context_flags for token in late) and _is_empty(pipeline.normalizer):
@@ -109,7 +109,7 @@ def _position_dependence(pre_tokenizer: dict[str, Any] | None) -> str | None:
 
 
 def literal_pattern(words: Iterable[str]) -> str:
-    """A regular expression that matches any of the words, at each place the longest.
+    """Returns a regular expression that matches the longest of some words at each position.
 
     Words share their prefixes, so thousands of reserved tokens cost as little as a few.
     """
@@ -124,14 +124,14 @@ def literal_pattern(words: Iterable[str]) -> str:
 
 def _trie_pattern(node: dict[str, Any], num_forks: int = 0) -> str:
     if num_forks == _MAX_FORKS:
-        # Deeper groups would overflow the stack, here and in the compiler of patterns.
+        # Deeper groups would overflow the stack, here and in the compiler of `re`.
         rests = sorted(_words_of(node), key=len, reverse=True)
         return f"(?:{'|'.join(map(re.escape, rests))})"
     branches = []
     for char, child in node.items():
         if not char:
             continue
-        # A chain without choices is walked here, so that depth counts forks, not characters.
+        # A chain without branches is followed here, so that the depth counts forks, not characters.
         literal = char
         while len(child) == 1 and "" not in child:
             ((char, child),) = child.items()
@@ -155,18 +155,18 @@ def _words_of(trie: dict[str, Any]) -> Iterator[str]:
 
 
 class SegmentCache:
-    """Ids of text pieces, least recently used out first, within a budget of bytes.
+    """Ids of text pieces within a number of bytes; the least recently used is evicted first.
 
-    Safe to share between threads; holds one lock for microseconds.
+    Safe to share between threads; holds a lock for microseconds.
     """
 
     _ENTRY_OVERHEAD_BYTES = 200
 
     def __init__(self, max_bytes: int) -> None:
-        """Keeps at most `max_bytes`, 0 for nothing at all.
+        """Keeps at most `max_bytes`; 0 keeps nothing.
 
         Raises:
-            ValueError: if `max_bytes` is negative.
+            ValueError: `max_bytes` is negative.
         """
         if max_bytes < 0:
             raise ValueError("max_bytes must not be negative")
@@ -177,11 +177,11 @@ class SegmentCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes charged now: text, ids and a constant per entry."""
+        """Bytes in use: text, ids and a constant for each entry."""
         return self._num_bytes
 
     def get_all(self, pieces: Sequence[str]) -> list[bytes | None]:
-        """The ids of each piece where known; found ones count as used."""
+        """Returns the ids of each piece, None if unknown, and marks known pieces as used."""
         entries = self._entries
         with self._lock:
             found = [entries.get(piece) for piece in pieces]
@@ -191,7 +191,7 @@ class SegmentCache:
         return found
 
     def put_all(self, pieces: Iterable[tuple[str, bytes]]) -> None:
-        """Remembers pieces; one too large for a quarter of the budget is left out."""
+        """Adds pieces, except those larger than a quarter of the cache."""
         with self._lock:
             for piece, ids in pieces:
                 cost = self._cost(piece, ids)

@@ -1,9 +1,9 @@
-"""What bytes a token stands for, read off the decoder of a tokenizer.
+"""The bytes of tokens, derived from the decoder of a tokenizer.
 
 Two families cover the models in use. Byte-level BPE spells every byte as one printable character
 (GPT-2's table). SentencePiece style writes a space as U+2581 and bytes without a token of their own
-as `<0x..>`. Both turn token after token into bytes with no look at the neighbours, so text can be
-decoded by a table and a UTF-8 decoder. Decoders of any other shape are left to the tokenizer.
+as `<0x..>`. Both turn each token into bytes without regard to its neighbours, so a table and a
+UTF-8 decoder can decode text. Other decoders are left to the tokenizer itself.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ REPLACE_EACH_BYTE = "openinfer-text.replace-each-byte"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderPlan:
-    """How the ids of one tokenizer become text."""
+    """The way in which ids of one tokenizer become text."""
 
     spelling: Literal["byte_level", "byte_fallback"]
-    """How the vocabulary writes bytes."""
+    """Spelling of bytes in the vocabulary."""
     is_table: bool
-    """Whether the text is the tokens' bytes joined; else only the tokenizer can decode."""
+    """Whether the text is the tokens' bytes joined; if not, only the tokenizer can decode."""
     num_leading_spaces: int = 0
-    """Spaces dropped at the very start of a text."""
+    """Number of spaces that are dropped at the start of a text."""
 
     @property
     def utf8_errors(self) -> str:
@@ -32,7 +32,7 @@ class DecoderPlan:
         return REPLACE_RUNS if self.spelling == "byte_level" else REPLACE_EACH_BYTE
 
     def token_bytes(self, token: str) -> bytes:
-        """UTF-8 of a token's spelling, possibly cut inside a character."""
+        """Returns the UTF-8 bytes of a token, possibly cut inside a character."""
         if self.spelling == "byte_level":
             try:
                 return bytes([_BYTE_OF_CHAR[char] for char in token])
@@ -47,7 +47,7 @@ class DecoderPlan:
 
 
 def plan_decoder(decoder: dict[str, Any] | None) -> DecoderPlan:
-    """The plan for the `decoder` of a tokenizer.json."""
+    """Returns the plan for the `decoder` of a tokenizer.json."""
     steps = _flatten(decoder)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:

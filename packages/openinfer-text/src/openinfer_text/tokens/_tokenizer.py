@@ -20,17 +20,17 @@ DEFAULT_SEGMENT_CACHE_BYTES = 64 << 20
 class Tokenizer:
     """Text to token ids and back, equal to the checkpoint's tokenizer.json, with a segment cache.
 
-    Ids leave as little-endian u32 `bytes`. Special and added tokens that stand in a text are parsed
-    into their ids, whoever wrote them: `encode` does what Hugging Face and vLLM do.
-    `add_special_tokens` only governs what the tokenizer puts around the text (BOS, EOS).
+    Ids are returned as little-endian u32 `bytes`. Special and added tokens in a text become their
+    ids, in user content as well, as in Hugging Face and vLLM. `add_special_tokens` only governs the
+    tokens around the text (BOS, EOS).
 
     All methods may be called from any thread. `encode` releases the GIL while the engine works;
     cutting at special tokens, the cache and the packing of new ids hold it.
 
     Attributes:
-        special_tokens: contents of the named ones (`bos_token` and so on), as templates see them.
-        bos_token_id, eos_token_id, pad_token_id: their ids, None where the checkpoint has none.
-        whole_text_reason: why texts are encoded as a whole, None when the segment cache is used.
+        special_tokens: contents of the named ones (`bos_token` and so on), as templates read them.
+        bos_token_id, eos_token_id, pad_token_id: their ids, None if the checkpoint has none.
+        whole_text_reason: why texts are not encoded by segments, None if they are.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Tokenizer:
         around: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
         segment_cache_bytes: int = DEFAULT_SEGMENT_CACHE_BYTES,
     ) -> None:
-        """A tokenizer over an engine that has the given pipeline.
+        """Makes a tokenizer over an engine with the given pipeline.
 
         Args:
-            engine: does the work; owned from here on.
-            pipeline: the parts of the engine's tokenizer.json.
+            engine: encodes and decodes; owned by the tokenizer.
+            pipeline: parts of the engine's tokenizer.json.
             special_tokens: named special tokens.
-            around: ids put before and after a text by `add_special_tokens`; None asks the engine.
-            segment_cache_bytes: budget of the segment cache, 0 switches it off.
+            around: ids before and after a text with `add_special_tokens`; None asks the engine.
+            segment_cache_bytes: size of the segment cache; 0 disables it.
         """
         self._engine = engine
         self._plan = plan_decoder(pipeline.decoder)
@@ -77,20 +77,20 @@ class Tokenizer:
         is_accelerated: bool = False,
         verdict_folder: Path | None = None,
     ) -> "Tokenizer":
-        """The tokenizer of a checkpoint folder.
+        """Reads the tokenizer of a checkpoint folder.
 
         Reads tokenizer.json, tokenizer_config.json (added_tokens_decoder, named tokens,
         add_bos_token, add_eos_token) and special_tokens_map.json.
 
         Args:
             path: the folder.
-            segment_cache_bytes: budget of the segment cache, 0 switches it off.
-            is_accelerated: encode by fastokens once a thread has found out that it gives the same
-                ids, see `AcceleratedEngine`.
-            verdict_folder: where that is remembered.
+            segment_cache_bytes: size of the segment cache; 0 disables it.
+            is_accelerated: encode with fastokens once a thread has found that it gives the same
+                ids; see `AcceleratedEngine`.
+            verdict_folder: keeps the verdict for the next start.
 
         Raises:
-            CheckpointTextError: naming the file and field that is missing or wrong.
+            CheckpointTextError: a file or field is missing or wrong; names it.
         """
         folder = Path(path)
         config = read_json(folder, "tokenizer_config.json") or {}
@@ -112,7 +112,7 @@ class Tokenizer:
         )
 
     def close(self) -> None:
-        """Ends what works in the background; the tokenizer itself goes on."""
+        """Ends background work; the tokenizer may still be used."""
         if self.acceleration is not None:
             self.acceleration.close()
 
@@ -123,24 +123,24 @@ class Tokenizer:
 
     @property
     def acceleration(self) -> AcceleratedEngine | None:
-        """What knows whether fastokens encodes; None where it was not asked for."""
+        """The engine that may encode with fastokens; None if that was not asked for."""
         return self._engine if isinstance(self._engine, AcceleratedEngine) else None
 
     @property
     def decoder_plan(self) -> DecoderPlan:
-        """How ids become bytes; read by the detokeniser."""
+        """The way in which ids become bytes, for the detokeniser."""
         return self._plan
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        """Token ids of a text as a little-endian u32 column.
+        """Returns the token ids of a text as a little-endian u32 column.
 
         Args:
-            text: any text; lone surrogates are not text.
-            add_special_tokens: put the tokenizer's own tokens (BOS, EOS) around it. Rendered chats
-                carry theirs already and are encoded without.
+            text: any text without lone surrogates.
+            add_special_tokens: add the tokenizer's own tokens (BOS, EOS) around it. Rendered chats
+                contain theirs already.
 
         Raises:
-            ValueError: if the text holds lone surrogates and so has no UTF-8.
+            ValueError: the text contains lone surrogates, which have no UTF-8.
         """
         if self._cutter is None or (add_special_tokens and self._around is None):
             return self._engine.encode(_utf8(text), add_special_tokens=add_special_tokens)
@@ -170,13 +170,13 @@ class Tokenizer:
         return b"".join(column for column in columns if column)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence of ids; unknown ids contribute nothing. Holds the GIL."""
+        """Returns the text of ids; unknown ids have none. Holds the GIL."""
         return self._engine.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token contributes to the text, possibly a part of a character.
+        """Returns the bytes of a token, possibly a part of a character.
 
-        Ids beyond the vocabulary (padding rows of a model's output layer) have none.
+        Ids beyond the vocabulary (padding rows of a model's output layer) have no bytes.
         """
         if not 0 <= token_id < len(self._bytes):
             return b""
@@ -188,7 +188,7 @@ class Tokenizer:
         return known
 
     def whole_text(self, token_id: int) -> str | None:
-        """The text of an ordinary token; None of an added one, or a part of a character."""
+        """Returns the text of an ordinary token, None for added tokens and parts of characters."""
         if token_id in self._added:
             return None
         try:
@@ -197,19 +197,19 @@ class Tokenizer:
             return None
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text for display, U+FFFD where a character is cut."""
+        """Returns `token_bytes` as text for display, with U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def bytes_table(self) -> list[bytes]:
-        """`token_bytes` of every id, index = id; built on the first call, about 0.1 s for 151k."""
+        """Returns `token_bytes` of every id, by id; the first call takes 0.1 s for 151,000 ids."""
         return [self.token_bytes(token_id) for token_id in range(len(self._bytes))]
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry or added token, by its own spelling."""
+        """Returns the id of a vocabulary entry or added token by its spelling, or None."""
         return self._engine.token_id(token)
 
     def added_token(self, token_id: int) -> str | None:
-        """The content of an added token (special or not), None for an ordinary id."""
+        """Returns the content of an added token, special or not; None for an ordinary id."""
         return self._added.get(token_id)
 
     @property
@@ -218,7 +218,7 @@ class Tokenizer:
         return self._added_ids
 
     def is_special(self, token_id: int) -> bool:
-        """Whether decoding with `skip_special_tokens` drops this id."""
+        """Returns whether decoding with `skip_special_tokens` drops this id."""
         return token_id in self._special
 
     def _named_id(self, name: str) -> int | None:
@@ -232,13 +232,13 @@ class Tokenizer:
             sample = self._mismatch([t.content for t in pipeline.added_tokens[:3]], plan)
             if sample is not None:
                 self._cutter = None
-                plan = f"encoding by segments differs from the tokenizer on {sample!r}"
+                plan = f"encoding by segments gives other ids than the tokenizer for {sample!r}"
         if isinstance(plan, str):
             self.whole_text_reason = plan
-            _log.info("prompts are encoded as a whole: %s", plan)
+            _log.info("prompts are not encoded by segments: %s", plan)
 
     def _mismatch(self, tokens: list[str], cutter: Cutter) -> str | None:
-        """A text on which encoding by pieces differs from encoding the whole, or None."""
+        """Returns a text that has other ids when encoded by pieces, None if none is found."""
         words = ("", " ", "a", " b\n", "\u0301x ", "  12")
         samples = ["Hello  world!\n", *(f"{w}{t}{v}" for t in tokens for w in words for v in words)]
         cut = [cutter.cut(sample) for sample in samples]
@@ -255,7 +255,7 @@ class Tokenizer:
 
 
 def _utf8(text: str) -> str:
-    # The engine's own complaint about lone surrogates is a TypeError about something else.
+    # The engine would raise a TypeError that does not mention lone surrogates.
     if not text.isascii():
         try:
             text.encode()
@@ -265,7 +265,7 @@ def _utf8(text: str) -> str:
 
 
 def _ids_around(engine: TokenizerEngine) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What the post-processor puts around a text; None if it does anything else to it."""
+    """Returns the ids that the post-processor adds around a text; None if it does more."""
     found: set[tuple[bytes, bytes]] = set()
     for probe in ("a", "Hello world", "x\ny z"):
         plain = engine.encode(probe, add_special_tokens=False)
@@ -285,7 +285,7 @@ def _ids_around(engine: TokenizerEngine) -> tuple[tuple[int, ...], tuple[int, ..
 def _declared_around(
     config: Mapping[str, object], named: Mapping[str, str], engine: TokenizerEngine
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What add_bos_token and add_eos_token ask for; None when the config says neither."""
+    """Returns the ids for add_bos_token and add_eos_token; None if the config has neither."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return None
     sides = []

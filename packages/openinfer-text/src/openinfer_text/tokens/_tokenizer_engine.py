@@ -1,4 +1,4 @@
-"""What stands behind a `Tokenizer`: the Protocol, and the Hugging Face `tokenizers` library."""
+"""Engines of a `Tokenizer`: the Protocol, and the Hugging Face `tokenizers` library."""
 
 import json
 from dataclasses import dataclass
@@ -23,41 +23,41 @@ class TokenizerEngine(Protocol):
         ...
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> bytes:
-        """u32 column of the whole text; added tokens in the text become their ids."""
+        """Returns the u32 column of a text; added tokens in the text become their ids."""
         ...
 
     def encode_pieces(self, texts: list[str], /) -> list[bytes]:
-        """u32 columns of texts that know nothing of each other, no special tokens added."""
+        """Returns u32 columns of independent texts, without added special tokens."""
         ...
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
-        """The text of the ids; ids outside the vocabulary contribute nothing."""
+        """Returns the text of the ids; ids outside the vocabulary contribute nothing."""
         ...
 
     def token(self, token_id: int, /) -> str | None:
-        """The vocabulary's own spelling of an id, or None."""
+        """Returns the vocabulary's spelling of an id, or None."""
         ...
 
     def token_id(self, token: str, /) -> int | None:
-        """The id of a spelling, or None."""
+        """Returns the id of a spelling, or None."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token that is cut out of the text before any model of words looks at it."""
+    """A token that is cut out of a text before the rest is tokenised."""
 
     id: int
     content: str
     special: bool
     normalized: bool
     has_context_flags: bool
-    """lstrip, rstrip or single_word: the match depends on the text around it."""
+    """Whether it has lstrip, rstrip or single_word: its match depends on the text around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The parts of a tokenizer.json that decide how text may be cut and how ids become bytes."""
+    """Parts of a tokenizer.json that decide how text may be cut, and how ids become bytes."""
 
     added_tokens: tuple[AddedToken, ...]
     normalizer: dict[str, Any] | None
@@ -67,17 +67,17 @@ class Pipeline:
 
 
 class HuggingFaceEngine:
-    """`TokenizerEngine` over the `tokenizers` library (Rust)."""
+    """A `TokenizerEngine` over the `tokenizers` library (Rust)."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", path: Path | None = None) -> None:
-        """Takes over a tokenizer.
+        """Takes a tokenizer.
 
         Args:
-            tokenizer: owned from here on.
-            path: its tokenizer.json, if that says all about it.
+            tokenizer: owned by the engine.
+            path: its tokenizer.json, if that file describes it completely.
         """
         self._path = path
-        # Checkpoints sometimes ship the truncation of their training run.
+        # Some checkpoints contain the truncation of their training run.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -87,16 +87,16 @@ class HuggingFaceEngine:
 
     @classmethod
     def from_folder(cls, folder: Path, config: dict[str, Any]) -> "HuggingFaceEngine":
-        """The engine of a checkpoint folder.
+        """Reads the engine of a checkpoint folder.
 
         Args:
             folder: holds tokenizer.json.
-            config: tokenizer_config.json; tokens of its `added_tokens_decoder` that tokenizer.json
-                lacks, or flags otherwise, are taken over.
+            config: tokenizer_config.json. Tokens of its `added_tokens_decoder` that tokenizer.json
+                lacks, or that have other flags there, are added.
 
         Raises:
-            CheckpointTextError: if tokenizer.json is missing or not understood, or an added token
-                of the config contradicts it.
+            CheckpointTextError: tokenizer.json is missing or cannot be read, or an added token of
+                the config contradicts it.
         """
         name = "tokenizer.json"
         try:
@@ -109,25 +109,25 @@ class HuggingFaceEngine:
         except Exception as error:  # the library raises bare Exception and ValueError
             reason = f"the tokenizers library cannot read it ({error})"
             raise CheckpointTextError(name, "", reason) from error
-        is_changed = _take_over_added_tokens(tokenizer, config.get("added_tokens_decoder"))
+        is_changed = _add_declared_tokens(tokenizer, config.get("added_tokens_decoder"))
         return cls(tokenizer, None if is_changed else folder / name)
 
     def register_special(self, content: str) -> None:
-        """Makes a token of the vocabulary a special one; nothing if it already is added."""
+        """Makes a token of the vocabulary a special token, unless it is an added one already."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         if all(token.content != content for token in added):
             self._tokenizer.add_special_tokens([content])
             self._path = None
 
     def definition(self) -> str:
-        """A tokenizer.json that says all about this tokenizer; megabytes, made anew."""
+        """Returns a tokenizer.json that describes this tokenizer: megabytes, computed anew."""
         if self._path is not None:
             return self._path.read_text(encoding="utf-8")
         text: str = self._tokenizer.to_str()
         return text
 
     def pipeline(self) -> Pipeline:
-        """How this tokenizer is built."""
+        """Returns the parts of this tokenizer."""
         added = self._tokenizer.get_added_tokens_decoder()
         return Pipeline(
             added_tokens=tuple(_describe(token_id, token) for token_id, token in added.items()),
@@ -143,34 +143,34 @@ class HuggingFaceEngine:
         return self._vocab_size
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> bytes:
-        """u32 column of the whole text."""
-        # The batch call releases the GIL and keeps no offsets; the single one does neither.
+        """Returns the u32 column of a text."""
+        # The batch call releases the GIL and computes no offsets; the single call does neither.
         batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return pack_ids(batch[0].ids)
 
     def encode_pieces(self, texts: list[str], /) -> list[bytes]:
-        """u32 columns of independent texts, in parallel where there are cores."""
+        """Returns u32 columns of independent texts, encoded in parallel."""
         batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [pack_ids(encoding.ids) for encoding in batch]
 
     def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> str:
-        """The text of the ids."""
+        """Returns the text of the ids."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token(self, token_id: int, /) -> str | None:
-        """The vocabulary's own spelling of an id, or None."""
+        """Returns the vocabulary's spelling of an id, or None."""
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
     def token_id(self, token: str, /) -> int | None:
-        """The id of a spelling, or None."""
+        """Returns the id of a spelling, or None."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
 
 def _state(component: Any) -> dict[str, Any] | None:
-    # A component pickles as its JSON, which spares a second parse of a 10 MB tokenizer.json.
+    # A component pickles as its JSON, which avoids a second parse of a 10 MB tokenizer.json.
     if component is None:
         return None
     state: dict[str, Any] = json.loads(component.__getstate__())
@@ -187,8 +187,8 @@ def _describe(token_id: int, token: "tokenizers.AddedToken") -> AddedToken:
     )
 
 
-def _take_over_added_tokens(tokenizer: "tokenizers.Tokenizer", declared: Any) -> bool:
-    """Whether there was anything to take over."""
+def _add_declared_tokens(tokenizer: "tokenizers.Tokenizer", declared: Any) -> bool:
+    """Adds declared tokens; returns whether there were any to add."""
     if declared is None:
         return False
     file, field = "tokenizer_config.json", "added_tokens_decoder"
