@@ -88,7 +88,7 @@ def normed_and_rotated(
     HEAD_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Heads, normalised and rotated."""
+    """Returns heads in the cache's dtype, normalised if HAS_NORM, then rotated: [rows, dims]."""
     dtype = x.dtype
     wide = x.to(tl.float32)
     wide_partner = partner.to(tl.float32)

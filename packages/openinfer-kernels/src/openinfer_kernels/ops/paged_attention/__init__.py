@@ -113,7 +113,7 @@ def plan_paged_attention(
     """Chooses a back end of `paged_attention` and binds it to a spec and a device.
 
     Raises:
-        BackendUnavailable: The backend cannot run this spec on this device.
+        BackendUnavailable: The back end cannot run this spec on this device, or none can.
     """
     module = backend_module("paged_attention", spec, device, backend)
     return cast(PagedAttention, module.plan(spec, device))

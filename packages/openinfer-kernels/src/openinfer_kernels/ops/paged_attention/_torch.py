@@ -46,17 +46,17 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
 
         position = seq_lens.unsqueeze(1) - num_queries + column  # [S, Q]
         key = torch.arange(k.shape[2], device=q.device)
-        sees = key <= position.unsqueeze(2)  # [S, Q, L]
+        is_visible = key <= position.unsqueeze(2)  # [S, Q, L]
         # A slot after the last token may hold NaN, and 0 * NaN is NaN.
         is_past = (key >= seq_lens.unsqueeze(1))[:, None, :, None]  # [S, 1, L, 1]
         k, v = k.masked_fill(is_past, 0), v.masked_fill(is_past, 0)
         # A row without keys would be 0 / 0. It attends to key 0 instead and is set to 0 afterwards.
-        is_blind = ~(sees.any(dim=2) & is_query)
-        sees[..., 0] |= is_blind
+        has_no_key = ~(is_visible.any(dim=2) & is_query)
+        is_visible[..., 0] |= has_no_key
         attended = F.scaled_dot_product_attention(
-            queries, k, v, attn_mask=sees.unsqueeze(1), scale=spec.scale, enable_gqa=True
+            queries, k, v, attn_mask=is_visible.unsqueeze(1), scale=spec.scale, enable_gqa=True
         )
-        attended = attended.transpose(1, 2).masked_fill(is_blind[..., None, None], 0)
+        attended = attended.transpose(1, 2).masked_fill(has_no_key[..., None, None], 0)
 
         out = q.new_zeros(q.shape[0] + 1, q.shape[1], head_dim)
         row = torch.where(is_query, row, q.shape[0])

@@ -49,11 +49,11 @@ class _Reference:
             )
         ]
         token_ids, failures, processed = zip(*drawn, strict=True)
-        asked = rows.rows_with(Needs.PROCESSED).tolist()
+        wanted = rows.rows_with(Needs.PROCESSED).tolist()
         packed = torch.tensor([token_ids, failures], dtype=torch.int32, device=logits.device)
         return Drawn(
             packed=packed,
-            processed=torch.stack([processed[row] for row in asked]).float() if asked else None,
+            processed=torch.stack([processed[row] for row in wanted]).float() if wanted else None,
         )
 
 

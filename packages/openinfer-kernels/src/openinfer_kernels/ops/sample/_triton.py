@@ -127,8 +127,8 @@ class _TritonSample:
                 *scores, *self._partials, *self._lists, *out, **common, **self._row_args,
                 num_warps=self._sizes.row_warps,
             )  # fmt: skip
-        asked = rows.rows_with(Needs.PROCESSED)
-        processed = self.processed(logits, rows, packed, asked) if len(asked) else None
+        wanted = rows.rows_with(Needs.PROCESSED)
+        processed = self.processed(logits, rows, packed, wanted) if len(wanted) else None
         return Drawn(packed=packed, processed=processed)
 
     def processed(
