@@ -98,7 +98,7 @@ def test_an_option_is_consumed_or_rejected(checkpoint, engine, line, named):
 
 
 def test_an_option_nobody_thought_of_is_rejected(checkpoint, monkeypatch):
-    monkeypatch.setattr("openinfer_sim._engine._HONOURED", frozenset())
+    monkeypatch.setattr("openinfer_sim.plugins._engine._HONOURED", frozenset())
     with pytest.raises(OptionRejected, match=r"max_num_seqs.*not modelled"):
         ENGINE.plan(_spec(checkpoint, max_num_seqs=8))
 

@@ -26,8 +26,8 @@ from openinfer_sim import (
     find_model,
     load_figures,
 )
-from openinfer_sim._content import Content
-from openinfer_sim._executor import HostCosts
+from openinfer_sim.device._content import Content
+from openinfer_sim.device._executor import HostCosts
 
 _COST = CostModel(find_model("qwen3-4b"), find_device("h200"), load_figures().overheads)
 

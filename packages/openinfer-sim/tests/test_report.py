@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from openinfer_sim import MissingExtra, Report, format_table, make_report, plot_runs
-from openinfer_sim._recorder import Recorder, RequestRecord
-from openinfer_sim._report import jain_index, spread_ms
+from openinfer_sim.results._recorder import Recorder, RequestRecord
+from openinfer_sim.results._report import jain_index, spread_ms
 
 
 def _record(**changes):

@@ -26,7 +26,7 @@ from openinfer_sim import (
     poisson_trace,
     simulate,
 )
-from openinfer_sim._content import Content
+from openinfer_sim.device._content import Content
 
 _SMALL = Setup(kv_cache_bytes=3_000 * 147_456, max_num_seqs=32, max_num_batched_tokens=512)
 
@@ -63,7 +63,7 @@ def test_replicas_that_go_ahead_change_nothing(monkeypatch, router):
     trace = agent_trace(sessions=12, ramp=2.0, mix=_AGENTS, seed=3)
     options = {"setup": Setup(max_num_seqs=2), "num_replicas": 3, "router": router}
     ahead = _seen(trace, **options)
-    monkeypatch.setattr("openinfer_sim._simulation._least_wait_s", lambda trace: -inf)
+    monkeypatch.setattr("openinfer_sim.replicas._simulation._least_wait_s", lambda trace: -inf)
     assert _seen(trace, **options) == ahead
     assert len({record.replica for record in ahead[0]}) == 3
 

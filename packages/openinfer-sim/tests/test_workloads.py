@@ -19,7 +19,7 @@ from openinfer_sim import (
     poisson_trace,
     trace_kinds,
 )
-from openinfer_sim._trace import SegmentTokens
+from openinfer_sim.traces._trace import SegmentTokens
 
 
 def test_poisson_arrivals_have_the_rate_and_the_gaps():

@@ -4,28 +4,23 @@
 `openinfer serve --engine sim` puts the front end under load with no device.
 """
 
-from openinfer_sim._clock import VirtualClock
-from openinfer_sim._command import add as add_command
-from openinfer_sim._cost import CostModel
-from openinfer_sim._engine import ENGINE, launch
-from openinfer_sim._executor import ModelledExecutor
-from openinfer_sim._figures import (
+from openinfer_sim._run import Run, simulate
+from openinfer_sim._setup import Setup
+from openinfer_sim.device._clock import VirtualClock
+from openinfer_sim.device._cost_model import CostModel
+from openinfer_sim.device._executor import ModelledExecutor
+from openinfer_sim.device._figures import (
     DeviceFigures,
     ModelFigures,
     find_device,
     find_model,
     load_figures,
 )
-from openinfer_sim._mooncake import read_mooncake
-from openinfer_sim._plot import plot_runs
-from openinfer_sim._recorder import Recorder, RequestRecord
-from openinfer_sim._replica import Replica
-from openinfer_sim._report import (
-    Report,
-    format_table,
-    make_report,
-)
-from openinfer_sim._routing import (
+from openinfer_sim.errors import MissingExtra, SimError, TraceError, UnknownFigures
+from openinfer_sim.plugins._command import add as add_command
+from openinfer_sim.plugins._engine import ENGINE, launch
+from openinfer_sim.replicas._replica import Replica
+from openinfer_sim.replicas._routing import (
     ROUTERS,
     LeastLoadedRouter,
     PrefixAwareRouter,
@@ -34,12 +29,18 @@ from openinfer_sim._routing import (
     Router,
     make_router,
 )
-from openinfer_sim._run import Run, simulate
-from openinfer_sim._setup import Setup
-from openinfer_sim._simulation import Simulation
-from openinfer_sim._trace import Segment, Session, Trace, Turn
-from openinfer_sim._trace_spec import parse_trace, trace_kinds
-from openinfer_sim._workloads import (
+from openinfer_sim.replicas._simulation import Simulation
+from openinfer_sim.results._plot import plot_runs
+from openinfer_sim.results._recorder import Recorder, RequestRecord
+from openinfer_sim.results._report import (
+    Report,
+    format_table,
+    make_report,
+)
+from openinfer_sim.traces._mooncake import read_mooncake
+from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
+from openinfer_sim.traces._trace_spec import parse_trace, trace_kinds
+from openinfer_sim.traces._workloads import (
     AgentMix,
     RequestMix,
     agent_trace,
@@ -47,7 +48,6 @@ from openinfer_sim._workloads import (
     closed_trace,
     poisson_trace,
 )
-from openinfer_sim.errors import MissingExtra, SimError, TraceError, UnknownFigures
 
 __all__ = [
     # a run

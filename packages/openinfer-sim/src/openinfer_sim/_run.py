@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openinfer_sim._content import Content
-from openinfer_sim._recorder import Recorder
-from openinfer_sim._replica import Replica
-from openinfer_sim._report import Report, make_report
-from openinfer_sim._routing import make_router
 from openinfer_sim._setup import Setup
-from openinfer_sim._simulation import Simulation
-from openinfer_sim._trace import Trace, check_seed
+from openinfer_sim.device._content import Content
 from openinfer_sim.errors import SimError
+from openinfer_sim.replicas._replica import Replica
+from openinfer_sim.replicas._routing import make_router
+from openinfer_sim.replicas._simulation import Simulation
+from openinfer_sim.results._recorder import Recorder
+from openinfer_sim.results._report import Report, make_report
+from openinfer_sim.traces._trace import Trace, check_seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import msgspec
 from openinfer_engine import EngineOptions, ExecutorInfo
 from openinfer_kv_cache import CacheGroup, SlabLayout, plan_slabs
 from openinfer_scheduler import SchedulerConfig, max_unsettled_tokens
-from openinfer_sim._cost import CostModel
-from openinfer_sim._executor import ABILITIES, HONOURED
-from openinfer_sim._figures import (
+from openinfer_sim.device._cost_model import CostModel
+from openinfer_sim.device._executor import ABILITIES, HONOURED
+from openinfer_sim.device._figures import (
     DeviceFigures,
     ModelFigures,
     find_device,

@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from openinfer_sim._report import Report
-from openinfer_sim._routing import ROUTERS
 from openinfer_sim._run import simulate
 from openinfer_sim._setup import Setup
-from openinfer_sim._workloads import AgentMix, agent_trace
 from openinfer_sim.errors import SimError
+from openinfer_sim.replicas._routing import ROUTERS
+from openinfer_sim.results._report import Report
+from openinfer_sim.traces._workloads import AgentMix, agent_trace
 
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from openinfer_sim._recorder import Recorder
 from openinfer_sim.errors import MissingExtra
+from openinfer_sim.results._recorder import Recorder
 
 _MS = 1e3
 

@@ -14,14 +14,14 @@ import msgspec
 
 from openinfer_engine import ENGINE_FLAGS, FlagFormatter, add_flags
 from openinfer_scheduler import load_policy
-from openinfer_sim._figures import load_figures
-from openinfer_sim._plot import import_figure, plot_runs
-from openinfer_sim._report import format_table
-from openinfer_sim._routing import ROUTERS
 from openinfer_sim._run import Run, simulate
 from openinfer_sim._setup import Setup
-from openinfer_sim._trace_spec import parse_trace, trace_kinds
+from openinfer_sim.device._figures import load_figures
 from openinfer_sim.errors import SimError
+from openinfer_sim.replicas._routing import ROUTERS
+from openinfer_sim.results._plot import import_figure, plot_runs
+from openinfer_sim.results._report import format_table
+from openinfer_sim.traces._trace_spec import parse_trace, trace_kinds
 
 
 def add(commands: Any) -> None:

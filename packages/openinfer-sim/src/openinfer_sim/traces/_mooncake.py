@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from openinfer_sim._trace import Segment, Session, Trace, Turn
 from openinfer_sim.errors import TraceError
+from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
 
 TOKENS_PER_HASH = 512
 

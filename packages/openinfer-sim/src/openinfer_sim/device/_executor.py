@@ -9,9 +9,9 @@ import numpy.typing as npt
 from openinfer_contract import Command, CommandFailed, CommandResult
 from openinfer_engine import Ability, ExecutorInfo, GrammarMasks
 from openinfer_scheduler import PlannedRow, StepPlan, StepResult
-from openinfer_sim._clock import Clock
-from openinfer_sim._content import Content
-from openinfer_sim._cost import CostModel
+from openinfer_sim.device._clock import Clock
+from openinfer_sim.device._content import Content
+from openinfer_sim.device._cost_model import CostModel
 
 HONOURED = frozenset({"sampling.seed"})
 """Request features that random ids can honour."""

@@ -22,11 +22,11 @@ from openinfer_contract import (
     StopRules,
     TokenEvent,
 )
-from openinfer_sim._recorder import Recorder, RequestRecord, outcome_of
-from openinfer_sim._replica import Replica
-from openinfer_sim._routing import Route, Router
-from openinfer_sim._trace import SegmentTokens, Session, Trace
 from openinfer_sim.errors import SimError
+from openinfer_sim.replicas._replica import Replica
+from openinfer_sim.replicas._routing import Route, Router
+from openinfer_sim.results._recorder import Recorder, RequestRecord, outcome_of
+from openinfer_sim.traces._trace import SegmentTokens, Session, Trace
 
 _BYTES_PER_ID = 4
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from openinfer_sim._mooncake import read_mooncake
-from openinfer_sim._trace import Trace, check_seed
-from openinfer_sim._workloads import (
+from openinfer_sim.errors import TraceError
+from openinfer_sim.traces._mooncake import read_mooncake
+from openinfer_sim.traces._trace import Trace, check_seed
+from openinfer_sim.traces._workloads import (
     AgentMix,
     RequestMix,
     agent_trace,
@@ -15,7 +16,6 @@ from openinfer_sim._workloads import (
     closed_trace,
     poisson_trace,
 )
-from openinfer_sim.errors import TraceError
 
 
 def _poisson(*, seed: int, rate: float = 8.0, duration: float = 60.0, **mix: Any) -> Trace:

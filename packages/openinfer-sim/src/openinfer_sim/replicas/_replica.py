@@ -2,11 +2,11 @@
 
 from openinfer_contract import EventSink, GenerateRequest
 from openinfer_engine import EngineOptions, assemble
-from openinfer_sim._clock import VirtualClock
-from openinfer_sim._content import Content
-from openinfer_sim._executor import HostCosts, ModelledExecutor
-from openinfer_sim._figures import load_figures
 from openinfer_sim._setup import Setup
+from openinfer_sim.device._clock import VirtualClock
+from openinfer_sim.device._content import Content
+from openinfer_sim.device._executor import HostCosts, ModelledExecutor
+from openinfer_sim.device._figures import load_figures
 
 
 class Replica:

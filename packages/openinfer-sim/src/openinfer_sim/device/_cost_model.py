@@ -14,7 +14,7 @@ the same step at once, each on its share of weights, heads and FLOP; all-reduces
 
 import numpy as np
 
-from openinfer_sim._figures import DeviceFigures, ModelFigures, Overheads
+from openinfer_sim.device._figures import DeviceFigures, ModelFigures, Overheads
 
 _REDUCES_PER_LAYER = 2
 """After attention and after the feed-forward part."""

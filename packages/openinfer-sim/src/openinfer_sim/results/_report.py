@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from openinfer_sim._recorder import Recorder, RequestRecord
+from openinfer_sim.results._recorder import Recorder, RequestRecord
 
 _MS = 1e3
 

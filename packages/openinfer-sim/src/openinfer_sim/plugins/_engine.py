@@ -21,10 +21,10 @@ from openinfer_engine import (
     ServePlan,
     read_config,
 )
-from openinfer_sim._clock import RealClock
-from openinfer_sim._content import Content
-from openinfer_sim._executor import ModelledExecutor
 from openinfer_sim._setup import Setup
+from openinfer_sim.device._clock import RealClock
+from openinfer_sim.device._content import Content
+from openinfer_sim.device._executor import ModelledExecutor
 from openinfer_sim.errors import UnknownFigures
 
 _MAX_NUM_SEQS = 256

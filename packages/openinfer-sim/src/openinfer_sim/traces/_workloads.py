@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from openinfer_sim._trace import Segment, Session, Trace, Turn
 from openinfer_sim.errors import TraceError
+from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
 
 _ALWAYS_NAMED = ("input", "output", "turns")
 _MOST_REQUESTS = 1 << 24

@@ -1,0 +1,1 @@
+"""Plug-ins of the application: `openinfer sim` and `openinfer serve --engine sim`."""

@@ -1,0 +1,1 @@
+"""Request records, and the report, table and plot made from them."""

@@ -1,0 +1,1 @@
+"""Client behaviour as data: traces, generators of workloads, readers of published formats."""
