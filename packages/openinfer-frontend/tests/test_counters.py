@@ -69,7 +69,7 @@ def test_buckets_of_token_counts_end_at_the_models_length():
     assert bounds == [*(str(float(b)) for b in ladder if b <= 4096), "+Inf"]
     assert samples["tokens_bucket", "2000.0", None] == 4
     assert samples["tokens_bucket", "+Inf", None] == samples["tokens_count", None, None] == 7
-    assert shown(table, pages) == {}, "nobody knows yet where they end"
+    assert shown(table, pages) == {}, "the model length is not known yet"
 
 
 def test_series_that_are_zero_may_be_left_out():

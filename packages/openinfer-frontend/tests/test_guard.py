@@ -213,9 +213,9 @@ def test_errors_show_no_paths(client, engine):
     engine.script = lambda _: [Failed(message="cannot map /srv/models/w.bin at 0x7f12ab34cd56")]
     error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
     assert error["message"] == "cannot map (path) at (address)"
-    engine.dead = "no engine behind unix:/tmp/openinfer-1/engine.sock or 10.0.0.7:4444"
+    engine.dead = "no engine at unix:/tmp/openinfer-1/engine.sock or 10.0.0.7:4444"
     error = client.post("/v1/completions", {"prompt": "Hi"}).json()["error"]
-    assert error["message"] == "no engine behind (path) or (address)"
+    assert error["message"] == "no engine at (path) or (address)"
 
 
 @pytest.mark.parametrize("sends", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"])
