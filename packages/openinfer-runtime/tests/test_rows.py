@@ -8,6 +8,7 @@ import torch
 
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
 from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
 from openinfer_scheduler import LOOKAHEAD, PlannedRow, RowStart, StepPlan
 
@@ -353,3 +354,16 @@ def test_a_start_that_the_table_cannot_hold_is_refused(change, has_row):
     rows = (decode_row(0 if has_row else 1),)
     with pytest.raises((AssertionError, ValueError)):
         table.enter_exact(StepPlan(step_id=0, ends=(), starts=(start,), rows=rows))
+
+
+def test_a_blank_step_is_one_prompt_in_the_first_blocks():
+    inputs = blank_step(6, torch.device("cpu"), block_size=4, num_logits=3)
+    assert inputs.token_ids.tolist() == inputs.positions.tolist() == [0] * 6
+    assert inputs.cu_seqlens_q.tolist() == [0, 6]
+    assert inputs.seq_lens.tolist() == [6]
+    assert inputs.block_table.tolist() == [[0, 1]]
+    assert inputs.slot_mapping.tolist() == list(range(6))
+    assert inputs.logits_indices.tolist() == [0] * 3
+    assert (inputs.max_seqlen_q, inputs.max_seqlen_k) == (6, 6)
+    longer = blank_step(6, torch.device("meta"), block_size=4, max_seqlen_k=20)
+    assert (longer.block_table.shape, longer.max_seqlen_k) == ((1, 5), 20)

@@ -20,11 +20,11 @@ from openinfer_contract import (
     pack_ids,
 )
 from openinfer_engine import ExecutorInfo, GrammarMasks
-from openinfer_nn import CacheView, StepInputs
+from openinfer_nn import StepInputs
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import CaptureFailed
-from openinfer_runtime.startup._memory_plan import allocate_arena
+from openinfer_runtime.startup._memory_plan import allocate_cache
 from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
@@ -53,18 +53,20 @@ def run_dry(model: TorchModel, info: ExecutorInfo) -> None:
     Raises:
         Exception: Any error of a step.
     """
-    spec = model.cache_spec()
     (group,) = info.cache_groups
-    block_size, num_blocks = group.tokens_per_block, info.num_blocks + 1
-    arena = allocate_arena(num_blocks * spec.bytes_per_block(block_size), META)
-    cache = CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
+    cache = allocate_cache(
+        model.cache_spec(),
+        block_size=group.tokens_per_block,
+        num_blocks=info.num_blocks + 1,
+        device=META,
+    )
     executor = _DryExecutor(model, cache, info, _run_once)
     # Draws come first: their kernel takes longest to compile.
     for step_id, (request, has_mask) in enumerate(_draws()):
         _prefill(executor, step_id, request, has_mask)
     while executor.prepare():
         pass
-    for inputs in _uncaptured(info, block_size):
+    for inputs in _uncaptured(info, group.tokens_per_block):
         with torch.inference_mode():
             model.forward(inputs, cache)
 

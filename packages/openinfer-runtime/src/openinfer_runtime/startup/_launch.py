@@ -11,7 +11,6 @@ import torch
 from openinfer_engine import LaunchSpec, ServePlan, physical_cores
 from openinfer_kernels import CompileAhead, KernelError, gpu_of
 from openinfer_nn import (
-    CacheView,
     ModelError,
     fill_dummy_weights,
     load_weights,
@@ -25,7 +24,12 @@ from openinfer_runtime.graphs._capture import CudaGraphs
 from openinfer_runtime.startup._executor_info import cache_group, executor_info, fingerprint
 from openinfer_runtime.startup._first_steps import run_first_steps
 from openinfer_runtime.startup._kernels_ahead import compile_ahead
-from openinfer_runtime.startup._memory_plan import allocate_arena, check_host_memory, plan_memory
+from openinfer_runtime.startup._memory_plan import (
+    MemoryPlan,
+    allocate_cache,
+    check_host_memory,
+    plan_memory,
+)
 from openinfer_runtime.startup._threads import useful_threads
 from openinfer_runtime.steps._step_shapes import StepShapes
 
@@ -71,22 +75,42 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
         weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
         _set_threads(spec.engine.num_threads, weights_bytes)
         shapes = _captured_shapes(spec, plan, device)
-        with _timed("memory planned"):
-            memory = plan_memory(
-                model,
-                device,
-                spec.engine,
-                vocab_size=plan.vocab_size,
-                max_model_len=plan.max_model_len,
-                max_num_seqs=plan.max_num_seqs,
-                max_num_batched_tokens=plan.max_num_batched_tokens,
-                eos_token_ids=plan.eos_token_ids,
-                shapes=shapes,
-            )
-        cache_spec = model.cache_spec()
-        num_blocks = memory.num_blocks + 1  # padding writes to the last block
-        arena = allocate_arena(num_blocks * cache_spec.bytes_per_block(block_size), device)
-        cache = CacheView(arena, cache_spec, block_size=block_size, num_blocks=num_blocks)
+        memory = _planned_memory(model, device, spec, plan, shapes)
+        cache = allocate_cache(
+            model.cache_spec(),
+            block_size=block_size,
+            num_blocks=memory.num_blocks + 1,  # padding writes to the last block
+            device=device,
+        )
+    group = cache_group(cache.spec, block_size)
+    info = executor_info(spec, plan, memory, group, device, fingerprint(spec))
+    capture = None if shapes is None else CudaGraphs(device)
+    with _timed("first steps run"):
+        executor = TorchExecutor(model, cache, info, capture)
+        run_first_steps(executor)
+    return executor
+
+
+def _planned_memory(
+    model: TorchModel,
+    device: torch.device,
+    spec: LaunchSpec,
+    plan: ServePlan,
+    shapes: StepShapes | None,
+) -> MemoryPlan:
+    """Plans the memory; logs a warning if that shortens the longest sequence."""
+    with _timed("memory planned"):
+        memory = plan_memory(
+            model,
+            device,
+            spec.engine,
+            vocab_size=plan.vocab_size,
+            max_model_len=plan.max_model_len,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            eos_token_ids=plan.eos_token_ids,
+            shapes=shapes,
+        )
     if memory.max_model_len < plan.max_model_len:
         _logger.warning(
             "max_model_len is %d instead of the model's %d, because the KV cache holds no more; "
@@ -94,13 +118,7 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
             memory.max_model_len,
             plan.max_model_len,
         )
-    group = cache_group(cache_spec, block_size)
-    info = executor_info(spec, plan, memory, group, device, fingerprint(spec))
-    capture = None if shapes is None else CudaGraphs(device)
-    with _timed("first steps run"):
-        executor = TorchExecutor(model, cache, info, capture)
-        run_first_steps(executor)
-    return executor
+    return memory
 
 
 def _compiling_ahead(

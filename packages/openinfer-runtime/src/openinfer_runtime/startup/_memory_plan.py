@@ -125,6 +125,14 @@ def allocate_arena(num_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
+def allocate_cache(
+    spec: CacheSpec, *, block_size: int, num_blocks: int, device: torch.device
+) -> CacheView:
+    """Returns the view of a new arena with all entries zero."""
+    arena = allocate_arena(num_blocks * spec.bytes_per_block(block_size), device)
+    return CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class _LargestStep:
     """A step of one sequence that fills the token budget, with logits for every slot."""
@@ -137,10 +145,12 @@ class _LargestStep:
 
     def measure(self, model: TorchModel, device: torch.device) -> tuple[int, int]:
         """Runs the step on a CUDA device; returns peak bytes of forward pass and sampling."""
-        spec = model.cache_spec()
-        num_blocks = -(-self.num_tokens // self.block_size)
-        arena = allocate_arena(num_blocks * spec.bytes_per_block(self.block_size), device)
-        cache = CacheView(arena, spec, block_size=self.block_size, num_blocks=num_blocks)
+        cache = allocate_cache(
+            model.cache_spec(),
+            block_size=self.block_size,
+            num_blocks=-(-self.num_tokens // self.block_size),
+            device=device,
+        )
         inputs = blank_step(
             self.num_tokens, device, block_size=self.block_size, num_logits=self.num_logits
         )

@@ -56,7 +56,7 @@ def blank_step(
     tensors.seq_lens.fill_(num_tokens)
     num_blocks = tensors.block_table.shape[1]
     tensors.block_table.copy_(torch.arange(num_blocks, device=device).unsqueeze(0))
-    torch.arange(num_tokens, out=tensors.slot_mapping)
+    tensors.slot_mapping.copy_(torch.arange(num_tokens, device=device))
     inputs = step_inputs(tensors, num_tokens, max_seqlen_k)
     inputs.logits_indices.zero_()
     if num_logits == 1:
