@@ -89,7 +89,7 @@ def test_what_a_text_does_to_a_backend_it_does_to_its_request_alone(compiler_ove
 def test_a_grammar_that_takes_long_to_begin_holds_nobody_up(
     compiler_over, make_backend, monkeypatch
 ):
-    """A hundred megabytes of forced text; the interpreter is free meanwhile."""
+    """The grammar forces 100 MB of text; the GIL is free meanwhile."""
     monkeypatch.setattr("openinfer_grammar.llguidance._backend._MAX_BEGIN_SECONDS", 0.2)
     compiler = compiler_over(make_backend)
     compiler.compile(REGEX).result(10)

@@ -123,7 +123,7 @@ def test_a_long_replay_takes_time_in_proportion(backend):
 
 
 class Counting(Loose):
-    """How often it is told of ids."""
+    """Number of calls that pass ids to the matcher."""
 
     def __init__(self):
         self.told = []

@@ -78,7 +78,7 @@ def test_the_longest_comes_first(make_filler):
             order.append(self.number)
             super().fill_mask(row)
 
-    # Neither thread goes on before both are at one of the two longest.
+    # Neither thread continues before both are filling one of the two longest rows.
     held = [Noted(9, 1.0, barrier), Noted(8, 0.9, barrier)]
     cheap = Noted(0, 0.0)
     rows = rows_of([cheap, Noted(1, 0.1), Noted(3, 0.3), *held, Noted(2, 0.2)])

@@ -57,7 +57,7 @@ def qwen() -> Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>", "<think>")]
     )
-    # Matched after NFC: an accent behind it takes the match away.
+    # Matched after NFC: an accent after it prevents the match.
     tokenizer.add_tokens([AddedToken("xe", normalized=True)])
     return tokenizer
 

@@ -70,7 +70,7 @@ PARTS = st.one_of(
 def test_ids_are_those_of_a_cold_whole_encode(loaded, name, parts, cut):
     """By segments, from the cache and anew, whatever stands where a segment or a merge is split."""
     tokenizer, theirs = loaded[name]
-    # A turn is re-sent with another behind it, as a conversation is.
+    # A turn is sent again with another one after it, as in a conversation.
     for text in ("".join(parts[:cut]), "".join(parts), "".join(parts)):
         if any("\ud800" <= char < "\ue000" for char in text):
             continue

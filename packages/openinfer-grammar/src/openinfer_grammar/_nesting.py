@@ -89,7 +89,7 @@ def call_with_stack(levels: int, call: Callable[[], _Result]) -> _Result:
 
 
 def _schema_levels(schema: Any) -> int:
-    """Levels of the schema itself, plus those of every part that a `$ref` names."""
+    """Returns the levels of the schema, plus those of every part that a `$ref` names."""
     depths: dict[int, int] = {}
     references: set[str] = set()
     levels = _measure(schema, depths, references)
@@ -102,7 +102,7 @@ def _schema_levels(schema: Any) -> int:
 
 
 def _measure(part: Any, depths: dict[int, int], references: set[str]) -> int:
-    """Depth of a JSON value; fills in depths by identity, and the references in it."""
+    """Returns the depth of a JSON value; adds depths by identity, and its references."""
     if isinstance(part, dict):
         reference = part.get("$ref")
         if isinstance(reference, str):
@@ -134,7 +134,7 @@ def _part_at(schema: Any, reference: str) -> Any:
 
 
 def _lark_levels(text: str) -> int:
-    """One level for every rule and bracket, and the levels of every schema."""
+    """Returns one level for every rule and bracket, and the levels of every schema."""
     return sum(
         _schema_levels(part) if isinstance(part, dict | list) else len(_LARK_LEVEL.findall(part))
         for part in _lark_parts(text)

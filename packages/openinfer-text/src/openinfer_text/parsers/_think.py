@@ -31,7 +31,7 @@ class ThinkParser:
     reasoning_closer = _CLOSE
 
     def __init__(self, name: str, claims: Callable[[str], bool], calls_begin: str = "") -> None:
-        """A family of models.
+        """Makes the parser of a family of models.
 
         Args:
             name: name of the parser.

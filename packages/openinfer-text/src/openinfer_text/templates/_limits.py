@@ -149,7 +149,7 @@ def bounded_join(values: Sequence[Any]) -> str:
 
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
-    """Looks whether the result of `*`, `**` or `%` is of a reasonable size.
+    """Checks that the result of `*`, `**` or `%` is of a reasonable size.
 
     Raises:
         TemplateLimitError: it is not.
@@ -172,7 +172,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def check_format(text: str, arguments: Iterable[Any]) -> None:
-    """Looks for widths in a format string.
+    """Checks the widths in a format string.
 
     Raises:
         TemplateLimitError: it, or one of its arguments, pads to more than `MAX_ITEMS`.
@@ -184,7 +184,7 @@ def check_format(text: str, arguments: Iterable[Any]) -> None:
 
 
 def check_call(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:
-    """Looks whether a call of a text's method makes a text of a reasonable size.
+    """Checks that the call of a text method makes a text of a reasonable size.
 
     Raises:
         TemplateLimitError: it does not.
@@ -208,10 +208,10 @@ def check_call(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -
 
 
 def check_replacement(text: str, values: Sequence[Any]) -> None:
-    """Looks how long a text becomes when all of one part is replaced.
+    """Checks the length of a text after a replacement.
 
     Raises:
-        TemplateLimitError: longer than `MAX_CHARS`.
+        TemplateLimitError: it is longer than `MAX_CHARS`.
     """
     old, new = [*map(str, values[:2]), "", ""][:2]
     if len(new) > len(old) and text.count(old) * (len(new) - len(old)) + len(text) > MAX_CHARS:
@@ -253,7 +253,7 @@ def _check_join(separator: str, values: Sequence[Any]) -> None:
 
 
 def _check_items(items: Sequence[Any], count: int) -> None:
-    """Looks whether a list, repeated, has too many items or too much text in them."""
+    """Checks the number of items of a repeated list, and the text in them."""
     if len(items) * count > MAX_ITEMS:
         raise _too_long()
     if count > 1:

@@ -68,14 +68,14 @@ class AcceleratedEngine:
         return self._engine.vocab_size
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> bytes:
-        """u32 column of the whole text."""
+        """Returns the u32 column of a text."""
         fast = self._fast
         if fast is None or add_special_tokens:
             return self._engine.encode(text, add_special_tokens=add_special_tokens)
         return _encode(fast, [text])[0]
 
     def encode_pieces(self, texts: list[str], /) -> list[bytes]:
-        """u32 columns of independent texts."""
+        """Returns u32 columns of independent texts."""
         fast = self._fast
         return self._engine.encode_pieces(texts) if fast is None else _encode(fast, texts)
 
