@@ -11,6 +11,7 @@ from openinfer import LLM, GenerationFailed, RequestRejected, SamplingParams, Us
 from openinfer.options._flags import FLAGS
 from openinfer_contract import CommandDone, GetLoad, unpack_ids
 from openinfer_testing import CountingShape, ModelledExecutor, ModelledOptions
+from openinfer_text import OutputStream
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -178,9 +179,9 @@ def test_a_prefix_hit_is_counted(tiny_llm):
         ([2048], {}, "prompt_token_ids"),
         ([5, -1], {}, "prompt_token_ids"),
         ([5] * 3000, {}, "prompt_token_ids"),
-        ("x", {"temperature": -1}, "sampling.temperature"),
-        ("x", {"max_tokens": 0}, "stop.max_tokens"),
-        ("x", {"presence_penalty": 3.0}, "sampling.presence_penalty"),
+        ("x", {"temperature": -1}, "temperature"),
+        ("x", {"max_tokens": 0}, "max_tokens"),
+        ("x", {"presence_penalty": 3.0}, "presence_penalty"),
         ("x", {"logprobs": 1000}, "logprobs"),
     ],
 )
@@ -242,23 +243,16 @@ def test_streams_can_be_interleaved(counting_llm):
 
 def test_ctrl_c_in_a_batch_leaves_the_engine_idle(counting_llm, monkeypatch):
     llm = counting_llm(step_s=0.002)
-    real, num_seen = llm._output, 0
+    real, num_seen = OutputStream.push, 0
 
-    class _Output:
-        def __init__(self, *arguments):
-            self._output = real(*arguments)
+    def push(self, ids, end=None):
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen == 5:
+            raise KeyboardInterrupt
+        return real(self, ids, end)
 
-        def push(self, ids):
-            nonlocal num_seen
-            num_seen += 1
-            if num_seen == 5:
-                raise KeyboardInterrupt
-            return self._output.push(ids)
-
-        def finish(self):
-            return self._output.finish()
-
-    monkeypatch.setattr(llm, "_output", _Output)
+    monkeypatch.setattr(OutputStream, "push", push)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[300]] * 12, _counting(max_tokens=600), has_progress_bar=False)
     monkeypatch.undo()

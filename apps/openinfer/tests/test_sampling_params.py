@@ -2,23 +2,51 @@ import numpy as np
 import pytest
 
 from openinfer import RequestRejected, SamplingParams
-from openinfer_contract import LogprobOptions, Sampling, StopRules, pack_ids
-from openinfer_text import GenerationDefaults
+from openinfer_contract import (
+    FEATURES,
+    EngineInfo,
+    Limits,
+    LogprobOptions,
+    PromptLogprobOptions,
+    Sampling,
+    StopRules,
+    pack_ids,
+)
+from openinfer_text import FieldRejected, GenerationDefaults, RequestLowering
 
 _DEFAULTS = GenerationDefaults(
     temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1
 )
+_INFO = EngineInfo(
+    engine="fake",
+    model_line="fake",
+    model_fingerprint="0",
+    dtype="float32",
+    vocab_size=300,
+    eos_token_ids=(),
+    limits=Limits(
+        max_model_len=10,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_queued_requests=64,
+        max_queued_tokens=65536,
+        max_logprobs=20,
+    ),
+    cache_groups=(),
+    hash_recipe="none",
+    honoured=frozenset(FEATURES),
+    commands=frozenset(),
+)
 
 
 def _lower(params, *, num_prompt_tokens=3, sample=0, defaults=None, eos=()):
-    return params.lower(
-        "r",
-        pack_ids(range(1, num_prompt_tokens + 1)),
-        sample=sample,
-        max_model_len=10,
+    lowering = RequestLowering(
+        params,
+        _INFO,
         defaults=defaults or GenerationDefaults(),
         eos_token_ids=eos,
     )
+    return lowering.build("r", pack_ids(range(1, num_prompt_tokens + 1)), sample=sample)
 
 
 def test_the_neutral_request():
@@ -47,11 +75,18 @@ def test_top_k_can_be_switched_off(off):
 
 @pytest.mark.parametrize(
     ("max_tokens", "num_prompt_tokens", "lowered"),
-    [(5, 3, 5), (100, 3, 7), (None, 3, 7), (None, 10, 1), (None, 12, 1), (4, 12, 1)],
+    [(5, 3, 5), (100, 3, 7), (None, 3, 7), (None, 9, 1), (4, 9, 1)],
 )
 def test_output_is_clamped_to_the_room_left(max_tokens, num_prompt_tokens, lowered):
     params = SamplingParams(max_tokens=max_tokens)
     assert _lower(params, num_prompt_tokens=num_prompt_tokens).stop.max_tokens == lowered
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [10, 12])
+def test_a_prompt_without_room_for_output_is_refused(num_prompt_tokens):
+    with pytest.raises(FieldRejected) as caught:
+        _lower(SamplingParams(max_tokens=None), num_prompt_tokens=num_prompt_tokens)
+    assert caught.value.rejected.field == "prompt_token_ids"
 
 
 def test_samples_draw_from_seeds_that_follow_each_other():
@@ -68,6 +103,13 @@ def test_everything_else_is_carried_over():
             stop_token_ids=[7, 8, 7],
             ignore_eos=True,
             logprobs=3,
+            logprob_token_ids=[4],
+            logprobs_mode="processed",
+            prompt_logprobs=1,
+            cache_salt="s",
+            priority=-2,
+            deadline_ms=1000,
+            session_id="talk",
             presence_penalty=0.1,
             frequency_penalty=0.2,
             logit_bias={5: 1.5},
@@ -78,7 +120,10 @@ def test_everything_else_is_carried_over():
     assert request.stop == StopRules(
         max_tokens=7, min_tokens=2, stop_token_ids=(7, 8), ignore_eos=True
     )
-    assert request.logprobs == LogprobOptions(num_top=3)
+    assert request.logprobs == LogprobOptions(num_top=3, token_ids=pack_ids([4]), mode="processed")
+    assert request.prompt_logprobs == PromptLogprobOptions(num_top=1)
+    assert (request.cache.salt, request.priority, request.session_id) == (b"s", -2, "talk")
+    assert request.deadline - request.arrival == pytest.approx(1)
     assert request.sampling == Sampling(
         presence_penalty=0.1,
         frequency_penalty=0.2,
@@ -97,9 +142,30 @@ def test_stop_strings(stop, stops):
     assert SamplingParams(stop=stop).stops == stops
 
 
-@pytest.mark.parametrize(("field", "value"), [("n", 0), ("stop", ""), ("stop", ["x", ""])])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("max_tokens", 0),
+        ("stop", ""),
+        ("stop", ["x", ""]),
+        ("bad_words", [""]),
+        ("deadline_ms", 0),
+        ("prompt_logprobs", -1),
+        ("cache_salt", ""),
+    ],
+)
 def test_what_makes_no_sense_is_refused_at_once(field, value):
     with pytest.raises(RequestRejected, match=f"^{field} must") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("logprob_token_ids", [1]), ("logprobs_mode", "processed")]
+)
+def test_a_field_about_logprobs_needs_logprobs(field, value):
+    with pytest.raises(RequestRejected, match="only allowed together with logprobs") as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
 
@@ -111,7 +177,7 @@ def test_what_makes_no_sense_is_refused_at_once(field, value):
 def test_a_number_out_of_range_is_refused_at_once(field, value):
     with pytest.raises(RequestRejected, match=rf"^{field} must be") as caught:
         SamplingParams(**{field: value})
-    assert caught.value.field == f"sampling.{field}"
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -131,6 +197,10 @@ def test_a_number_out_of_range_is_refused_at_once(field, value):
         ("logit_bias", {"5": 1.0}, "a mapping from token ids to numbers"),
         ("logit_bias", [5], "a mapping from token ids to numbers"),
         ("structured_outputs", "json", "a mapping"),
+        ("bad_words", "a", "a list of texts"),
+        ("logprobs_mode", "odd", "raw or processed"),
+        ("deadline_ms", 0.5, "an integer"),
+        ("cache_salt", 5, "a text"),
     ],
 )
 def test_a_value_of_another_type_names_its_field(name, value, what):

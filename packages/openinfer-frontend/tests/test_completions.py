@@ -135,7 +135,7 @@ def test_return_token_ids(client, fakes):
 def test_samples_share_their_stop_strings(client, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "openinfer_frontend.routes._generate_routes.StopSet",
+        "openinfer_text._request_lowering.StopSet",
         lambda stops: made.append(stops) or StopSet(stops),
     )
     body = client.complete(["Hi", "Ho"], n=3, stop=["l", "x"])

@@ -14,6 +14,7 @@ from typing import Literal
 
 from openinfer_contract import Failed, OpenInferError, Rejected
 from openinfer_frontend.protocols._field_names import FieldNames
+from openinfer_text import client_field
 
 ERROR_TYPES: Mapping[int, str] = {
     400: "BadRequestError",
@@ -50,13 +51,6 @@ _STATUS_OF_REJECTION = {
     "duplicate": 409,
     "overloaded": 503,
     "draining": 503,
-}
-_PARAM_OF_FIELD = {
-    "cache.salt": "cache_salt",
-    "adapter": "model",
-    "logprobs.token_ids": "logprob_token_ids",
-    "logprobs.mode": "logprobs_mode",
-    "deadline": "deadline_ms",
 }
 _MAX_MESSAGE_CHARS = 500
 _PATH = re.compile(r"(?<![\w/#<])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)*/?")
@@ -241,8 +235,7 @@ def _param_of(field: str, prompt_param: str, grammar_param: str | None) -> str:
         return prompt_param
     if field == "grammar" and grammar_param is not None:
         return grammar_param
-    bare = field.removeprefix("sampling.").removeprefix("stop.")
-    return _PARAM_OF_FIELD.get(field, bare)
+    return "model" if field == "adapter" else client_field(field)
 
 
 def _scrubbed(message: str) -> str:

@@ -53,8 +53,12 @@ def test_what_was_asked_and_answered(client, scrape):
 def test_times_by_the_clock(client, engine, fakes, scrape, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     timer = SimpleNamespace(monotonic=lambda: clock.now)
-    for module in ("_generation", "_choice", "_lowering"):
-        monkeypatch.setattr(f"openinfer_frontend.generation.{module}.time", timer)
+    for module in (
+        "openinfer_frontend.generation._generation",
+        "openinfer_frontend.generation._choice",
+        "openinfer_text._request_lowering",
+    ):
+        monkeypatch.setattr(f"{module}.time", timer)
 
     def script(request):
         assert request.arrival == 1000.0

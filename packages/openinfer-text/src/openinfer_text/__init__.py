@@ -1,10 +1,12 @@
 """Text to token ids and back: tokenizer, templates, detokenisation, stop strings, parsers."""
 
 from openinfer_text._generation_defaults import GenerationDefaults
+from openinfer_text._request_lowering import RequestLowering, SamplingFields, client_field
 from openinfer_text._structured_outputs import grammar_of_response_format, grammar_of_structure
 from openinfer_text._text_model import ChatPrompt, TextModel
 from openinfer_text.errors import (
     CheckpointTextError,
+    FieldRejected,
     InvalidChatInput,
     NoChatTemplate,
     ParserError,
@@ -59,6 +61,10 @@ __all__ = [
     "TextModel",
     "ChatPrompt",
     "GenerationDefaults",
+    # requests
+    "RequestLowering",
+    "SamplingFields",
+    "client_field",
     # ids and text
     "Tokenizer",
     "TokenizerEngine",
@@ -112,4 +118,5 @@ __all__ = [
     "NoChatTemplate",
     "ParserError",
     "StructureError",
+    "FieldRejected",
 ]

@@ -152,6 +152,15 @@ class TextModel:
         """Returns the token ids of a text, as `Tokenizer.encode`."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_words(self, words: Iterable[str]) -> tuple[bytes, ...]:
+        """Returns the ids of each word as it stands and after a space, for `bad_words`."""
+        columns = [
+            self.encode(spelling, add_special_tokens=False)
+            for word in words
+            for spelling in (word, f" {word}")
+        ]
+        return tuple(dict.fromkeys(column for column in columns if column))
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

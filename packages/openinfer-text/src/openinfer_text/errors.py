@@ -6,12 +6,13 @@ TextError
 ├── InvalidChatInput      messages that cannot be given to a template; names the field: a 400
 ├── NoChatTemplate        a chat was requested, and the checkpoint has no template: a 400
 ├── ParserError           a tool or reasoning parser is missing, or several claim a model
-└── StructureError        a request's output format cannot be read; names the field: a 400
+├── StructureError        a request's output format cannot be read; names the field: a 400
+└── FieldRejected         a request's sampling field cannot be honoured; names the field
 
 Messages of the errors that become a 400 never contain a path or a traceback.
 """
 
-from openinfer_contract import OpenInferError
+from openinfer_contract import OpenInferError, Rejected
 
 
 class TextError(OpenInferError):
@@ -82,3 +83,15 @@ class StructureError(TextError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}" if field else reason)
         self.field = field
+
+
+class FieldRejected(TextError):
+    """A sampling field of a request cannot be honoured.
+
+    Attributes:
+        rejected: the reason, with the contract's name of the field or the client's.
+    """
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected

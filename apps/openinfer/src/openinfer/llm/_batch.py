@@ -5,19 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openinfer.errors import GenerationFailed, RequestRejected
+from openinfer.errors import GenerationFailed
+from openinfer.llm._sampling_params import to_request_rejected
 from openinfer_contract import (
     EngineDead,
     EngineHandle,
     Failed,
-    Finished,
     GenerateRequest,
     Rejected,
     TokenEvent,
+    TokenLogprobs,
     unpack_floats,
     unpack_ids,
 )
-from openinfer_text import AssistantTurn, OutputParser, OutputText, Piece
+from openinfer_text import AssistantTurn, OutputDelta, OutputStream
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -32,19 +33,25 @@ class Completion:
     """The prompt's place in the batch."""
     sample: int = 0
     text: str = ""
-    """All that the model wrote, calls and reasoning included."""
+    """All text of the model, calls and reasoning included."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
-    """Of `token_ids`, when asked for."""
+    """Logprobs of `token_ids`, if they were asked for."""
     top_logprobs: list[dict[int, float]] | None = None
-    """Per token, the most likely ids and their logprobs, when asked for."""
+    """For each token, the logprobs of the most likely ids and of `logprob_token_ids`, if they were
+    asked for."""
+    prompt_logprobs: list[float] | None = None
+    """Logprobs of the prompt's tokens from the second one on, if they were asked for."""
+    prompt_top_logprobs: list[dict[int, float]] | None = None
+    """For each of these tokens, the logprobs of the most likely ids."""
     finish_reason: str = ""
     stop_reason: str | int | None = None
-    """The stop string or stop token id that ended it; None for an end-of-sequence id."""
+    """The stop string or stop token id that ended the text; None for an end-of-sequence id."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     message: dict[str, Any] | None = None
-    """A chat's answer as a message to go on with: `content`, `reasoning`, `tool_calls`."""
+    """The response to a chat as a message of the conversation: `content`, `reasoning`,
+    `tool_calls`."""
 
 
 class Sample:
@@ -54,95 +61,99 @@ class Sample:
         self,
         completion: Completion,
         request: GenerateRequest,
-        output: OutputText,
-        named_stops: Sequence[int] = (),
-        parser: OutputParser | None = None,
+        output: OutputStream,
+        *,
+        is_chat: bool = False,
     ) -> None:
-        """Begins.
+        """Begins a sample.
 
         Args:
-            completion: what is filled in.
-            request: what the engine works on.
-            output: turns its ids into text.
-            named_stops: stop token ids that the caller asked for.
-            parser: of a chat's answer; makes the completion's message.
+            completion: is filled in.
+            request: the request that the engine works on.
+            output: turns the request's tokens into text and pieces.
+            is_chat: whether the completion gets a message.
         """
-        self._named_stops = frozenset(named_stops)
         self.completion = completion
         self.request = request
-        self.is_done = False
-        """Nothing more will be added; a stop string is done before its request has ended."""
         self.has_ended = False
-        self.pieces: list[Piece] = []
-        """What the last event added, parsed."""
+        """Whether the engine has ended the request."""
         self._output = output
-        self._parser = parser
-        self._turn = AssistantTurn()
-        if request.logprobs is not None:
+        self._turn = AssistantTurn() if is_chat else None
+        options = request.logprobs
+        self._scored_ids = [] if options is None else unpack_ids(options.token_ids)
+        if options is not None:
             completion.logprobs, completion.top_logprobs = [], []
+        if request.prompt_logprobs is not None:
+            completion.prompt_logprobs, completion.prompt_top_logprobs = [], []
 
-    def take(self, event: TokenEvent) -> str:
-        """Adds an event; returns the new text.
+    @property
+    def is_done(self) -> bool:
+        """Whether the text has ended. A stop string ends it before the engine ends the request."""
+        return self._output.is_done
+
+    def take(self, event: TokenEvent) -> OutputDelta | None:
+        """Adds an event; returns what it adds to the text, or None if it adds nothing.
 
         Raises:
             RequestRejected: the engine refused the request.
-            GenerationFailed: the engine could not go on with it.
+            GenerationFailed: the engine failed while it worked on the request.
         """
         completion, end = self.completion, event.end
         self.has_ended = end is not None
         if isinstance(end, Rejected):
-            raise RequestRejected(end.message, end.field)
+            raise to_request_rejected(end)
         if isinstance(end, Failed):
             raise GenerationFailed(end.message)
-        self.pieces = []
         if self.is_done:
-            return ""
+            return None
         if event.scheduled is not None:
             completion.num_prompt_tokens = event.scheduled.num_prompt_tokens
             completion.num_cached_tokens = sum(count for _, count in event.scheduled.cached)
-        token_ids = unpack_ids(event.token_ids)
-        text, stopped_by, num_used = self._output.push(token_ids)
-        if end is not None and stopped_by is None:
-            rest, stopped_by, _ = self._output.finish()
-            text += rest
-        completion.text += text
-        completion.token_ids += token_ids[:num_used]
-        self._add_logprobs(event, num_used)
-        if stopped_by is not None:
-            self.is_done = True
-            completion.finish_reason, completion.stop_reason = "stop", stopped_by
-        elif isinstance(end, Finished):
-            self.is_done = True
-            completion.finish_reason = end.reason
-            if end.stop_token_id in self._named_stops:
-                completion.stop_reason = end.stop_token_id
-        if self._parser is not None:
-            self._parse(self._parser, text)
-        return text
+        if event.prompt_logprobs is not None:
+            self._add_prompt_logprobs(event.prompt_logprobs.logprobs)
+        delta = self._output.push(unpack_ids(event.token_ids), end)
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
+        if event.logprobs is not None:
+            self._add_logprobs(event.logprobs, len(delta.token_ids))
+        if self._turn is not None:
+            self._turn.add(delta.pieces)
+        if delta.finish_reason is not None:
+            completion.finish_reason = delta.finish_reason
+            completion.stop_reason = delta.stop_reason
+            if self._turn is not None:
+                completion.message = self._turn.message()
+        return delta
 
-    def _parse(self, parser: OutputParser, text: str) -> None:
-        self.pieces = parser.push(text)
-        if self.is_done:
-            self.pieces += parser.finish()
-        self._turn.add(self.pieces)
-        if self.is_done:
-            self.completion.message = self._turn.message()
-            self.completion.finish_reason = parser.finish_reason(self.completion.finish_reason)
-
-    def _add_logprobs(self, event: TokenEvent, num_used: int) -> None:
-        completion, logprobs = self.completion, event.logprobs
-        if logprobs is None or completion.logprobs is None or completion.top_logprobs is None:
+    def _add_logprobs(self, logprobs: TokenLogprobs, num_tokens: int) -> None:
+        completion, width = self.completion, len(self._scored_ids)
+        if completion.logprobs is None or completion.top_logprobs is None:
             return
-        completion.logprobs += unpack_floats(logprobs.sampled)[:num_used]
-        width = logprobs.num_top
-        ids, values = unpack_ids(logprobs.top_ids), unpack_floats(logprobs.top)
-        for row in range(num_used):
-            span = slice(row * width, (row + 1) * width)
-            completion.top_logprobs.append(dict(zip(ids[span], values[span], strict=True)))
+        completion.logprobs += unpack_floats(logprobs.sampled)[:num_tokens]
+        by_id = unpack_floats(logprobs.by_id)
+        for row, top in enumerate(_top_logprobs(logprobs, num_tokens)):
+            values = by_id[row * width : (row + 1) * width]
+            completion.top_logprobs.append(top | dict(zip(self._scored_ids, values, strict=True)))
+
+    def _add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
+        completion = self.completion
+        if completion.prompt_logprobs is None or completion.prompt_top_logprobs is None:
+            return
+        values = unpack_floats(logprobs.sampled)
+        completion.prompt_logprobs += values
+        completion.prompt_top_logprobs += _top_logprobs(logprobs, len(values))
+
+
+def _top_logprobs(logprobs: TokenLogprobs, num_tokens: int) -> list[dict[int, float]]:
+    """Returns the logprobs of the most likely ids, for each of the first tokens."""
+    width = logprobs.num_top
+    ids, values = unpack_ids(logprobs.top_ids), unpack_floats(logprobs.top)
+    spans = [slice(row * width, (row + 1) * width) for row in range(num_tokens)]
+    return [dict(zip(ids[span], values[span], strict=True)) for span in spans]
 
 
 class Batch:
-    """Keeps the engine's intake fed and never full, whatever the size of the batch."""
+    """Runs samples on an engine without ever overfilling its queue."""
 
     def __init__(
         self,
@@ -150,6 +161,13 @@ class Batch:
         samples: Sequence[Sample],
         advance: Callable[[], None],
     ) -> None:
+        """Prepares a batch.
+
+        Args:
+            engine: works on the samples.
+            samples: in the order of submission.
+            advance: called once for each finished sample.
+        """
         self._engine = engine
         self._samples = samples
         self._advance = advance
@@ -158,17 +176,18 @@ class Batch:
         self._max_live = max(1, min(2 * limits.max_num_seqs, limits.max_queued_requests))
         self._max_live_tokens = max(1, limits.max_queued_tokens)
         self._live: dict[int, int] = {}
+        """Prompt tokens of each submitted sample that has not ended, by its index."""
         self._num_submitted = 0
 
     def run(self) -> None:
-        """Returns when every sample is done; on any error, Ctrl-C included, aborts the rest."""
+        """Returns when every sample is done. On any error, Ctrl-C included, it aborts the rest."""
         try:
             self._fill()
             while self._live:
                 self._take(*self._events.get())
                 self._fill()
         finally:
-            # Also a sample whose submission an interrupt cut short.
+            # It includes a sample whose submission was interrupted.
             left = [s for s in self._samples[: self._num_submitted] if not s.has_ended]
             self._engine.abort(sample.request.request_id for sample in left)
             while self._live:

@@ -18,26 +18,19 @@ from openinfer.llm._prompts import (
     params_of,
     prompts_of,
 )
-from openinfer.llm._sampling_params import SamplingParams, refused
+from openinfer.llm._sampling_params import SamplingParams, to_request_rejected
 from openinfer.options._flags import FLAGS
 from openinfer.options._named_options import find_flag, named_options
 from openinfer.options._text_options import TextOptions
-from openinfer_contract import (
-    EngineDead,
-    EventBuffer,
-    GenerateRequest,
-    check_request,
-    pack_ids,
-    unpack_ids,
-)
+from openinfer_contract import EngineDead, EventBuffer, pack_ids
 from openinfer_engine import InProcessEngine, launch_line
 from openinfer_text import (
     ChatPrompt,
+    FieldRejected,
     InvalidChatInput,
     NoChatTemplate,
-    OutputParser,
-    OutputText,
-    ParseContext,
+    OutputDelta,
+    RequestLowering,
     StructureError,
     TemplateError,
     check_tools,
@@ -50,8 +43,6 @@ _OPTIONS = {
     or flag.dest in {"revision", "download_dir", "model_line", "chat_template"}
     or flag.dest in {"tool_call_parser", "reasoning_parser", "tokenizer_backend"}
 }
-_CONTEXT_BYTES = 32
-"""The last eight ids of a prompt: what the text of an output may continue."""
 
 
 class LLM:
@@ -126,12 +117,8 @@ class LLM:
         asked = params_of(params, len(batch), SamplingParams())
         samples = []
         for index, (prompt, wanted) in enumerate(zip(batch, asked, strict=True)):
-            with _named(f"prompt {index}" if len(batch) > 1 else ""):
-                ids = self._encode(prompt)
-                samples += [
-                    self._sample(ids, wanted, Completion(prompt=prompt, index=index, sample=sample))
-                    for sample in range(wanted.n)
-                ]
+            with _naming(f"prompt {index}" if len(batch) > 1 else ""):
+                samples += self._samples(self._encode(prompt), wanted, prompt, index)
         return self._run(samples, has_progress_bar=has_progress_bar)
 
     def chat(
@@ -164,34 +151,37 @@ class LLM:
         asked = params_of(params, len(batch), SamplingParams(max_tokens=None))
         samples = []
         for index, (messages, wanted) in enumerate(zip(batch, asked, strict=True)):
-            with _named(f"conversation {index}" if len(batch) > 1 else ""):
-                chat = self._encode_chat(messages, tools=tools, **template_options)
-                samples += [
-                    self._chat_sample(
-                        chat,
-                        wanted,
-                        Completion(prompt=messages, index=index, sample=sample),
-                        tools=tools,
-                    )
-                    for sample in range(wanted.n)
-                ]
+            with _naming(f"conversation {index}" if len(batch) > 1 else ""):
+                samples += self._chat_samples(
+                    messages, wanted, index, tools=tools, **template_options
+                )
         return self._run(samples, has_progress_bar=has_progress_bar)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
-        """The continuation of one prompt, piece by piece; closing the iterator ends it.
+        """Yields the continuation of one prompt piece by piece. Closing the iterator aborts it.
 
         Raises:
-            RequestRejected: it cannot be honoured.
-            GenerationFailed: the engine could not go on.
+            RequestRejected: the prompt or a parameter cannot be honoured.
+            GenerationFailed: the engine failed.
         """
         (params,) = params_of(params, 1, SamplingParams())
-        ids = self._encode(prompt)
-        yield from self._stream(self._sample(ids, params, Completion(prompt="", index=0)))
+        sample, *_ = self._samples(self._encode(prompt), params, prompt)
+        for delta in self._deltas(sample):
+            yield delta.text
 
-    def _stream(self, sample: Sample) -> Generator[str, None, None]:
-        """The new text of every event; closing the iterator ends the request."""
+    def _stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Generator[OutputDelta, None, None]:
+        """Yields the response to a conversation. Closing the iterator aborts the request."""
+        sample, *_ = self._chat_samples(messages, params, tools=tools)
+        return self._deltas(sample)
+
+    def _deltas(self, sample: Sample) -> Generator[OutputDelta, None, None]:
         buffer = EventBuffer()
         try:
             ticket = self.engine.submit(sample.request, buffer)
@@ -199,7 +189,9 @@ class LLM:
             raise GenerationFailed(error.reason) from error
         try:
             while not sample.has_ended:
-                yield sample.take(buffer.get_blocking())
+                delta = sample.take(buffer.get_blocking())
+                if delta is not None:
+                    yield delta
                 if sample.is_done:
                     return
         finally:
@@ -243,78 +235,60 @@ class LLM:
         except (NoChatTemplate, TemplateError, ValueError) as error:
             raise RequestRejected(str(error), "messages") from error
 
-    def _chat_sample(
+    def _chat_samples(
         self,
-        chat: ChatPrompt,
+        messages: Sequence[Message],
         params: SamplingParams,
-        completion: Completion,
+        index: int = 0,
         *,
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> Sample:
-        parser = self.text.parser(chat.turn, tools=tools, call_ids=chat.call_ids)
-        if parser is None:
-            parser = OutputParser(ParseContext(), reasoning=None, tools=None)
-        return self._sample(chat.token_ids, params, completion, parser, chat.turn)
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> list[Sample]:
+        chat = self._encode_chat(messages, tools=tools, **template_options)
+        return self._samples(chat.token_ids, params, messages, index, chat=chat, tools=tools)
 
-    def _sample(
+    def _samples(
         self,
         token_ids: bytes,
         params: SamplingParams,
-        completion: Completion,
-        parser: OutputParser | None = None,
-        turn: str | None = None,
-    ) -> Sample:
-        return Sample(
-            completion,
-            self._request(token_ids, params, completion.sample, turn),
-            self._output(params, token_ids, parser.markers if parser else ()),
-            params.stop_token_ids,
-            parser,
-        )
+        prompt: Prompt | Sequence[Message],
+        index: int = 0,
+        *,
+        chat: ChatPrompt | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Sample]:
+        """Returns the samples of one prompt, ready to be submitted."""
+        text, boundaries = self.text, b"" if chat is None else pack_ids(chat.boundaries)
+        samples = []
+        with _fields_named():
+            lowering = self._lowering(params, chat)
+            for sample in range(params.n):
+                parser = None
+                if chat is not None:
+                    parser = text.parser(chat.turn, tools=tools, call_ids=chat.call_ids)
+                request_id = f"llm-{next(self._numbers)}"
+                samples.append(
+                    Sample(
+                        Completion(prompt=prompt, index=index, sample=sample),
+                        lowering.build(request_id, token_ids, boundaries=boundaries, sample=sample),
+                        lowering.output_stream(text, token_ids, parser),
+                        is_chat=chat is not None,
+                    )
+                )
+        return samples
 
-    def _output(
-        self, params: SamplingParams, prompt_token_ids: bytes, shown_tokens: Sequence[str]
-    ) -> OutputText:
-        eos = () if params.ignore_eos else (*self.engine.info.eos_token_ids, *self._own_eos())
-        return self.text.output(
-            stops=params.stops,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            stop_token_ids=(*eos, *params.stop_token_ids),
-            min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-            shown_tokens=shown_tokens,
-            context_ids=unpack_ids(prompt_token_ids[-_CONTEXT_BYTES:]),
-        )
-
-    def _own_eos(self) -> tuple[int, ...]:
-        """Ids that end a sequence by the tokenizer's word alone."""
-        known = self.engine.info.eos_token_ids
-        return tuple(i for i in self.text.stop_token_ids if i not in known)
-
-    def _request(
-        self, token_ids: bytes, params: SamplingParams, sample: int, turn: str | None
-    ) -> GenerateRequest:
-        info = self.engine.info
-        try:
-            grammar = params.grammar
-        except StructureError as error:
-            field = f"structured_outputs.{error.field}".rstrip(".")
-            raise RequestRejected(str(error), field) from error
-        if grammar is not None and turn is not None:
-            grammar = self.text.after_reasoning(grammar, turn)
-        request = params.lower(
-            f"llm-{next(self._numbers)}",
-            token_ids,
-            sample=sample,
-            max_model_len=info.limits.max_model_len,
-            defaults=self.text.generation,
-            eos_token_ids=self._own_eos(),
+    def _lowering(self, params: SamplingParams, chat: ChatPrompt | None) -> RequestLowering:
+        text, grammar = self.text, params.grammar
+        if grammar is not None and chat is not None:
+            grammar = text.after_reasoning(grammar, chat.turn)
+        return RequestLowering(
+            params,
+            self.engine.info,
+            defaults=text.generation,
+            eos_token_ids=text.stop_token_ids,
+            bad_words=text.encode_words(params.bad_words),
             grammar=grammar,
         )
-        rejected = check_request(request, info)
-        if rejected is not None:
-            raise refused(rejected)
-        return request
 
     def _run(self, samples: Sequence[Sample], *, has_progress_bar: bool) -> list[Completion]:
         with _progress_bar(len(samples), is_shown=has_progress_bar) as advance:
@@ -334,14 +308,26 @@ def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Says of a refusal which part of a batch it is about."""
+def _naming(part: str) -> Iterator[None]:
+    """Begins the message of a refusal with the part of the batch that it is about."""
     try:
         yield
     except RequestRejected as error:
-        if not what:
+        if not part:
             raise
-        raise RequestRejected(f"{what}: {error}", error.field) from error
+        raise RequestRejected(f"{part}: {error}", error.field) from error
+
+
+@contextmanager
+def _fields_named() -> Iterator[None]:
+    """Turns refusals of `openinfer_text` into `RequestRejected`."""
+    try:
+        yield
+    except FieldRejected as error:
+        raise to_request_rejected(error.rejected) from error
+    except StructureError as error:
+        field = f"structured_outputs.{error.field}".rstrip(".")
+        raise RequestRejected(str(error), field) from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import Any
 
 from openinfer.errors import RequestRejected
-from openinfer.llm._batch import Completion
 from openinfer.llm._llm import LLM
 from openinfer.llm._sampling_params import SamplingParams
 from openinfer.terminal._terminal_model import Ended, Message
@@ -30,14 +29,15 @@ class LocalModel:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generator[Piece | Ended, None, None]:
         """The answer to a conversation as it comes; closing the iterator ends it."""
-        llm, params = self._llm, SamplingParams(**{"max_tokens": None, **options})
-        chat = llm._encode_chat(messages, tools=tools)
-        sample = llm._chat_sample(chat, params, Completion(prompt=messages, index=0), tools=tools)
-        # Closed by hand: what an interrupt leaves open would only end with the garbage.
-        with closing(llm._stream(sample)) as texts:
-            for _ in texts:
-                yield from sample.pieces
-        yield Ended(sample.completion.finish_reason)
+        params = SamplingParams(**{"max_tokens": None, **options})
+        reason = ""
+        # Closed explicitly: after an interrupt, the request would otherwise run until the garbage
+        # collector finds the generator.
+        with closing(self._llm._stream_chat(messages, params, tools)) as deltas:
+            for delta in deltas:
+                yield from delta.pieces
+                reason = delta.finish_reason or reason
+        yield Ended(reason)
 
     def stream_completion(
         self, prompt: str, options: Mapping[str, Any]

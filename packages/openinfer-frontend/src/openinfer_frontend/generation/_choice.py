@@ -15,7 +15,7 @@ from openinfer_contract import (
     TokenLogprobs,
     num_ids,
 )
-from openinfer_text import OutputText
+from openinfer_text import OutputStream
 
 Loss = Literal["abort", "error"]
 
@@ -46,8 +46,8 @@ class Choice:
     """The state of one choice; belongs to its `Generation`."""
 
     request: GenerateRequest
-    output: OutputText = field(init=False)
-    """The detokeniser. Set after submission, because making it takes a moment."""
+    output: OutputStream = field(init=False)
+    """Turns tokens into text. Set after submission, because making it takes a moment."""
     num_cached_tokens: int = 0
     cached: TierTokens = ()
     """`num_cached_tokens` by tier."""

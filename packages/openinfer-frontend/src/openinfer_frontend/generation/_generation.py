@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -26,7 +26,7 @@ from openinfer_frontend.errors import ApiError, FrontendError
 from openinfer_frontend.generation._choice import Choice, Timing
 from openinfer_frontend.generation._event_fan_in import EventFanIn
 from openinfer_frontend.metrics._metrics import Metrics
-from openinfer_text import OutputText
+from openinfer_text import OutputStream, Piece
 
 Resubmit = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
 """Calls a function with the engine that replaces a dead one; returns False if none does."""
@@ -44,7 +44,14 @@ class Delta:
     """Logprobs of `token_ids`, and of further tokens if a stop string cut the event."""
     starts: Sequence[int] = ()
     """Offsets of `token_ids` in the choice's text, in characters, if they were asked for."""
+    parsed: Sequence[Piece] | None = None
+    """The pieces that a parser made of the text; None without a parser."""
+    num_reasoning_tokens: int = 0
+    """Tokens of reasoning in the choice so far."""
+    reason: FinishReason | None = None
+    """Why the text ended; None while the choice continues."""
     finish_reason: str | None = None
+    """`reason`, or `tool_calls` if the text ended after whole calls."""
     stop_reason: str | int | None = None
     timing: Timing | None = None
     """Set together with the finish reason."""
@@ -79,7 +86,6 @@ class Generation:
         "__weakref__",
         "_choices",
         "_engine",
-        "_eos_token_ids",
         "_fan_in",
         "_grammar_param",
         "_resubmit",
@@ -99,7 +105,6 @@ class Generation:
         requests: Sequence[GenerateRequest],
         *,
         num_samples: int,
-        eos_token_ids: Collection[int],
         prompt_param: str,
         grammar_param: str | None = None,
         limit_s: float | None = None,
@@ -113,7 +118,6 @@ class Generation:
             engine: works on all requests.
             requests: one for each choice; the samples of one prompt are side by side.
             num_samples: choices per prompt.
-            eos_token_ids: ids that are not reported as `stop_reason`.
             prompt_param: the route's name of the prompt, for errors.
             grammar_param: the field that asked for a grammar, for errors.
             limit_s: the server's time limit in seconds, if that is the requests' deadline.
@@ -125,7 +129,6 @@ class Generation:
         self._engine = engine
         self._choices = [Choice(request) for request in requests]
         self._num_samples = num_samples
-        self._eos_token_ids = eos_token_ids
         self._prompt_param = prompt_param
         self._grammar_param = grammar_param
         self._limit_s = limit_s
@@ -180,8 +183,8 @@ class Generation:
         self._metrics.count_submission(self._num_samples, self._choices[0].request.stop.max_tokens)
         return self
 
-    def set_outputs(self, outputs: Sequence[OutputText]) -> None:
-        """Sets the detokeniser of each choice. Call it once, before reading events."""
+    def set_outputs(self, outputs: Sequence[OutputStream]) -> None:
+        """Sets the output stream of each choice. Call it once, before reading events."""
         for choice, output in zip(self._choices, outputs, strict=True):
             choice.output = output
 
@@ -344,27 +347,30 @@ class Generation:
             if event.token_ids:
                 self._count(choice, 0, now)
             self._close(choice, "length", end)
-            return Delta(index=index, text="", token_ids=(), logprobs=None, finish_reason="length")
-        token_ids: Sequence[int] = unpack_ids(event.token_ids)
-        text, stopped_by, num_used = choice.output.push(token_ids)
-        if end is not None and stopped_by is None:
-            rest, stopped_by, _ = choice.output.finish()
-            text += rest
+            return Delta(
+                index=index,
+                text="",
+                token_ids=(),
+                logprobs=None,
+                reason="length",
+                finish_reason="length",
+            )
+        output = choice.output.push(unpack_ids(event.token_ids), end)
         if event.token_ids:
-            self._count(choice, num_used, now)
-        if num_used < len(token_ids):
-            token_ids = token_ids[:num_used]
-        delta = Delta(index=index, text=text, token_ids=token_ids, logprobs=event.logprobs)
-        if choice.output.is_located:
-            delta.starts = choice.output.take_starts()
-        if stopped_by is not None:
-            delta.stop_reason = stopped_by
-        elif end is not None and end.stop_token_id not in self._eos_token_ids:
-            delta.stop_reason = end.stop_token_id
-        if stopped_by is not None or end is not None:
-            reason = "stop" if stopped_by is not None or end is None else end.reason
-            delta.finish_reason, delta.timing = reason, choice.timing(end)
-            self._close(choice, reason, end)
+            self._count(choice, len(output.token_ids), now)
+        delta = Delta(
+            index=index,
+            text=output.text,
+            token_ids=output.token_ids,
+            logprobs=event.logprobs,
+            starts=output.starts,
+            parsed=output.parsed,
+            num_reasoning_tokens=choice.output.num_reasoning_tokens,
+        )
+        if output.reason is not None:
+            delta.reason, delta.finish_reason = output.reason, output.finish_reason
+            delta.stop_reason, delta.timing = output.stop_reason, choice.timing(end)
+            self._close(choice, output.reason, end)
         return delta
 
     def _count(self, choice: Choice, num_tokens: int, now: float) -> None:

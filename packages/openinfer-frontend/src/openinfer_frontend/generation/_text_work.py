@@ -182,15 +182,6 @@ class TextWork:
             "tokens",
         )
 
-    def encode_words(self, words: Sequence[str]) -> tuple[bytes, ...]:
-        """Returns the ids of each word as it stands and after a space."""
-        columns = [
-            self.model.encode(spelling, add_special_tokens=False)
-            for word in words
-            for spelling in (word, f" {word}")
-        ]
-        return tuple(dict.fromkeys(column for column in columns if column))
-
     async def run_long(self, work: Callable[[], T]) -> T:
         """Runs a function in one of the threads."""
         with self._polling.paused():

@@ -14,7 +14,7 @@ from typing import Literal
 from openinfer_contract import GenerateRequest
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta
-from openinfer_frontend.protocols._wire_format import FormatOptions, ParsedChoice, WireFormat
+from openinfer_frontend.protocols._wire_format import FormatOptions, WireFormat, shown_pieces
 from openinfer_text import (
     Content,
     Piece,
@@ -59,20 +59,15 @@ class BlockFormat(WireFormat):
     ) -> None:
         """Makes a format for one choice."""
         super().__init__(options, requests, num_samples)
-        parser = options.parsers[0] if options.parsers else None
-        self._choice = ParsedChoice(parser, include_reasoning=options.include_reasoning)
         self._open: Block | None = None
         self._blank = ""
         self.blocks: list[Block] = []
+        self.num_reasoning_tokens = 0
+        """Number of output tokens that are reasoning."""
         self.finish_reason = ""
         """The finish reason, once the response has ended."""
         self.stop_string: str | None = None
         """The stop string that ended the response, if one did."""
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Number of output tokens that are reasoning."""
-        return self._choice.num_reasoning_tokens
 
     def add(self, delta: Delta) -> None:
         """Adds a delta to a response that is not streamed."""
@@ -83,18 +78,19 @@ class BlockFormat(WireFormat):
         return self._add_delta(delta)
 
     def _add_delta(self, delta: Delta) -> bytes:
-        parts = [self._piece_events(piece) for piece in self._choice.pieces(delta)]
+        self.num_reasoning_tokens = delta.num_reasoning_tokens
+        parts = [self._piece_events(piece) for piece in shown_pieces(delta, self.options)]
         if delta.finish_reason is not None:
             # The end of a call is a piece of its own. A call that is still open was cut off.
             is_call = self._open is not None and self._open.kind == "call"
-            parts.append(self._end_block(is_whole=delta.finish_reason == "stop" and not is_call))
+            parts.append(self._end_block(is_whole=delta.reason == "stop" and not is_call))
             self._finish(delta.finish_reason, delta.stop_reason)
         return b"".join(parts)
 
     def _finish(self, finish_reason: str, stop_reason: str | int | None) -> None:
         if finish_reason == "abort":
             raise ApiError(400, "the request was aborted")
-        self.finish_reason = self._choice.finish_reason(finish_reason)
+        self.finish_reason = finish_reason
         self.stop_string = stop_reason if isinstance(stop_reason, str) else None
 
     def _piece_events(self, piece: Piece) -> bytes:

@@ -9,7 +9,7 @@ from openinfer_contract import GenerateRequest, TokenLogprobs
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Delta, Usage
 from openinfer_frontend.protocols.openai._logprobs import TokenNames
-from openinfer_text import Content, OutputParser, Piece, Reasoning
+from openinfer_text import Content, Piece, Reasoning
 
 REASONING_NAMES = ("reasoning", "reasoning_content")
 """Names of the reasoning field in chat completions."""
@@ -39,8 +39,8 @@ class FormatOptions:
     """Alternatives to each echoed token; None for no logprobs of an echo."""
     num_top_prompt: int | None = None
     """Alternatives in `prompt_logprobs`; None for no such field."""
-    parsers: Sequence[OutputParser] = ()
-    """The parser of reasoning and tool calls of each choice; empty if there are none."""
+    is_parsed: bool = False
+    """Whether the text is parsed for reasoning and tool calls."""
 
 
 class WireFormat(ABC):
@@ -89,43 +89,10 @@ class WireFormat(ABC):
         """Returns the whole response, with the logprobs of each choice's prompt."""
 
 
-class ParsedChoice:
-    """One choice's text as pieces, and the count of its reasoning tokens.
-
-    The tokens of a delta are those of one step. If a slow reader finds several steps merged, and
-    both reasoning and other text among them, the tokens are divided by the lengths of the texts.
-    """
-
-    def __init__(self, parser: OutputParser | None, *, include_reasoning: bool = True) -> None:
-        """Starts a choice; without a parser all its text is content."""
-        self._parser = parser
-        self._include_reasoning = include_reasoning
-        self._is_reasoning = False
-        self.num_reasoning_tokens = 0
-
-    def pieces(self, delta: Delta) -> list[Piece]:
-        """Returns the pieces that a delta completes; at the end also text that was held back."""
-        if self._parser is None:
-            return [Content(delta.text)] if delta.text else []
-        pieces = self._parser.push(delta.text)
-        if delta.finish_reason is not None:
-            pieces += self._parser.finish()
-        self._count(pieces, len(delta.token_ids))
-        if not self._include_reasoning:
-            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
-        return pieces
-
-    def _count(self, pieces: Sequence[Piece], num_tokens: int) -> None:
-        thoughts = [piece for piece in pieces if isinstance(piece, Reasoning)]
-        if pieces:
-            self._is_reasoning = isinstance(pieces[-1], Reasoning)
-        if len(thoughts) == len(pieces):
-            self.num_reasoning_tokens += num_tokens if self._is_reasoning else 0
-            return
-        num_thought = sum(len(piece.text) for piece in thoughts)
-        num_chars = sum(len(getattr(piece, "text", "")) for piece in pieces)
-        self.num_reasoning_tokens += round(num_tokens * num_thought / max(1, num_chars))
-
-    def finish_reason(self, reason: str) -> str:
-        """Returns the finish reason, `tool_calls` included."""
-        return reason if self._parser is None else self._parser.finish_reason(reason)
+def shown_pieces(delta: Delta, options: FormatOptions) -> Sequence[Piece]:
+    """Returns the pieces of a delta, without reasoning if the client wants none."""
+    if delta.parsed is None:
+        return [Content(delta.text)] if delta.text else ()
+    if options.include_reasoning:
+        return delta.parsed
+    return [piece for piece in delta.parsed if not isinstance(piece, Reasoning)]

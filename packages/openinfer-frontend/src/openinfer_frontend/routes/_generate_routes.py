@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from openinfer_contract import EngineHandle, GenerateRequest, num_ids, unpack_ids
+from openinfer_contract import EngineHandle, GenerateRequest, num_ids
 from openinfer_frontend._backend import Backend
 from openinfer_frontend.errors import ApiError
 from openinfer_frontend.generation._generation import Generation
@@ -34,15 +34,13 @@ from openinfer_frontend.protocols.openai._parsed_chat_format import ParsedChatFo
 from openinfer_frontend.protocols.responses._responses_format import ResponsesFormat
 from openinfer_frontend.protocols.responses._responses_request import ResponsesRequest
 from openinfer_frontend.routes._request_context import request_context
-from openinfer_text import OutputParser, OutputText, StopSet
+from openinfer_text import OutputParser, OutputStream
 
 MakeFormat = Callable[[FormatOptions, Sequence[GenerateRequest], int], WireFormat]
 """Makes the wire format of one response from its engine requests and the samples per prompt."""
 
 _MAX_INLINE_SCORES = 1024
 """Logprobs of at most this many tokens are encoded on the event loop, in about a millisecond."""
-_CONTEXT_BYTES = 32
-"""The last eight ids of a prompt. The text of the first output tokens may depend on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,7 @@ class GenerateRoutes:
             checked = await self._check(request, context, 1)
             prompt = await self._text.encode_chat(request, size=exchange.num_body_bytes)
             if checked.constraint is not None:
-                checked.lowering.grammar = self._text.model.after_reasoning(
+                checked.lowering.request.grammar = self._text.model.after_reasoning(
                     checked.constraint.grammar, prompt.turn
                 )
             exchange.spans.mark("tokenize")
@@ -139,9 +137,8 @@ class GenerateRoutes:
             request,
             context,
             engine.info,
+            model,
             self._text.defaults(config.generation_config),
-            model.stop_token_ids,
-            self._text.encode_words(request.bad_words or ()),
             constraint,
             config.request_timeout_s,
         )
@@ -212,9 +209,8 @@ class GenerateRoutes:
             backend.polling.touch()
             # The engine works from here on. What only the response needs is made meanwhile.
             parsers = self._parsers(request, prompts[0])
-            markers = parsers[0].markers if parsers else ()
-            generation.set_outputs(self._outputs(checked, prompts, markers))
-            options = self._options(exchange, checked, echoes, parsers)
+            generation.set_outputs(self._outputs(checked, prompts, parsers))
+            options = self._options(exchange, checked, echoes, is_parsed=bool(parsers))
             wire_format = make_format(options, generation.requests, request.n)
             num_scored = _num_scored_prompt_tokens(options, prompts)
             await self._write(exchange, request, generation, wire_format, num_scored)
@@ -226,17 +222,16 @@ class GenerateRoutes:
                 )
 
     def _generation(self, checked: _CheckedRequest, prompts: Sequence[Prompt]) -> Generation:
-        request, lowering, backend = checked.request, checked.lowering, self._backend
+        request, backend = checked.request, self._backend
         requests = _engine_requests(checked, prompts)
         _check_num_tokens(requests, checked)
         return Generation(
             checked.engine,
             requests,
             num_samples=request.n,
-            eos_token_ids=lowering.eos_token_ids,
             prompt_param=checked.context.prompt_param,
             grammar_param=None if checked.constraint is None else checked.constraint.exact_param,
-            limit_s=lowering.limit_s,
+            limit_s=checked.lowering.request.limit_s,
             is_prompt_only=request.wanted_max_tokens == 0,
             resubmit=backend.resubmit if backend.config.resume_timeout_s else None,
             metrics=backend.metrics,
@@ -292,7 +287,8 @@ class GenerateRoutes:
         exchange: HttpExchange,
         checked: _CheckedRequest,
         echoes: Sequence[str],
-        parsers: Sequence[OutputParser],
+        *,
+        is_parsed: bool,
     ) -> FormatOptions:
         request, config = checked.request, self._backend.config
         stream_options = request.stream_options or StreamOptions()
@@ -316,28 +312,22 @@ class GenerateRoutes:
             echoes=echoes,
             num_top_echoed=request.num_top_logprobs if echoes else None,
             num_top_prompt=request.prompt_logprobs,
-            parsers=parsers,
+            is_parsed=is_parsed,
         )
 
     def _outputs(
-        self, checked: _CheckedRequest, prompts: Sequence[Prompt], markers: Sequence[str]
-    ) -> list[OutputText]:
-        """Returns the detokeniser of every sample of every prompt."""
-        request, stops = checked.request, StopSet(checked.request.stops)
+        self, checked: _CheckedRequest, prompts: Sequence[Prompt], parsers: Sequence[OutputParser]
+    ) -> list[OutputStream]:
+        """Returns the output stream of every sample of every prompt."""
+        request = checked.request
+        is_located = isinstance(request, CompletionRequest) and request.logprobs is not None
+        of_samples: Sequence[OutputParser | None] = parsers or [None] * request.n
         return [
-            self._text.model.output(
-                stops=stops,
-                include_stop_str_in_output=request.include_stop_str_in_output,
-                stop_token_ids=checked.lowering.stop_token_ids,
-                min_tokens=request.min_tokens,
-                skip_special_tokens=request.skip_special_tokens,
-                shown_tokens=markers,
-                spaces_between_special_tokens=request.spaces_between_special_tokens,
-                context_ids=unpack_ids(prompt.token_ids[-_CONTEXT_BYTES:]),
-                is_located=isinstance(request, CompletionRequest) and request.logprobs is not None,
+            checked.lowering.request.output_stream(
+                self._text.model, prompt.token_ids, parser, is_located=is_located
             )
             for prompt in prompts
-            for _ in range(request.n)
+            for parser in of_samples
         ]
 
 
@@ -345,7 +335,7 @@ def chat_format(
     options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
 ) -> WireFormat:
     """Makes the wire format of chat completions, with parsers or without."""
-    make = ParsedChatFormat if options.parsers else ChatFormat
+    make = ParsedChatFormat if options.is_parsed else ChatFormat
     return make(options, requests, num_samples)
 
 

@@ -105,8 +105,7 @@ class ChoicesFormat(WireFormat):
             finish = b',"logprobs":%b,"finish_reason":%b'
             parts += (
                 self._close,
-                finish
-                % (to_json(logprobs), to_json(self._reason(delta.index, delta.finish_reason))),
+                finish % (to_json(logprobs), to_json(delta.finish_reason)),
                 self._stop_reason(delta),
             )
         if self.options.return_token_ids:
@@ -159,10 +158,6 @@ class ChoicesFormat(WireFormat):
         """Returns the bytes between open and close."""
         return to_json(delta.text)
 
-    def _reason(self, index: int, finish_reason: str | None) -> str | None:
-        """Returns the finish reason of choice `index`, or None while it runs."""
-        return finish_reason
-
     def prompt_entries(self, index: int, result: ChoiceResult) -> dict[str, Any]:
         """Returns the field `prompt_logprobs`, if it was asked for."""
         num_top = self.options.num_top_prompt
@@ -183,7 +178,7 @@ class ChoicesFormat(WireFormat):
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index} | self._content(index, "".join(result.texts))
         choice["logprobs"] = self._logprobs(index, result)
-        choice["finish_reason"] = self._reason(index, result.finish_reason)
+        choice["finish_reason"] = result.finish_reason
         choice["stop_reason"] = result.stop_reason
         if self.options.return_token_ids:
             choice["token_ids"] = result.token_ids

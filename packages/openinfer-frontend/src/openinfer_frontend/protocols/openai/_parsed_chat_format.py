@@ -9,7 +9,7 @@ from openinfer_frontend.protocols._json import to_json
 from openinfer_frontend.protocols._wire_format import (
     REASONING_NAMES,
     FormatOptions,
-    ParsedChoice,
+    shown_pieces,
 )
 from openinfer_frontend.protocols.openai._choices_format import ChatFormat
 from openinfer_text import (
@@ -23,7 +23,7 @@ from openinfer_text import (
 
 
 class ParsedChatFormat(ChatFormat):
-    """A `chat.completion` with one parser for each choice.
+    """A `chat.completion` with reasoning and tool calls.
 
     One engine event is one chunk: everything that it completes is in one delta, which may be empty.
     Logprobs and token ids are those of all tokens, whichever field their text is in.
@@ -37,25 +37,24 @@ class ParsedChatFormat(ChatFormat):
     ) -> None:
         """Makes a format for these choices, `num_samples` of each prompt."""
         super().__init__(options, requests, num_samples)
-        self._parsed = [
-            ParsedChoice(parser, include_reasoning=options.include_reasoning)
-            for parser in options.parsers
-        ]
+        self._num_reasoning_tokens = [0] * len(requests)
         self._turns = [AssistantTurn() for _ in requests]
 
     def add(self, delta: Delta) -> None:
         """Adds a delta to a choice."""
         super().add(delta)
-        self._turns[delta.index].add(self._parsed[delta.index].pieces(delta))
+        self._turns[delta.index].add(self._take(delta))
 
     def _payload(self, delta: Delta) -> bytes:
-        pieces = self._parsed[delta.index].pieces(delta)
+        pieces = self._take(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Content):
             return b'{"content":%b}' % to_json(pieces[0].text)
         return to_json(_delta(pieces, self.options.reasoning_names))
 
-    def _reason(self, index: int, finish_reason: str | None) -> str | None:
-        return None if finish_reason is None else self._parsed[index].finish_reason(finish_reason)
+    def _take(self, delta: Delta) -> Sequence[Piece]:
+        """Returns the pieces of a delta, and records its reasoning tokens."""
+        self._num_reasoning_tokens[delta.index] = delta.num_reasoning_tokens
+        return shown_pieces(delta, self.options)
 
     def _content(self, index: int, text: str) -> dict[str, Any]:
         message = self._turns[index].message()
@@ -67,7 +66,7 @@ class ParsedChatFormat(ChatFormat):
     @property
     def num_reasoning_tokens(self) -> int:
         """Number of output tokens that are reasoning."""
-        return sum(parsed.num_reasoning_tokens for parsed in self._parsed)
+        return sum(self._num_reasoning_tokens)
 
 
 def _delta(pieces: Iterable[Piece], reasoning_names: Sequence[str]) -> dict[str, Any]:
