@@ -1,12 +1,17 @@
-"""What every test run of this repository shares."""
+"""Settings for every test run of this repository, and `--quick`."""
 
 import os
+import signal
 
-# Before torch is imported. The shapes of the tests are too small to gain from a second thread, and
-# threads that spin for one another cost ten times the run on a machine that does something else.
+# Set before torch is imported. The shapes of the tests are too small to gain from a second thread,
+# and spinning threads make the run ten times as long on a machine with other load.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Without bytecode on disk each of the servers that are started would compile torch anew.
+# Without bytecode on disk, each server that a test starts would compile torch's modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell without job control starts background jobs with SIGINT ignored, and every child process
+# inherits that: the tests that send Ctrl-C to a server would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
@@ -16,15 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="of every test function the first and the last case, of long ones only what a module "
-        "would else have none of",
+        help="run the first and the last case of each test function; run a long one only if its "
+        "module has no other test",
     )
 
 
-# Last: among the cases that the markers and keywords of the command line leave.
+# Runs last, so that it chooses among the cases that the command line's markers and keywords select.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what --quick runs."""
+    """Deselects the cases that `--quick` does not run."""
     if not config.getoption("--quick"):
         return
     cases: dict[str, list[pytest.Item]] = {}

@@ -5,15 +5,15 @@
 
 import json
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from openinfer_testing import results
 
 _NUM_WARM = 3
 
@@ -46,22 +46,11 @@ def num_cold(num_bytes: int) -> int:
 
 
 def record(folder: Path, benchmark: str, **fields: Any) -> None:
-    """Writes `benchmark`-DATE.json. The commit is empty where there is no clone."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    result = {
-        "benchmark": benchmark,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit,
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
-        "torch": torch.__version__,
-        **fields,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{benchmark}-{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {path}")
+    """Writes `BENCHMARK-DATE.json` with the name of the GPU and torch's version."""
+    has_gpu = torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name() if has_gpu else "no GPU"
+    report = {**results.header(benchmark), "gpu": gpu, "torch": torch.__version__, **fields}
+    print(f"wrote {results.write(folder, report)}")
 
 
 @triton.jit

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from _machine import MAX_OTHERS_PERCENT, OthersMeter, commit, machine
+from _others import MAX_OTHERS_PERCENT, OthersMeter
 
 from openinfer_engine import physical_cores
+from openinfer_testing import results
 
 HERE = Path(__file__).parent
 OURS = ("openinfer-bf16", "openinfer-int8", "openinfer-int4")
@@ -90,7 +90,7 @@ class Windows:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "windows.json"
-        self.state: dict[str, Any] = {"commit": commit(), "windows": [], "versions": {}}
+        self.state: dict[str, Any] = {"commit": results.commit(), "windows": [], "versions": {}}
         if self._file.exists():
             kept = json.loads(self._file.read_text())
             if kept["commit"] == self.state["commit"]:
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=15, help="of windows, at most")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "openinfer-cpu")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     windows = Windows(arguments.work)
@@ -150,8 +150,7 @@ def main() -> None:
     report = _report(windows)
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = HERE / "results" / f"cpu-{report['date'][:10]}-{report['commit']}.json"
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report, suffix=f"-{report['commit']}")
 
 
 def _compare(
@@ -186,10 +185,8 @@ def _report(windows: Windows) -> dict[str, Any]:
         for run in ("decode", "prefill")
     }
     return {
-        "benchmark": "cpu",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **results.header("cpu"),
         "commit": windows.state["commit"],
-        "machine": machine(),
         "model": "Qwen3-0.6B's shapes, random weights",
         "threads": physical_cores(),
         "versions": windows.state["versions"],

@@ -10,7 +10,6 @@ reaches in the same run. Sampling, embedding and the host's time are not in it.
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +31,7 @@ from openinfer_kernels import (
     plan_fused_linear,
     plan_rms_norm,
 )
+from openinfer_testing import results
 
 DTYPE = torch.bfloat16
 BLOCK_SIZE = 16
@@ -62,7 +62,7 @@ SHAPES = {
 def main() -> None:
     """Measures, prints and records."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--record", type=Path, help="folder for the result")
+    results.add_record_flag(parser)
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--length", type=int, default=1024)
@@ -153,7 +153,7 @@ class Chain:
 
 
 def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    shape, results = SHAPES[name], []
+    shape, found = SHAPES[name], []
     chain = Chain(shape, arguments.backend)
     for batch in arguments.batch or [1, 8, 32, 64, 128]:
         inputs = _inputs(shape, batch, arguments.length, arguments.shared)
@@ -166,7 +166,7 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
             f" {floor / took:4.0%}",
             flush=True,
         )
-        results.append(
+        found.append(
             {
                 "shape": name,
                 "batch": batch,
@@ -178,7 +178,7 @@ def _measure(name: str, bandwidth: float, arguments: argparse.Namespace) -> list
             }
         )
         del inputs
-    return results
+    return found
 
 
 def _inputs(shape: Shape, batch: int, length: int, num_shared: int) -> tuple[Any, ...]:

@@ -18,13 +18,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from _machine import OthersMeter, commit, machine
+from _others import OthersMeter
+
+from openinfer_testing import results
 
 GOAL_US = 30
 SETTLE_S = 3.0
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each window")
     parser.add_argument("--sim-model", default="qwen3-8b", help="whose pace")
     parser.add_argument("--sim-device", default="rtx-5090", help="on which device")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     arguments = parser.parse_args()
     with _server(arguments.sim_model, arguments.sim_device) as (url, front):
         runs = [
@@ -55,19 +55,14 @@ def main() -> None:
             for protocol in PROTOCOLS
         ]
     report = {
-        "benchmark": "front_events",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **results.header("front_events"),
         "goal_us": GOAL_US,
         "modelled": f"{arguments.sim_model} on {arguments.sim_device}",
         "runs": runs,
     }
     print(json.dumps(report, indent=2))
     if arguments.record:
-        name = f"front_events-{arguments.sim_model}-{report['date'][:10]}.json"
-        file = Path(__file__).parent / "results" / name
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report, suffix=f"-{arguments.sim_model}")
 
 
 @contextmanager

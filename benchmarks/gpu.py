@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from _machine import commit, machine
 from gpu_serving import floors
+
+from openinfer_testing import results
 
 HERE = Path(__file__).parent
 _SAMPLED = ("temperature", "top_k", "top_p", "frequency_penalty")
@@ -33,8 +33,8 @@ class Parts:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._args = arguments
         self._folder = Path(arguments.record)
-        self._commit = arguments.commit or commit()
-        self._date = f"{datetime.now(UTC):%Y-%m-%d}"
+        self._commit = arguments.commit or results.commit()
+        self._date = results.header("gpu")["date"][:10]
 
     @cached_property
     def _floors(self) -> dict[str, Any]:
@@ -131,14 +131,8 @@ class Parts:
         return done.stdout
 
     def _write(self, name: str, found: dict[str, Any]) -> None:
-        result = {
-            "date": self._date,
-            "commit": self._commit,
-            "machine": machine(),
-            "floors": self._floors,
-            **found,
-        }
-        (self._folder / f"{name}-{self._date}.json").write_text(json.dumps(result, indent=1) + "\n")
+        known = {"date": self._date, "commit": self._commit, "floors": self._floors}
+        results.write(self._folder, {**results.header(name), **known, **found})
 
     def _read(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self._folder / f"{name}-{self._date}.json").read_text())

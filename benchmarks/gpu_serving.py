@@ -18,12 +18,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
-from _machine import commit, machine
+
+from openinfer_testing import results
 
 HERE = Path(__file__).parent
 PORT = 8123
@@ -157,10 +157,9 @@ def main() -> None:
     args = parser.parse_args(ours[:cut])
     client = Client(args.client, args.client_cores)
     result: dict[str, Any] = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": args.commit or commit(),
+        **results.header("gpu_serving"),
+        "commit": args.commit or results.commit(),
         "model": Path(args.model).name,
-        "machine": machine(),
         "floors": floors(),
         "rows": [],
     }

@@ -19,14 +19,13 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _machine import OthersMeter, commit, machine
+from _others import OthersMeter
 
 from openinfer_contract import Grammar
 from openinfer_engine import physical_cores
@@ -37,6 +36,7 @@ from openinfer_grammar import (
     load_backend,
     num_mask_words,
 )
+from openinfer_testing import results
 from openinfer_testing.grammar import byte_characters
 
 VOCAB_SIZE, NUM_TOKENS, EOS = 151_936, 151_643, 151_645
@@ -191,7 +191,7 @@ def _rss_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json of 151,936 ids or less")
-    parser.add_argument("--record", action="store_true", help="write a result")
+    results.add_record_flag(parser)
     args = parser.parse_args()
     others = OthersMeter()
     with tempfile.TemporaryDirectory() as folder:
@@ -219,18 +219,13 @@ def main() -> None:
     print(json.dumps({"others_percent": busy}))
     if not args.record:
         return
-    date = datetime.now(UTC).date().isoformat()
-    result = {
-        "date": date,
-        "commit": commit(),
-        "machine": machine(),
+    report = {
+        **results.header("grammar"),
         "others_percent": busy,
         "vocabulary": vocabulary,
         "cases": cases,
     }
-    target = Path(__file__).parent / "results" / f"grammar-{date}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"recorded {target}")
+    print(f"recorded {results.write(args.record, report)}")
 
 
 if __name__ == "__main__":

@@ -22,17 +22,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import psutil
-from _machine import OthersMeter, commit, machine
+from _others import OthersMeter
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, num_ids
 from openinfer_contract import stream as stream_events
 from openinfer_engine import EngineSupervisor, LaunchSpec
 from openinfer_frontend import FixedEngine, FrontendConfig, bind, create_app, new_event_loop, serve
+from openinfer_testing import results
 from openinfer_text import TextModel
 from openinfer_tiny import CHECKPOINT
 
@@ -49,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--requests", type=int, default=1000, help="per run")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.server:
@@ -59,8 +58,7 @@ def main() -> None:
     report = _measure(arguments.requests, arguments.runs)
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = Path(__file__).parent / "results" / f"hop_budget-{report['date'][:10]}.json"
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report)
 
 
 def _measure(num_requests: int, num_runs: int) -> dict[str, Any]:
@@ -83,10 +81,7 @@ def _measure(num_requests: int, num_runs: int) -> dict[str, Any]:
     quiet = [run for run in runs if run["others_busy_percent"] < MAX_OTHERS_PERCENT]
     best = min(quiet, key=lambda run: run["first_byte_us"]["p50"], default=None)
     return {
-        "benchmark": "hop_budget",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **results.header("hop_budget"),
         "prompt_tokens": NUM_PROMPT_TOKENS,
         "requests_per_run": num_requests,
         "goal_us": GOAL_US,

@@ -13,7 +13,6 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +31,7 @@ from openinfer_kernels import (
 )
 from openinfer_sampler import CAPTURED_NEEDS, Sampler
 from openinfer_scheduler import LOOKAHEAD
+from openinfer_testing import results
 
 NUM_REPLAYS = 12
 
@@ -47,9 +47,9 @@ Row = tuple[str, list[Callable[[], Any]], int, int]
 def main() -> None:
     """Measures, prints and records."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--record", type=Path, help="folder for the result")
+    results.add_record_flag(parser)
     arguments = parser.parse_args()
-    results = []
+    found = []
     with torch.inference_mode():
         bandwidth, flops = read_bandwidth(), product_flops()
         floors = {"read_tb_s": round(bandwidth / 1e12, 3), "tflop_s": round(flops / 1e12, 1)}
@@ -63,9 +63,9 @@ def main() -> None:
                 if num_bytes or operations:
                     result |= {"floor_us": round(floor, 2), "share": round(floor / took, 3)}
                 print(json.dumps(result), flush=True)
-                results.append(result)
+                found.append(result)
     if arguments.record:
-        fields = {"triton": triton.__version__, "floors": floors, "rows": results}
+        fields = {"triton": triton.__version__, "floors": floors, "rows": found}
         record(arguments.record, "kernel_floors", **fields)
 
 

@@ -10,19 +10,18 @@ fast the machine is, and what else it does, changes nothing here.
 import argparse
 import json
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _machine import commit, machine
 from transformers import AutoModelForCausalLM
 
 from openinfer_contract import unpack_ids
 from openinfer_nn import CacheView, StepInputs, load_weights
 from openinfer_qwen3.config import Qwen3Config
 from openinfer_qwen3.model import Qwen3Model
+from openinfer_testing import results
 from openinfer_testing.torch import teacher_forced_logprobs
 from openinfer_text import TextModel
 from openinfer_tiny import CHECKPOINT
@@ -119,7 +118,7 @@ def measure(quantization: str | None, sequences: list[list[int]], truth: Any) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     arguments = parser.parse_args()
     sequences = answers(TextModel.from_folder(CHECKPOINT.path()))
     truth = teacher_forced_logprobs(CHECKPOINT.path(), sequences, torch.float32)
@@ -127,10 +126,7 @@ def main() -> None:
         [rows[np.arange(len(rows)), ids[1:]] for ids, rows in zip(sequences, truth, strict=True)]
     )
     report = {
-        "benchmark": "quantization",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **results.header("quantization"),
         "model": "tiny",
         "tokens": sum(len(ids) - 1 for ids in sequences),
         "float32_perplexity": round(math.exp(-float(exact.mean())), 3),
@@ -141,8 +137,7 @@ def main() -> None:
     }
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = HERE / "results" / f"quantization-{report['date'][:10]}.json"
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report)
 
 
 if __name__ == "__main__":

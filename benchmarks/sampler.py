@@ -13,7 +13,6 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from _gpu import num_cold, record, replay
 
 from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
 from openinfer_sampler import SampledTokens, Sampler
+from openinfer_testing import results
 
 VOCAB_SIZE = 151_936
 BATCHES = (1, 32, 64)
@@ -61,7 +61,7 @@ GOALS = {("temperature", 1): 45.0, ("top_k+top_p+penalties", 64): 90.0}
 def main() -> None:
     """Checks, measures, prints and records."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--record", type=Path, help="folder for the result")
+    results.add_record_flag(parser)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="cases whose names hold this")
     parser.add_argument("--commit", help="for the result, where there is no clone")

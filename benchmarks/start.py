@@ -18,12 +18,13 @@ import subprocess
 import sysconfig
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
-from _machine import MAX_OTHERS_PERCENT, OthersMeter, commit, machine, tree
+from _others import MAX_OTHERS_PERCENT, OthersMeter, tree
+
+from openinfer_testing import results
 
 GOAL_S, STRETCH_S = 5.0, 3.0
 _READY = re.compile(r"ready in [\d.]+ s: .* http://127\.0\.0\.1:(\d+)$")
@@ -117,16 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--starts", type=int, default=5, help="counted, behind one that is not")
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     arguments = parser.parse_args()
     start(arguments.model)
     starts = [start(arguments.model) for _ in range(arguments.starts)]
     quiet = [s for s in starts if s["others_busy_percent"] < MAX_OTHERS_PERCENT]
     report = {
-        "benchmark": "start",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
+        **results.header("start"),
         "model": arguments.model,
         "goal_s": GOAL_S,
         "stretch_s": STRETCH_S,
@@ -138,8 +136,7 @@ def main() -> None:
     }
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = Path(__file__).parent / "results" / f"start-{report['date'][:10]}.json"
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report)
 
 
 if __name__ == "__main__":

@@ -20,16 +20,16 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import tokenizers
-from _machine import OthersMeter, commit, machine
+from _others import OthersMeter
 
 from openinfer_contract import num_ids, unpack_ids
 from openinfer_frontend.protocols.openai._chat_request import ChatRequest
+from openinfer_testing import results
 from openinfer_text import TextModel
 
 GOAL_MS = 2.0
@@ -70,7 +70,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("folder", type=Path, help="holds a tokenizer.json")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/*.json")
+    results.add_record_flag(parser)
     parser.add_argument("--rss", choices=("tokenizers", "fastokens"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rss is not None:
@@ -81,8 +81,7 @@ def main() -> None:
     report["others_busy_percent"] = meter.percent()
     print(json.dumps(report, indent=2))
     if arguments.record:
-        file = Path(__file__).parent / "results" / f"text-{report['date'][:10]}.json"
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        results.write(arguments.record, report)
 
 
 def _measure(folder: Path) -> dict[str, Any]:
@@ -98,11 +97,7 @@ def _measure(folder: Path) -> dict[str, Any]:
     assert ids == _encode(plain, _body(messages)), "both backends give the same ids"
     sent_again = _sent_again(model, messages)
     return {
-        "benchmark": "text",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine(),
-        "load_average": [round(load, 2) for load in psutil.getloadavg()],
+        **results.header("text"),
         "vocab_size": model.tokenizer.vocab_size,
         "num_tokens": num_ids(ids),
         "num_messages": len(messages),

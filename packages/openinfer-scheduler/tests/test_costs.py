@@ -16,7 +16,7 @@ MAX_TRIES = 4
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = Path(__file__).parents[1] / "benchmarks" / "scheduler.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "scheduler.py"
     spec = importlib.util.spec_from_file_location("scheduler_benchmark", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
 """An hour of one replica at 8 requests a second: how long it takes to simulate.
 
-python benchmarks/hour.py                    # prints
-python benchmarks/hour.py --record FOLDER    # and writes FOLDER/simulated-hour-DATE.json
+python benchmarks/simulated_hour.py                    # prints
+python benchmarks/simulated_hour.py --record FOLDER    # and writes FOLDER/simulated-hour-DATE.json
 """
 
 import time

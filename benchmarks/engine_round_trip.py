@@ -1,6 +1,6 @@
 """Measures the engine's own cost: time from submit to first event, and tokens per second.
 
-    python packages/openinfer-engine/benches/bench_round_trip.py
+    python benchmarks/engine_round_trip.py
 
 The executor counts instead of computing (`openinfer_testing.zero_cost_executor`). The time is that
 of the engine: encode, socket, decode, check, admit, plan, settle, deliver, socket, dispatch.

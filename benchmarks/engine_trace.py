@@ -1,6 +1,6 @@
 """Measures the cost of a trace for the loop, in µs per step, by number of rows.
 
-    python packages/openinfer-engine/benches/bench_trace.py
+    python benchmarks/engine_trace.py
 
 The executor takes no time, so the loop's own time is measured. The trace is written to a temporary
 folder. Each figure is the minimum of several rounds, which alternate with and without a trace.
