@@ -1,4 +1,4 @@
-"""Checks whether an engine can honour a request. It is honoured as a whole or rejected by field.
+"""Checks of a request: the engine honours all of it, or rejects it with the field at fault.
 
 The front end runs the checks before it tokenises, and the engine runs them again at intake, so both
 reject with the same message.
@@ -44,7 +44,7 @@ _FLOAT_BOUNDS: tuple[tuple[str, float, float, bool], ...] = (
     ("temperature", 0.0, 100.0, True),
     ("top_p", 0.0, 1.0, False),
     ("min_p", 0.0, 1.0, True),
-    # A smaller penalty overflows logits to infinity, and these count as a defect of the model.
+    # A penalty below 0.01 makes logits infinite, which would be reported as a defect of the model.
     ("repetition_penalty", 0.01, 100.0, True),
     ("presence_penalty", -2.0, 2.0, True),
     ("frequency_penalty", -2.0, 2.0, True),
@@ -80,7 +80,7 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> Rejected | None
 
 
 def check_length(request: GenerateRequest, info: EngineInfo) -> Rejected | None:
-    """Returns why the prompt does not fit, or None: the part of `check_request` about lengths."""
+    """Returns why the request's lengths do not fit, or None. Part of `check_request`."""
     return next(_length_problems(request, info), None)
 
 
@@ -108,15 +108,15 @@ def _problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
         yield _invalid("deadline", "must be a number of seconds")
     if request.adapter is not None and not request.adapter.uid and "adapter" in info.honoured:
         yield _invalid("adapter", "must have a uid: its cached blocks would be the base model's")
-    for feature, uses in _not_among(info.honoured):
+    for feature, uses in _unsupported_features(info.honoured):
         if uses(request):
             message = f"{feature} is not supported by this engine ({info.model_line})"
             yield Rejected(kind="unsupported", field=feature, message=message)
 
 
 @lru_cache(maxsize=16)
-def _not_among(honoured: frozenset[str]) -> tuple[tuple[str, Uses], ...]:
-    """Returns the features that an engine lacks if it supports `honoured`."""
+def _unsupported_features(honoured: frozenset[str]) -> tuple[tuple[str, Uses], ...]:
+    """Returns the items of `FEATURES` that are not in `honoured`."""
     return tuple((name, uses) for name, uses in FEATURES.items() if name not in honoured)
 
 
@@ -163,7 +163,7 @@ def _stop_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejec
 
 
 def _logprob_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
-    """Yields problems of supported logprob options. Unsupported options are rejected as such."""
+    """Yields a problem for each invalid logprob option, if the engine supports the option."""
     logprobs, prompt_logprobs = request.logprobs, request.prompt_logprobs
     for name, options in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
         if options is None or name not in info.honoured:
@@ -178,7 +178,7 @@ def _logprob_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Re
 
 
 def _ruled_out_problems(request: GenerateRequest, info: EngineInfo) -> Iterator[Rejected]:
-    """Yields a problem if the other fields exclude every allowed id: no token could be drawn."""
+    """Yields a problem if other fields exclude every id of `allowed_token_ids`."""
     allowed, stop = request.sampling.allowed_token_ids, request.stop
     ruled_out = {word for word in request.sampling.bad_words if num_ids(word) == 1}
     if not allowed or len(allowed) % 4 or not (ruled_out or stop.min_tokens > 0):

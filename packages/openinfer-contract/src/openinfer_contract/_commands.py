@@ -40,7 +40,7 @@ class Wake(Struct, frozen=True, array_like=True, tag="wake"):
 class UpdateWeights(Struct, frozen=True, array_like=True, tag="update_weights"):
     """Loads another checkpoint of the same shapes.
 
-    It raises `weights_version` and resets the prefix cache.
+    It increments `weights_version` and resets the prefix cache.
     """
 
     path: str
@@ -124,9 +124,9 @@ class CommandFailed(Struct, frozen=True, array_like=True, kw_only=True, tag="fai
     """The result of a command that had no effect."""
 
     kind: Literal["unsupported", "failed", "refused"]
-    """unsupported: the engine does not know the command. refused: the command does not fit the
-    engine's state or its own values; the caller can correct that. failed: the engine could not
-    run it."""
+    """unsupported: the engine does not know the command. refused: a value of the command is
+    invalid, or the engine's state does not allow the command; the caller can correct that.
+    failed: the engine could not run it."""
     message: str
 
 

@@ -295,7 +295,7 @@ class StreamState:
         if isinstance(event.end, Rejected) and (
             self._state == "open" or event.scheduled or has_content
         ):
-            raise self._error("Rejected after something else")
+            raise self._error("Rejected after another event")
         if event.end is not None:
             self._state = "ended"
         elif event.scheduled or has_content:

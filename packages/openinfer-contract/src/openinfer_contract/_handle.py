@@ -81,7 +81,7 @@ class Ticket:
 
 
 class EventBuffer:
-    """A sink that merges all events its reader has not read yet into one.
+    """A sink that merges unread events into one.
 
     Any thread may call the buffer. Read it either with `get`, from the event loop that was given at
     construction, or with `get_blocking`; never with both.
@@ -145,8 +145,9 @@ class EventBuffer:
 
 
 async def stream(engine: EngineHandle, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
-    """Yields the events of one request, merged while the reader is busy; the last one has an `end`.
+    """Yields the events of one request. Events that arrive while the reader is busy are merged.
 
+    The last event has an `end`.
     Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
 
     Raises:

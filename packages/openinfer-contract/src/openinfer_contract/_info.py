@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 CONTRACT_VERSION = 1
-"""Raised with every change that an older peer could not understand."""
+"""Version of the messages, incremented by every change that an older peer could not understand."""
 
 
 class CacheGroupInfo(Struct, frozen=True, array_like=True, kw_only=True):
@@ -54,7 +54,7 @@ class EngineInfo(Struct, frozen=True, array_like=True, kw_only=True):
     limits: Limits
     cache_groups: tuple[CacheGroupInfo, ...]
     hash_recipe: str
-    """How block keys are computed, such as `xxh3-128-chain/v1`."""
+    """Name of the method that computes block keys, such as `xxh3-128-chain/v1`."""
     honoured: frozenset[str]
     """Names of the optional request features in `FEATURES` that this engine supports."""
     commands: frozenset[str]
@@ -76,9 +76,9 @@ class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):
     num_blocks: int
     """Blocks that the group has at the moment. Groups of one arena take blocks from each other."""
     num_cached_blocks: int
-    """Those of `num_blocks` that a prefix can hit."""
+    """Blocks that a prefix can hit; a part of `num_blocks`."""
     num_evictable_blocks: int
-    """Those of `num_cached_blocks` without a lease."""
+    """Cached blocks without a lease; a part of `num_cached_blocks`."""
     num_queries: int
     """Prefix lookups, one for each admitted sequence. The fields from here on are counters."""
     num_queried_tokens: int
@@ -89,7 +89,7 @@ class CacheGroupLoad(Struct, frozen=True, array_like=True, kw_only=True):
     num_reused_blocks: int
     """Prefix hits on blocks that had no lease at the time."""
     reuse_gap_s: float
-    """Seconds since the last use of such a block, summed over `num_reused_blocks`."""
+    """Seconds for which such blocks were unused before the hit, summed over `num_reused_blocks`."""
 
 
 class Load(Struct, frozen=True, array_like=True, kw_only=True):
@@ -121,7 +121,7 @@ class Load(Struct, frozen=True, array_like=True, kw_only=True):
     num_kv_event_batches: int = 0
     """Published batches of KV events."""
     num_dropped_kv_event_batches: int = 0
-    """Those of `num_kv_event_batches` that at least one slow subscriber has lost."""
+    """Published batches that at least one slow subscriber has lost."""
     is_tracing: bool = False
     """Whether a trace is being written, so that clients send `AddSpans`."""
     num_compilations: int = 0

@@ -1,4 +1,4 @@
-"""A buffer of parts that are read together, as one merged part."""
+"""A buffer that merges the parts of a stream until the reader takes them."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -13,9 +13,9 @@ M = TypeVar("M", bound=_Mergeable)
 class MergeBuffer(Generic[M]):
     """Parts of a stream that are merged when they are read.
 
-    Merging copies, so merging each part into all earlier ones would take quadratic time. A part is
-    merged with the one before it only once it is as large. Each part is therefore copied about
-    log2(n) times, and at most about log2(n) objects are kept. Not thread-safe.
+    Merging copies both parts. Merging each new part with everything before it would take quadratic
+    time, so a part is merged with the one before it only when it is at least as large. For n parts
+    each is copied about log2(n) times, and about log2(n) objects are kept. Not thread-safe.
     """
 
     __slots__ = ("_parts",)

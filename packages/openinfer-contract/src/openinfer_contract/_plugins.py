@@ -18,7 +18,7 @@ class PluginGroup(Generic[_T]):
     """
 
     def __init__(self, name: str, what: str, make: Callable[[Any], _T]) -> None:
-        """Imports nothing yet.
+        """Names a group. Plug-ins are imported later, when they are loaded.
 
         Args:
             name: name of the entry point group, such as `openinfer.models`.
@@ -52,11 +52,14 @@ class PluginGroup(Generic[_T]):
                 found[name] = loaded
             elif name not in self._warned:
                 self._warned.add(name)
-                _logger.warning("%s; it is left out", loaded)
+                _logger.warning("%s; continuing without it", loaded)
         return found
 
     def broken(self) -> dict[str, PluginError]:
-        """Returns the plug-ins that do not load, and why; `load_all` then skips them silently."""
+        """Returns the error of each plug-in that does not load.
+
+        `load_all` no longer warns about these plug-ins.
+        """
         tried = self._try_all()
         found = {name: loaded for name, loaded in tried if isinstance(loaded, PluginError)}
         self._warned.update(found)

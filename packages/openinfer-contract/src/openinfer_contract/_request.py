@@ -64,8 +64,7 @@ class StopRules(Struct, frozen=True, array_like=True, kw_only=True):
     min_tokens: int = 0
     """Minimum number of output tokens. Until then no stop token can be drawn."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the request; the id itself is delivered. The model's EOS ids stop besides these.
-    """
+    """Ids that end the request, in addition to the model's EOS ids. The stop id is delivered."""
     ignore_eos: bool = False
     """Whether the ids of `EngineInfo.eos_token_ids` do not end the request. Ids in `stop_token_ids`
     still do."""
@@ -103,8 +102,8 @@ class Grammar(Struct, frozen=True, array_like=True, kw_only=True):
     """u32 column: the constraint begins after these ids were generated, such as the end of
     reasoning. Empty: it begins at once."""
     may_open_with: bytes = b""
-    """u32 column, used with `start_after`: ids of which one may be the first output token, such as
-    the start of reasoning. Only if it is, the constraint waits for `start_after`."""
+    """u32 column, used with `start_after`: ids such as the start of reasoning. If the first output
+    token is one of them, the constraint waits for `start_after`; otherwise it begins at once."""
 
 
 class Adapter(Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 A frame is a little-endian u32 length and then that many bytes. Both sides send `Hello` first. If
 the contract versions differ, the connection is refused with an error that names both. The client
-chooses the numbers of its streams and calls; the engine repeats them in its messages.
+chooses stream ids and call ids; the engine repeats them in its messages.
 
     client: Hello (Submit | Abort | Control | Drain | Close)*
     engine: Hello (StepEvents | ControlResult | LoadReport | Drained)*
@@ -149,7 +149,7 @@ class ClientFrameReader(_FrameReader):
         """Returns the messages that `data` completes. Consume the iterator before the next call.
 
         Raises:
-            WireError: the bytes are no message; close the connection.
+            WireError: the bytes are not a valid message; close the connection.
             ContractVersionError: the client speaks another version; close the connection.
         """
         return self._messages(data)
@@ -165,7 +165,7 @@ class EngineFrameReader(_FrameReader):
         """Returns the messages that `data` completes. Consume the iterator before the next call.
 
         Raises:
-            WireError: the bytes are no message; close the connection.
+            WireError: the bytes are not a valid message; close the connection.
             ContractVersionError: the engine speaks another version; close the connection.
         """
         return self._messages(data)
