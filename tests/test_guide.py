@@ -14,7 +14,6 @@ import pytest
 from openinfer._engines import ENGINES, load_engine
 from openinfer.options._config_file import read_config_file
 from openinfer.options._flags import FLAGS
-from openinfer.serve._serve import _DEFAULTS
 from openinfer_engine import flag_table, installed_lines
 
 _GUIDES = Path(__file__).parents[1] / "docs/guides"
@@ -26,7 +25,7 @@ _URL = "http://127.0.0.1:8000"
 
 
 def _row(flag):
-    return flag_table((flag,), _DEFAULTS).splitlines()[-1]
+    return flag_table((flag,)).splitlines()[-1]
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.dest)

@@ -21,6 +21,7 @@ import openai
 import psutil
 import pytest
 
+from openinfer.options._http_options import HttpOptions
 from openinfer.options._text_options import TextOptions
 from openinfer.serve._front import FrontProcesses, FrontSpec
 from openinfer_frontend import SAME_SIGNAL_S, CounterPages, bind
@@ -364,9 +365,8 @@ async def _ask_a_front_process(engine_address):
     """Status of an answer by a front process of its own over the engine at an address."""
     spec = FrontSpec(
         model_path=str(CHECKPOINT.path()),
-        served_model_names=("tiny",),
-        generation_config="auto",
         text=TextOptions(),
+        http=HttpOptions(served_model_names=("tiny",)),
         version="0",
     )
     with bind("127.0.0.1", 0) as sock, closing(CounterPages(2)) as counters:

@@ -4,6 +4,7 @@ import pytest
 
 from openinfer import SamplingParams
 from openinfer.launch._checkpoint_defaults import keep_honoured_defaults
+from openinfer.options._http_options import HttpOptions
 from openinfer.options._text_options import TextOptions
 from openinfer.serve._front import FrontSpec
 from openinfer_text import GenerationDefaults
@@ -36,9 +37,8 @@ def test_nothing_is_said_when_all_are_honoured(counting_llm, caplog):
 def test_further_front_processes_are_told_what_is_left(tiny_with, defaults):
     spec = FrontSpec(
         model_path=str(tiny_with(repetition_penalty=1.05, top_p=0.9)),
-        served_model_names=("tiny",),
-        generation_config="auto",
         text=TextOptions(),
+        http=HttpOptions(served_model_names=("tiny",)),
         version="0",
         defaults=defaults,
     )

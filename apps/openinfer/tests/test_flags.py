@@ -6,7 +6,7 @@ from openinfer.commands._cli import _parse as _parse_command
 from openinfer.commands._cli import _parser
 from openinfer.options._flags import FLAGS, TERMINAL_FLAGS, add_flags
 
-_SCOPES = ("engine", "frontend", "server")
+_SCOPES = ("model", "engine", "text", "http", "server")
 _TEXTS = {
     "str": ("some", "some"),
     "int": ("3", 3),
@@ -47,6 +47,33 @@ def test_every_spelling_sets_its_destination(flag, name):
 @pytest.mark.parametrize(("flag", "name", "value"), _SWITCHES)
 def test_every_switch_goes_on_and_off(flag, name, value):
     assert _parse(name) == ({flag.dest: value}, [])
+
+
+# Spellings are public: a new flag adds its own here, and none goes.
+SPELLINGS = """
+--admin-api-key --admission --allowed-origins --api-key --api-server-count --block-size
+--body-timeout-s --chat-template --chunked-prefill-size --context-length --device
+--disable-cuda-graph --disable-radix-cache --download-dir --drain-timeout-s --dtype
+--enable-prefix-caching --enforce-eager --engine --engine-address --eviction-policy
+--generation-config --gpu-memory-utilization --grammar-backend --host --kv-cache-bytes
+--kv-cache-memory-bytes --kv-events-config --load-format --log-level
+--long-prefill-token-threshold --max-body-bytes --max-in-flight --max-model-len
+--max-num-batched-tokens --max-num-partial-prefills --max-num-queued-reqs
+--max-num-queued-tokens --max-num-seqs --max-queued-requests --max-queued-tokens
+--max-running-requests --mem-fraction-static --metrics-prefix --model --model-line --model-path
+--no-enable-prefix-caching --no-enforce-eager --no-trace-kernels
+--no-trust-request-chat-template --num-threads --page-size --port --quantization
+--radix-eviction-policy --reasoning-field --reasoning-parser --request-timeout-s
+--resume-timeout-s --revision --schedule-policy --scheduling-policy --seed --served-model-name
+--ssl-ca-certs --ssl-certfile --ssl-keyfile --stall-timeout-s --structured-outputs-backend
+--target-itl-ms --tensor-parallel-size --tokenizer-backend --tool-call-parser --tp --tp-size
+--trace-dir --trace-file --trace-kernels --trace-max-bytes --trust-request-chat-template
+--uvicorn-log-level -q -tp
+"""
+
+
+def test_the_set_of_spellings():
+    assert sorted(name for flag in FLAGS for name in flag.spellings) == SPELLINGS.split()
 
 
 def test_only_what_is_set_reaches_the_namespace():

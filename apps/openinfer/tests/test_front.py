@@ -25,9 +25,8 @@ _NEWER = 999
 def spec():
     return FrontSpec(
         model_path=str(resolve_model(None).path),
-        served_model_names=("tiny",),
-        generation_config="auto",
         text=TextOptions(),
+        http=HttpOptions(served_model_names=("tiny",)),
         version="0",
     )
 
@@ -233,7 +232,9 @@ def test_the_drain_reaches_them_at_once_and_the_end_kills_who_stays(processes, s
         code = "import os, sys, time; sys.stdin.read(); os.write(1, b'x'); time.sleep(60)"
         reader, writer = os.pipe()
         code = code.replace("os.write(1", f"os.write({writer}")
-        patient = msgspec.structs.replace(spec, http=HttpOptions(drain_timeout_s=0.0))
+        patient = msgspec.structs.replace(
+            spec, http=msgspec.structs.replace(spec.http, drain_timeout_s=0.0)
+        )
         fronts = processes(patient, code, _AFTER_DRAIN_S=0.1)
         spawn = asyncio.create_subprocess_exec
 

@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -7,11 +7,11 @@ from openinfer import UsageError
 from openinfer.options._flags import FLAGS
 from openinfer.options._line_options import (
     check_line_options,
-    engine_options,
     parse_line_options,
 )
+from openinfer.options._option_structs import engine_options
 from openinfer.options._other_servers import ELSEWHERE
-from openinfer_engine import EngineOptions
+from openinfer_engine import EngineOptions, Option
 from openinfer_kv_cache import PublisherError
 
 
@@ -85,6 +85,34 @@ def test_what_is_always_so_is_said(arguments, said):
 
 def test_no_flag_is_both_ours_and_elsewhere():
     assert not ELSEWHERE.keys() & {name for flag in FLAGS for name in flag.spellings}
+
+
+class _Annotated(msgspec.Struct, frozen=True, kw_only=True):
+    mode: Annotated[Literal["fast", "slow"] | None, Option("how", names=("--mode", "-m"))] = None
+    room: Annotated[int, Option("bytes", kind="count")] = 8
+    is_fused: Annotated[bool, Option("fuse", off=("--split",))] = True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (("-m", "slow"), {"mode": "slow"}),
+        (("--room=2K",), {"room": 2048}),
+        (("--split",), {"is_fused": False}),
+    ],
+)
+def test_a_line_may_describe_its_options(arguments, values):
+    assert parse_line_options(arguments, _Annotated, "a-line") == values
+
+
+def test_described_options_are_keys_too():
+    values = {"room": "2K", "m": "fast", "split": True}
+    expected = {"room": 2048, "mode": "fast", "is_fused": False}
+    assert check_line_options(values, _Annotated, "a-line") == expected
+    with pytest.raises(UsageError, match=r"^mode, .*takes one of fast, slow"):
+        check_line_options({"mode": "odd"}, _Annotated, "a-line")
+    with pytest.raises(UsageError, match=r"--mode/-m: .*an option of a-line"):
+        parse_line_options(("--mode", "odd"), _Annotated, "a-line")
 
 
 def test_a_line_may_own_a_name_that_others_have():

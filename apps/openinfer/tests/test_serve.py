@@ -4,6 +4,8 @@ import pytest
 
 from openinfer import UsageError
 from openinfer.commands._cli import _parse, _parser
+from openinfer.options._flags import FLAGS
+from openinfer.options._server_options import ServerOptions
 from openinfer.serve import _server
 from openinfer.serve._front import freeze_heap
 from openinfer.serve._serve import _settings
@@ -37,41 +39,41 @@ def test_fronts_poll_where_a_device_computes_and_cores_are_left(
 
 
 def test_defaults():
-    assert _settle() == (
-        {
-            "host": "127.0.0.1",
-            "port": 8000,
-            "log_level": "info",
-            "api_server_count": 1,
-            "trust_request_chat_template": False,
-            "tool_call_parser": "auto",
-            "reasoning_parser": "auto",
-            "reasoning_field": "both",
-            "max_body_bytes": 16 << 20,
-            "max_in_flight": 8192,
-            "body_timeout_s": 60.0,
-            "stall_timeout_s": 30.0,
-            "resume_timeout_s": 60.0,
-            "drain_timeout_s": 30.0,
-            "metrics_prefix": "vllm:",
-            "tokenizer_backend": "auto",
-        },
-        {},
-    )
+    assert _settle() == (ServerOptions(), {}, {})
+    defaults = {flag.dest: flag.default for flag in FLAGS if flag.scope != "engine"}
+    assert {name: value for name, value in defaults.items() if value not in (None, ())} == {
+        "host": "127.0.0.1",
+        "port": 8000,
+        "log_level": "info",
+        "api_server_count": 1,
+        "trust_request_chat_template": False,
+        "tool_call_parser": "auto",
+        "reasoning_parser": "auto",
+        "reasoning_field": "both",
+        "generation_config": "auto",
+        "max_body_bytes": 16 << 20,
+        "max_in_flight": 8192,
+        "body_timeout_s": 60.0,
+        "stall_timeout_s": 30.0,
+        "resume_timeout_s": 60.0,
+        "drain_timeout_s": 30.0,
+        "metrics_prefix": "vllm:",
+        "tokenizer_backend": "auto",
+    }
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("port: 1\nhost: ::1\nmodel: a\nmax-num-seqs:\nown-option: 3\n")
-    values, own = _settle("b", "--config", str(file), "--port", "2")
-    assert (values["port"], values["host"], values["model"]) == (2, "::1", "b")
+    server, values, own = _settle("b", "--config", str(file), "--port", "2")
+    assert (server.port, server.host, values["model"]) == (2, "::1", "b")
     assert "max_num_seqs" not in values
     assert own == {"own-option": 3}
 
 
 @pytest.mark.parametrize("arguments", [("a",), ("--model", "a"), ("a", "--model-path", "a")])
 def test_the_model_has_several_spellings(arguments):
-    assert _settle(*arguments)[0]["model"] == "a"
+    assert _settle(*arguments)[1]["model"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,10 @@ def test_the_model_has_several_spellings(arguments):
         (("--api-server-count", "0"), "--api-server-count"),
         (("--port", "65536"), "--port must be between"),
         (("--port", "-1"), "--port must be between"),
-        (("--served-model-name", "a", ""), "--served-model-name must not be empty"),
+        (
+            ("--served-model-name", "a", "--served-model-name", ""),
+            "--served-model-name must not be empty",
+        ),
         (("--host", ""), "--host must not be empty"),
     ],
 )
@@ -91,7 +96,7 @@ def test_what_makes_no_sense_is_refused(arguments, words):
 
 
 def test_only_flags_reach_the_values():
-    values, _ = _settle("a", "--config", "/dev/null")
+    _, values, _ = _settle("a", "--config", "/dev/null")
     assert not {"run", "command", "takes_extra", "config", "positional"} & values.keys()
 
 

@@ -130,7 +130,7 @@ def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, s
         (
             "import openinfer.commands._cli as c, openinfer.serve._serve as s\n"
             "p = c._parser(with_others=False)\n"
-            "s.prepare(s._settings(c._parse(p, ['serve'])[0])[0].get('model'), {})",
+            "s.prepare(s._settings(c._parse(p, ['serve'])[0])[1].get('model'), {})",
             ("openinfer_frontend", "openinfer_text", "pydantic", "openinfer_sim"),
         ),
     ],

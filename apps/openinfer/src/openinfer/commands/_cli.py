@@ -99,7 +99,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="A model's own line may take further flags: docs/guides/flags.md lists them.",
     )
     parser.add_argument("--config", help="YAML file of flags; the command line wins over it")
-    add_flags(parser, ("server", "engine", "frontend"))
+    add_flags(parser, ("model", "server", "engine", "text", "http"))
     parser.set_defaults(run=_serve, takes_extra=True)
 
 
@@ -125,7 +125,7 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         action="store_true",
         help="run calls without asking; there is no sandbox",
     )
-    add_flags(parser, ("frontend",), only=("chat_template", "tool_call_parser", "reasoning_parser"))
+    add_flags(parser, ("text",), only=("chat_template", "tool_call_parser", "reasoning_parser"))
     parser.set_defaults(run=_chat, takes_extra=True)
 
 
@@ -148,7 +148,7 @@ def _add_client_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=None, help="output tokens at most")
     parser.add_argument("--temperature", type=float, default=None, help="0 is deterministic")
     parser.add_argument("--top-p", type=float, default=None, help="nucleus to sample from")
-    add_flags(parser, ("server",), only=("model", "revision", "download_dir", "model_line"))
+    add_flags(parser, ("model",), only=("model", "revision", "download_dir", "model_line"))
     add_flags(parser, ("engine",))
 
 
@@ -164,7 +164,7 @@ def _add_warmup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         allow_abbrev=False,
         formatter_class=FlagFormatter,
     )
-    add_flags(parser, ("server",), only=("revision", "download_dir", "model_line"))
+    add_flags(parser, ("model",), only=("revision", "download_dir", "model_line"))
     add_flags(parser, ("engine",))
     parser.set_defaults(run=_warmup, takes_extra=True)
 

@@ -8,7 +8,8 @@ from typing import Any
 from openinfer._engines import ServedEngine, load_engine
 from openinfer.errors import UsageError
 from openinfer.launch._resolve import ResolvedModel, resolve_model
-from openinfer.options._line_options import check_line_options, engine_options, parse_line_options
+from openinfer.options._line_options import check_line_options, parse_line_options
+from openinfer.options._option_structs import engine_options
 from openinfer_engine import (
     LINE_FACTORY,
     LaunchSpec,

@@ -36,13 +36,11 @@ from openinfer_text import (
     check_tools,
 )
 
-_OPTIONS = {
+_OPTIONS = frozenset(
     flag.dest
     for flag in FLAGS
-    if flag.scope == "engine"
-    or flag.dest in {"revision", "download_dir", "model_line", "chat_template"}
-    or flag.dest in {"tool_call_parser", "reasoning_parser", "tokenizer_backend"}
-}
+    if flag.scope in ("engine", "text") or flag.dest in ("revision", "download_dir", "model_line")
+)
 
 
 class LLM:

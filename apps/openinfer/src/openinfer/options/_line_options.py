@@ -7,7 +7,8 @@ model's own line, is an error that names it and what comes nearest.
 import argparse
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -16,33 +17,42 @@ from openinfer.errors import UsageError
 from openinfer.options._flags import FLAGS, TERMINAL_FLAGS
 from openinfer.options._named_options import same_option
 from openinfer.options._other_servers import ELSEWHERE
-from openinfer_engine import EngineOptions
+from openinfer_engine import Flag, add_flags, flags_of
+
+
+def line_flags(options: type[msgspec.Struct], line_name: str) -> tuple[Flag, ...]:
+    """Returns the flags of a model line or an engine, one for each field of its options.
+
+    A field that is annotated with `openinfer_engine.Option` says its own spellings. Any other
+    field `x_y` is the flag `--x-y`, with `--no-x-y` beside it for a bool.
+    """
+    own = {flag.dest: flag for flag in flags_of(options, line_name)}
+    flags = []
+    for field in msgspec.structs.fields(options):
+        flag = own.get(field.name)
+        name = field.name.replace("_", "-")
+        if flag is None and field.type is bool:
+            flag = Flag(field.name, (f"--{name}",), "switch", line_name, "", off=(f"--no-{name}",))
+        elif flag is None:
+            flag = Flag(field.name, (f"--{name}",), "str", line_name, "")
+        flags.append(flag)
+    return tuple(flags)
 
 
 def parse_line_options(
     arguments: Sequence[str], options: type[msgspec.Struct], line_name: str
 ) -> dict[str, Any]:
-    """Parses what the table did not know as options of the model's own line.
+    """Parses the arguments that `FLAGS` does not know as options of the model's line.
 
     Raises:
-        UsageError: for a flag that neither knows, naming it and what comes nearest.
+        UsageError: for a flag that the line does not know either, with the closest one.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    for field in msgspec.structs.fields(options):
-        spelled = "--" + field.name.replace("_", "-")
-        if field.type is bool:
-            parser.add_argument(
-                spelled,
-                dest=field.name,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-            )
-        else:
-            parser.add_argument(spelled, dest=field.name, default=argparse.SUPPRESS)
+    add_flags(parser, line_flags(options, line_name))
     try:
         namespace, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{error}, an option of {line_name}") from error
     if unknown:
         raise unknown_flag(unknown[0], line_name, options)
     return _convert(vars(namespace), options, line_name, _flag)
@@ -54,26 +64,30 @@ def check_line_options(
     """Converts the values of a line's options: keyword arguments, keys of a config file.
 
     Args:
-        values: by name, with underscores or dashes; None is as if it were not there.
+        values: by any spelling, with underscores or dashes; None is as if left out.
         options: of the line.
         line_name: for messages.
-        where: what messages begin with: the file that the keys are from. Empty for arguments.
+        where: beginning of messages: the file of the keys. Empty for keyword arguments.
 
     Raises:
-        UsageError: naming the option that is unknown, is there twice or does not convert.
+        UsageError: naming the option that is unknown, is given twice or does not convert.
     """
-    known = {field.name for field in msgspec.structs.fields(options)}
+    flags = {
+        _plain(name.lstrip("-")): (flag, name in flag.off)
+        for flag in line_flags(options, line_name)
+        for name in flag.spellings
+    }
     own: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for key, value in values.items():
-        name = _plain(key)
-        if name not in known:
-            raise _unknown_option(key, line_name, known, where)
-        if name in spelled:
-            raise same_option(where, spelled[name], key)
-        spelled[name] = key
+        if _plain(key) not in flags:
+            raise _unknown_option(key, line_name, flags, where)
+        flag, is_off = flags[_plain(key)]
+        if flag.dest in spelled:
+            raise same_option(where, spelled[flag.dest], key)
+        spelled[flag.dest] = key
         if value is not None:
-            own[name] = value
+            own[flag.dest] = not value if is_off and isinstance(value, bool) else value
     return _convert(own, options, line_name, lambda name: f"{where}{spelled[name]}")
 
 
@@ -91,20 +105,33 @@ def _convert(
     line_name: str,
     spell: Callable[[str], str],
 ) -> dict[str, Any]:
+    flags = {flag.dest: flag for flag in flags_of(options, line_name)}
     converted = {}
     for field in msgspec.structs.fields(options):
         if field.name not in values:
             continue
         value = values[field.name]
         try:
+            if field.name in flags and isinstance(value, str):
+                value = flags[field.name].convert(value)  # it understands 32k
             converted[field.name] = msgspec.convert(value, field.type, strict=False)
-        except msgspec.ValidationError as error:
-            is_choice = get_origin(field.type) is Literal
-            choices = ", ".join(map(str, get_args(field.type))) if is_choice else ""
+        except (msgspec.ValidationError, ValueError) as error:
+            choices = ", ".join(_choices(field.type))
             reason = f"takes one of {choices}, not {value!r}" if choices else str(error)
             where = f"{spell(field.name)}, an option of {line_name}"
             raise UsageError(f"{where}: {reason}") from error
     return converted
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Returns the choices of a Literal, annotated or optional; empty for other types."""
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Annotated, UnionType, Union):
+        inner = get_args(annotation)
+        inner = inner[:1] if get_origin(annotation) is Annotated else inner
+        return tuple(choice for each in inner for choice in _choices(each))
+    return ()
 
 
 def _unknown_option(name: str, line_name: str, known: Collection[str], where: str) -> UsageError:
@@ -126,10 +153,10 @@ def _unknown_option(name: str, line_name: str, known: Collection[str], where: st
 
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
     """The error for a flag that nobody consumes."""
-    own = [_flag(field.name) for field in msgspec.structs.fields(options)]
+    own = [spelling for flag in line_flags(options, line_name) for spelling in flag.spellings]
     name = flag.split("=", 1)[0]
     for engine, loaded in ENGINES.load_all().items():
-        if name in [_flag(field.name) for field in msgspec.structs.fields(loaded.options)]:
+        if any(name in own_flag.spellings for own_flag in line_flags(loaded.options, engine)):
             return UsageError(f"{name} is an option of --engine {engine}, which is not given")
     nobody = f"is used by neither OpenInfer nor the model line {line_name}"
     return _unknown(flag, own, "on this command", nobody, "; --help lists what there is")
@@ -183,32 +210,3 @@ def _unknown(
     found = difflib.get_close_matches(name.lstrip("-"), words, n=1)
     hint = f"; did you mean {words[found[0]]}?" if found else advice
     return UsageError(f"{name} {nobody}{hint}")
-
-
-def _describe(error: msgspec.ValidationError) -> str:
-    """Which option does not convert, by both of its names, and why."""
-    reason, _, place = str(error).partition(" - at `$.")
-    if not place:  # said of the options together: it begins with the name of one
-        name, _, rest = reason.partition(" ")
-        dest = name.removesuffix(":")
-        return f"{dest} ({_flag(dest)}){':' if name != dest else ''} {rest}"
-    dest, _, key = place.rstrip("`").partition(".")
-    inside = f" at {key}" if key else ""
-    return f"{dest} ({_flag(dest)}): {reason}{inside}"
-
-
-def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """The engine's options out of parsed flags or keyword arguments.
-
-    Raises:
-        UsageError: naming the option that does not convert.
-        PublisherError: KV events are asked for, and what publishes them is not installed.
-    """
-    known = {field.name for field in msgspec.structs.fields(EngineOptions)}
-    try:
-        options = msgspec.convert({k: v for k, v in values.items() if k in known}, EngineOptions)
-    except msgspec.ValidationError as error:
-        raise UsageError(_describe(error)) from error
-    if options.kv_events_config is not None:
-        options.kv_events_config.check_installed()
-    return options

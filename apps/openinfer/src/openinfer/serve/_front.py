@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Literal
 
 import msgspec
 
@@ -50,8 +49,6 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a front process needs to know. Crosses the process boundary as JSON."""
 
     model_path: str
-    served_model_names: tuple[str, ...]
-    generation_config: Literal["auto", "vllm"]
     text: TextOptions
     version: str
     log_level: str = "info"
@@ -64,9 +61,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     def config(self) -> FrontendConfig:
         """The front end's settings."""
         return FrontendConfig(
-            served_model_names=self.served_model_names,
             version=self.version,
-            generation_config=self.generation_config,
             check_grammar=grammar_problem,
             poll_s=self.poll_s,
             **self.http.for_config(),

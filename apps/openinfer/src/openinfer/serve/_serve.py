@@ -13,28 +13,9 @@ from openinfer._log import start_logging
 from openinfer.errors import UsageError
 from openinfer.launch._prepare import prepare
 from openinfer.options._config_file import read_config_file
-from openinfer.options._http_options import HttpOptions
+from openinfer.options._server_options import ServerOptions
 from openinfer.serve._arenas import keep_one_arena
 from openinfer_engine import AddressRejected, EngineStartError, EngineSupervisor
-
-_DEFAULTS: dict[str, Any] = {
-    "host": "127.0.0.1",
-    "port": 8000,
-    "log_level": "info",
-    "api_server_count": 1,
-    "trust_request_chat_template": False,
-    "tool_call_parser": "auto",
-    "reasoning_parser": "auto",
-    "reasoning_field": "both",
-    "max_body_bytes": HttpOptions().max_body_bytes,
-    "max_in_flight": HttpOptions().max_in_flight,
-    "body_timeout_s": HttpOptions().body_timeout_s,
-    "stall_timeout_s": HttpOptions().stall_timeout_s,
-    "resume_timeout_s": HttpOptions().resume_timeout_s,
-    "drain_timeout_s": HttpOptions().drain_timeout_s,
-    "metrics_prefix": HttpOptions().metrics_prefix,
-    "tokenizer_backend": "auto",
-}
 
 _logger = logging.getLogger("openinfer")
 
@@ -46,7 +27,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         OpenInferError: a sentence that says what to do.
     """
     begun = time.monotonic()
-    values, line_values = _settings(namespace)
+    server, values, line_values = _settings(namespace)
     prepared = prepare(
         values.get("model"),
         values,
@@ -54,20 +35,20 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         line_arguments=extra,
         line_where=f"--config {namespace.config}: " if namespace.config else "",
     )
-    start_logging(values["log_level"])
+    start_logging(server.log_level)
     keep_one_arena()
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
     raise_interrupts()  # there is a process to end from here on
     with ExitStack() as stack:
-        addresses = [values["engine_address"]] if values.get("engine_address") else []
-        if values["api_server_count"] > 1:
+        addresses = [server.engine_address] if server.engine_address else []
+        if server.api_server_count > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openinfer-"))
             addresses.append(f"unix:{folder}/engine.sock")
         supervisor = EngineSupervisor(
             prepared.spec,
             factory=prepared.factory,
             listen=addresses,
-            log_level=values["log_level"],
+            log_level=server.log_level,
         )
         stack.callback(supervisor.close)
         supervisor.spawn()
@@ -75,17 +56,19 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         from openinfer.serve._server import run
 
         try:
-            run(supervisor, addresses, prepared, values, begun)
+            run(supervisor, addresses, prepared, server, values, begun)
         except EngineStartError as error:
-            own = f"address {values.get('engine_address')}:"
+            own = f"address {server.engine_address}:"
             if error.kind == AddressRejected.__name__ and error.message.startswith(own):
                 raise UsageError(f"--engine-address: {error.message}") from error
             raise
     return 0
 
 
-def _settings(namespace: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Flags over the config file over defaults; apart, what only a model line can know."""
+def _settings(
+    namespace: argparse.Namespace,
+) -> tuple[ServerOptions, dict[str, Any], dict[str, Any]]:
+    """Returns values by `Flag.dest`, flags before the file's, and the model line's by name."""
     given = vars(namespace)
     known, unknown = read_config_file(namespace.config) if namespace.config else ({}, {})
     flags = {name: value for name, value in given.items() if name not in _NOT_FLAGS}
@@ -94,16 +77,10 @@ def _settings(namespace: argparse.Namespace) -> tuple[dict[str, Any], dict[str, 
         raise UsageError(f"two models are given: {positional} and --model {flags['model']}")
     if positional is not None:
         flags["model"] = positional
-    values = _DEFAULTS | known | flags
-    if values["api_server_count"] < 1:
-        raise UsageError("--api-server-count must be at least 1")
+    values = known | flags
     if "" in values.get("served_model_names", ()):
         raise UsageError("--served-model-name must not be empty")
-    if not values["host"]:
-        raise UsageError("--host must not be empty")
-    if not 0 <= values["port"] < 2**16:
-        raise UsageError("--port must be between 0 (any free one) and 65535")
-    return values, unknown
+    return ServerOptions.from_values(values), values, unknown
 
 
 _NOT_FLAGS = frozenset({"command", "run", "takes_extra", "config", "positional"})

@@ -22,6 +22,7 @@ import msgspec
 from openinfer.launch._checkpoint_defaults import keep_honoured_defaults
 from openinfer.launch._prepare import Prepared
 from openinfer.options._http_options import HttpOptions
+from openinfer.options._server_options import ServerOptions
 from openinfer.options._text_options import TextOptions
 from openinfer.serve._front import FrontProcesses, FrontSpec, SupervisedEngine, freeze_heap
 from openinfer_contract import CacheGroupInfo, EngineDead, EngineInfo
@@ -39,6 +40,7 @@ def run(
     supervisor: EngineSupervisor,
     addresses: Sequence[str],
     prepared: Prepared,
+    server: ServerOptions,
     values: Mapping[str, Any],
     begun: float,
 ) -> None:
@@ -48,7 +50,8 @@ def run(
         supervisor: of an engine whose process may be starting; shut down here.
         addresses: where the engine also listens; the last one is for further front processes.
         prepared: the model.
-        values: options by `FLAGS` destination.
+        server: the options of the server.
+        values: values of flags by `Flag.dest`, for the text and HTTP options.
         begun: when the start began, of `time.monotonic`.
 
     Raises:
@@ -56,27 +59,28 @@ def run(
         OpenInferError: a sentence that says what to do.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_run(supervisor, addresses, prepared, values, begun))
+        runner.run(_run(supervisor, addresses, prepared, server, values, begun))
 
 
 async def _run(
     supervisor: EngineSupervisor,
     addresses: Sequence[str],
     prepared: Prepared,
+    server: ServerOptions,
     values: Mapping[str, Any],
     begun: float,
 ) -> None:
     async with AsyncExitStack() as stack:
-        sock = stack.enter_context(bind(values["host"], values["port"]))
-        front = _front_spec(prepared, values)
+        sock = stack.enter_context(bind(server.host, server.port))
+        front = _front_spec(prepared, server, values)
         stack.push_async_callback(supervisor.shutdown)
         info, text = await asyncio.gather(supervisor.start(), asyncio.to_thread(front.load_text))
         stack.callback(text.close)
-        if front.generation_config == "auto":
+        if front.http.generation_config == "auto":
             defaults = keep_honoured_defaults(text, info)
             front = msgspec.structs.replace(front, defaults=defaults)
         _logger.info("chats: %s", _describe_parsers(text))
-        num_fronts = values["api_server_count"]
+        num_fronts = server.api_server_count
         front = msgspec.structs.replace(front, poll_s=_poll_s(info, num_fronts))
         counters = stack.enter_context(closing(CounterPages(num_fronts)))
         app = create_app(SupervisedEngine(supervisor), text, front.config(), counters=counters)
@@ -107,15 +111,16 @@ async def _end_with_engine(supervisor: EngineSupervisor) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def _front_spec(prepared: Prepared, values: Mapping[str, Any]) -> FrontSpec:
+def _front_spec(prepared: Prepared, server: ServerOptions, values: Mapping[str, Any]) -> FrontSpec:
+    http = HttpOptions.from_values(values)
+    if not http.served_model_names:
+        http = msgspec.structs.replace(http, served_model_names=(prepared.model.name,))
     return FrontSpec(
         model_path=str(prepared.model.path),
-        served_model_names=tuple(values.get("served_model_names") or (prepared.model.name,)),
-        generation_config=values.get("generation_config", "auto"),
         text=TextOptions.from_values(values),
         version=version("openinfer"),
-        log_level=values["log_level"],
-        http=HttpOptions.from_values(values),
+        log_level=server.log_level,
+        http=http,
     )
 
 
@@ -155,7 +160,7 @@ def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
     _logger.info(
         "ready in %.1f s: %s by %s on %s (%s), %s://%s:%d",
         time.monotonic() - begun,
-        front.served_model_names[0],
+        front.http.served_model_names[0],
         info.model_line,
         info.device,
         info.dtype,
