@@ -44,7 +44,7 @@ def test_its_tests_pass_and_can_fail(guide):
     source.write_text(source.read_text().replace("self._beginning(END)", "len(self._text)"))
     done = _python(broken, "-m", "pytest", "test_at_parser.py", **_PLAIN_PYTEST)
     assert done.returncode == 1
-    assert "does_not_depend_on_cuts" in done.stdout
+    assert "result_is_independent_of_chunking" in done.stdout
 
 
 def test_once_installed_it_is_taken_by_name_and_by_claim(guide):

@@ -66,7 +66,7 @@ def test_draws_depend_on_seed_and_position() -> None:
     [
         (plan(1, row([1] * 17, blocks=1), starts=(start([1] * 17),)), "without the blocks"),
         (plan(1, starts=(start([1], 9),)), "no slot 9"),
-        (plan(1, starts=(start([1]), start([1]))), "slot 0 is taken"),
+        (plan(1, starts=(start([1]), start([1]))), "slot 0"),
         (plan(1, row([1] * 300, blocks=30), starts=(start([1] * 300),)), "budget"),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_depth_is_held() -> None:
 def test_an_unsampled_step_is_not_waited_for() -> None:
     executor = ZeroCostExecutor()
     executor.launch(plan(1, row([1], blocks=1), starts=(start([1]),)))
-    with pytest.raises(AssertionError, match="not sampled"):
+    with pytest.raises(AssertionError, match="before it was sampled"):
         executor.wait(1)
 
 

@@ -1,4 +1,4 @@
-"""The suite is worth something only if a broken engine fails it: one per rule, and more."""
+"""Every rule of the engine suite catches at least one broken engine, and no correct one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from openinfer_testing.engine import (
 )
 
 PATIENCE_S = 1.2
-"""Less than what the slowest thing takes, so that only good engines pass in time."""
+"""Timeout in seconds: short, so that a broken engine is caught quickly."""
 
 CASES = [(broken, rule) for broken, rules in BROKEN_ENGINES.items() for rule in rules]
 

@@ -1,4 +1,4 @@
-"""The suite is worth something only if a broken backend fails it: one per rule, and more."""
+"""Every rule of the grammar suite catches at least one broken back end, and no correct one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The suite is worth something only if a broken tier fails it: one per rule, and more."""
+"""Every rule of the tier suite catches at least one broken tier, and no correct one."""
 
 import pytest
 

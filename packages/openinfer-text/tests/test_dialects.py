@@ -5,7 +5,13 @@ import json
 import pytest
 
 from openinfer_contract import unpack_ids
-from openinfer_testing.parsers import GoldenStream, ParserConformance, Parsers, answer, pieces_of
+from openinfer_testing.parsers import (
+    GoldenStream,
+    ParserConformance,
+    Parsers,
+    parse_output,
+    pieces_of,
+)
 from openinfer_text import (
     OutputText,
     TextModel,
@@ -355,7 +361,7 @@ def tokenizer(checkpoints, tmp_path_factory):
 @pytest.mark.parametrize(("family", "name"), EVERY, ids=[" ".join(case) for case in EVERY])
 def test_tokens_of_any_size_say_the_same(family, name, tokenizer):
     parsers, golden = parsers_of(family), FAMILIES[family][2][name]
-    whole = answer(parsers, golden, [golden.text])
+    whole = parse_output(parsers, golden, [golden.text])
     words = unpack_ids(tokenizer.encode(golden.text, add_special_tokens=False))
     table = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     letters = [table[bytes([byte])] for byte in golden.text.encode()]
@@ -365,7 +371,7 @@ def test_tokens_of_any_size_say_the_same(family, name, tokenizer):
         groups = [ids[at : at + size] for at in range(0, len(ids), size)]
         deltas = [*(output.push(group).text for group in groups), output.finish().text]
         assert "".join(deltas) == golden.text
-        assert answer(parsers, golden, deltas) == whole, (size, ids is words)
+        assert parse_output(parsers, golden, deltas) == whole, (size, ids is words)
 
 
 # The five ways in which tool calls have broken clients of other servers.
@@ -378,20 +384,23 @@ def first_of(family):
 def test_trap_a_call_that_is_cut_by_max_tokens_has_no_tool_calls_reason(family):
     golden = first_of(family)
     begun = golden.text[: golden.text.index("Köln") + 4]
-    cut = answer(parsers_of(family), golden, [begun])
+    cut = parse_output(parsers_of(family), golden, [begun])
     assert [(call[1], call[3]) for call in cut.calls] == [("weather", False)]
     assert cut.reasons == ("stop", "length")
-    assert answer(parsers_of(family), golden, [golden.text]).reasons == ("tool_calls", "length")
+    assert parse_output(parsers_of(family), golden, [golden.text]).reasons == (
+        "tool_calls",
+        "length",
+    )
 
 
 def test_trap_prose_that_mentions_a_marker_is_not_swallowed(family):
     parsers, golden = parsers_of(family), first_of(family)
     for marker in parsers.tools.markers:
         text = f"Models write {marker}\nand then go on {marker}"
-        assert answer(parsers, stream(text), list(text)).content == text
+        assert parse_output(parsers, stream(text), list(text)).content == text
     # Without tools nothing is looked for.
     alone = Parsers(reasoning=parsers.reasoning)
-    assert answer(alone, golden, [golden.text]).content == golden.text
+    assert parse_output(alone, golden, [golden.text]).content == golden.text
 
 
 def test_trap_kimi_counts_calls_over_the_whole_conversation(checkpoints):

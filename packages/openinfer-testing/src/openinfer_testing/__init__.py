@@ -1,7 +1,7 @@
-"""Conformance suites, fakes and tiny checkpoints: a development dependency.
+"""Conformance suites, fakes and tiny checkpoints for tests. A development dependency.
 
-The suite of `EngineHandle` is `openinfer_testing.engine`; what needs torch is
-`openinfer_testing.torch`.
+`openinfer_testing.engine`, `.grammar`, `.parsers`, `.tier` and `.content` run without torch.
+Helpers that need torch are in `openinfer_testing.torch`.
 """
 
 from openinfer_testing._counting import CountingShape, ZeroCostExecutor, next_token

@@ -1,8 +1,8 @@
-"""A model that counts, as an executor: no arithmetic, every token known in advance.
+"""Executor of a model that counts. Every token is known in advance, without arithmetic.
 
-Greedy, the token after t is t + 1 (modulo the vocabulary). Sampled, it is t + 1 + d with d in
-{0, 1, 2} drawn from (seed, position) alone. Tests can therefore say what a stream must hold, also
-across preemption and resumption.
+A greedy request gets t + 1 after token t, modulo the vocabulary. A sampled request gets t + 1 + d,
+where d in {0, 1, 2} depends on (seed, position) alone. Tests therefore know the tokens of every
+stream, also after a preemption or a resumption.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ class CountingShape(Struct, frozen=True, kw_only=True):
     tokens_per_block: int = 16
 
     def info(self, device: str) -> ExecutorInfo:
-        """What an executor of this shape says of itself."""
+        """Returns the `ExecutorInfo` of an executor of this shape."""
         group = CacheGroup(
             name="full",
             tokens_per_block=self.tokens_per_block,
@@ -67,7 +67,10 @@ class CountingShape(Struct, frozen=True, kw_only=True):
 
 
 def next_token(previous: int, position: int, seed: int | None, vocab_size: int) -> int:
-    """The counting model's token at `position`, after `previous`; greedy if `seed` is None."""
+    """Returns the counting model's token at `position`, after `previous`.
+
+    Greedy if `seed` is None.
+    """
     if seed is None:
         return (previous + 1) % vocab_size
     mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F) % 2**64
@@ -76,22 +79,23 @@ def next_token(previous: int, position: int, seed: int | None, vocab_size: int) 
 
 @dataclass(slots=True)
 class _Row:
-    """One sequence as a device would hold it."""
+    """State of one sequence, as a device would hold it."""
 
     request: GenerateRequest
     seed: int | None
     num_tokens: int
-    """Positions with cache entries, once the steps launched so far have run."""
+    """Number of positions with cache entries after the steps launched so far."""
     last_token: int
     """The newest known token, sampled or given."""
     num_blocks: int
 
 
 class ZeroCostExecutor:
-    """The counting model with every result ready at launch. Checks that plans are sane.
+    """Executor of the counting model. A step's result is ready at launch; every plan is checked.
 
     Args:
-        shape: sizes.
+        shape: Sizes of the model and the cache.
+        device: Name of the device, as `info` reports it.
     """
 
     def __init__(self, shape: CountingShape | None = None, *, device: str = "none") -> None:
@@ -105,11 +109,11 @@ class ZeroCostExecutor:
 
     @property
     def info(self) -> ExecutorInfo:
-        """Constant while the executor lives."""
+        """Description of the executor. Constant while the executor lives."""
         return self._info
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Runs the step at once; its result waits."""
+        """Runs the step at once and keeps its result for `wait`."""
         assert not self._is_closed, "a step was launched on a closed executor"
         assert len(self._results) < self._info.depth, "more steps in flight than the depth"
         for slot in plan.ends:
@@ -121,30 +125,30 @@ class ZeroCostExecutor:
         return plan.step_id
 
     def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
-        """Notes that the step was sampled."""
-        assert self._unsampled.popleft() == ticket, "steps are sampled in order"
+        """Records that the step was sampled."""
+        assert self._unsampled.popleft() == ticket, "steps must be sampled in launch order"
 
     def wait(self, ticket: int, /) -> StepResult:
-        """The result of the oldest step."""
+        """Returns the result of the oldest step."""
         result = self._results.popleft()
-        assert result.step_id == ticket, "steps are waited for in order"
-        assert ticket not in self._unsampled, "a step was waited for and not sampled"
+        assert result.step_id == ticket, "steps must be waited for in launch order"
+        assert ticket not in self._unsampled, "a step was waited for before it was sampled"
         return result
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Returns False: there is nothing to prepare."""
         return False
 
     def control(self, command: Command, /) -> CommandResult:
-        """Honours no command of its own."""
+        """Refuses every command as unsupported."""
         return CommandFailed(kind="unsupported", message="the counting model takes no commands")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the executor. Idempotent."""
         self._is_closed = True
 
     def _start(self, start: RowStart) -> None:
-        assert start.slot not in self._rows, f"slot {start.slot} is taken"
+        assert start.slot not in self._rows, f"slot {start.slot} is already in use"
         assert 0 <= start.slot < self._info.max_num_seqs, f"there is no slot {start.slot}"
         is_greedy = start.request.sampling.is_greedy
         self._rows[start.slot] = _Row(
@@ -156,7 +160,9 @@ class ZeroCostExecutor:
         )
 
     def _run(self, plan: StepPlan) -> StepResult:
-        assert plan.num_tokens <= self._info.max_num_batched_tokens, "the budget is exceeded"
+        assert plan.num_tokens <= self._info.max_num_batched_tokens, (
+            "a plan exceeds the token budget of a step"
+        )
         counts = np.zeros(len(plan.rows), np.int32)
         tokens: list[int] = []
         logprobs: dict[int, TokenLogprobs] = {}
@@ -185,8 +191,8 @@ class ZeroCostExecutor:
             row.last_token = int(planned.token_ids[-1])
         row.num_tokens += planned.num_tokens
         row.num_blocks += len(planned.new_block_ids[0])
-        room = row.num_blocks * self._shape.tokens_per_block
-        assert row.num_tokens <= room, "a row was planned without the blocks it needs"
+        capacity = row.num_blocks * self._shape.tokens_per_block
+        assert row.num_tokens <= capacity, "a row was planned without the blocks it needs"
 
     def _logprobs(self, token: int, num_top: int) -> TokenLogprobs:
         top = [(token + i) % self._shape.vocab_size for i in range(num_top)]

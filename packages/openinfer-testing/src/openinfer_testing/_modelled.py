@@ -1,4 +1,4 @@
-"""The counting model with a device's manners: it takes time, and it fails when told to."""
+"""Counting model with a device's timing: steps take time, and chosen prompts make them fail."""
 
 import sys
 import time
@@ -16,34 +16,35 @@ from openinfer_testing._counting import CountingShape, ZeroCostExecutor
 
 
 class ModelledOptions(Struct, frozen=True, kw_only=True):
-    """How long steps take, and which prompts bring disaster.
+    """Durations of steps, and the prompts that make a step fail.
 
-    A trigger is a token id: a step with a row whose prompt begins with it fails in that way.
+    A trigger is a token id. A step fails in the trigger's way if one of its rows belongs to a
+    request whose prompt begins with that id.
     """
 
     shape: CountingShape = CountingShape()
     step_s: float = 0.0
     token_s: float = 0.0
-    """Per forwarded token, on top of `step_s`."""
+    """Seconds for each forwarded token, added to `step_s`."""
     start_s: float = 0.0
-    """Time to make the executor."""
+    """Seconds that making the executor takes."""
     row_failed_token: int | None = None
     step_failed_token: int | None = None
     dead_token: int | None = None
     hang_token: int | None = None
-    """The step never completes."""
+    """Trigger of a step that never completes."""
 
 
 class ModelledExecutor(ZeroCostExecutor):
-    """Steps complete late, one after the other, as on a device.
+    """Counting executor whose steps complete later, one after the other, as on a device.
 
-    Honours one command of its own: `Sleep` answers with the largest number of Python threads
-    that ever existed when a step was waited for.
+    It honours one command of its own. `Sleep` returns the largest number of Python threads that
+    existed at any `wait`.
 
     Args:
-        options: durations and triggers.
-        clock: seconds; with `sleep` it can be virtual.
-        sleep: waits for seconds.
+        options: Durations and triggers.
+        clock: Returns the time in seconds; virtual if `sleep` advances it.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class ModelledExecutor(ZeroCostExecutor):
 
     @property
     def info(self) -> ExecutorInfo:
-        """Constant while the executor lives."""
+        """Description of the executor. Constant while the executor lives."""
         return msgspec.structs.replace(self._info, commands=frozenset({"sleep"}))
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Enqueues the step after those before it."""
+        """Runs the step. It completes `step_s` and `token_s` after the step before it."""
         ticket = super().launch(plan)
         duration = self._options.step_s + self._options.token_s * plan.num_tokens
         self._free_at = max(self._free_at, self._clock()) + duration
@@ -78,7 +79,7 @@ class ModelledExecutor(ZeroCostExecutor):
         return ticket
 
     def wait(self, ticket: int, /) -> StepResult:
-        """Waits until the step is due, then returns or raises what was modelled."""
+        """Waits until the step is due, then returns its result or raises the modelled failure."""
         self._max_threads = max(self._max_threads, len(sys._current_frames()))
         result = super().wait(ticket)
         first_tokens = self._plans.pop(ticket)
@@ -96,7 +97,7 @@ class ModelledExecutor(ZeroCostExecutor):
         return result
 
     def control(self, command: Command, /) -> CommandResult:
-        """Counts threads on `Sleep`."""
+        """Returns the largest number of threads on `Sleep`; refuses other commands."""
         if isinstance(command, Sleep):
             return CommandDone(message=str(self._max_threads))
         return super().control(command)
@@ -106,17 +107,23 @@ class ModelledExecutor(ZeroCostExecutor):
 
 
 def zero_cost_executor(spec: LaunchSpec) -> ZeroCostExecutor:
-    """An `ExecutorFactory`; `line_options` are the fields of `CountingShape`."""
+    """Makes a `ZeroCostExecutor`.
+
+    An `ExecutorFactory`: `line_options` are fields of `CountingShape`.
+    """
     return ZeroCostExecutor(msgspec.convert(spec.line_options, CountingShape))
 
 
 def modelled_executor(spec: LaunchSpec) -> ModelledExecutor:
-    """An `ExecutorFactory`; `line_options` are the fields of `ModelledOptions`."""
+    """Makes a `ModelledExecutor`.
+
+    An `ExecutorFactory`: `line_options` are fields of `ModelledOptions`.
+    """
     return ModelledExecutor(msgspec.convert(spec.line_options, ModelledOptions))
 
 
 def _without(result: StepResult, first_tokens: tuple[int, ...], trigger: int) -> StepResult:
-    """The result with the triggering rows failed."""
+    """Returns the result with the rows of triggering requests marked as failed."""
     failed = {i: "the modelled row has failed" for i, t in enumerate(first_tokens) if t == trigger}
     is_kept = np.array([i not in failed for i in range(len(first_tokens))], np.bool_)
     return replace(

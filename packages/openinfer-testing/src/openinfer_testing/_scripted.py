@@ -1,9 +1,10 @@
-"""A model that says what a test wrote, behind the whole stack: tokenizer, server, engine process.
+"""Scripted model: recites outputs that a test wrote, through tokenizer, server and engine process.
 
-`write_scripted_checkpoint` makes a checkpoint whose tokens, in the order of their ids, are the
-pieces of the answers; the counting model, which follows each token by the next one, then recites
-them. The chat template ends a prompt with the token before the first piece of the answer that is
-due: the n-th assistant turn of a conversation gets the n-th answer, and after the last the first.
+`write_scripted_checkpoint` writes a checkpoint whose token ids, in ascending order, are the pieces
+of the outputs. The counting model follows each id by the next one, so it recites the outputs. The
+chat template ends a prompt with the token before the first piece of the output that is due. The
+n-th assistant turn of a conversation gets the n-th output; after the last output the first one is
+repeated.
 """
 
 import json
@@ -36,27 +37,29 @@ _TEMPLATE = """\
 
 
 def write_scripted_checkpoint(
-    folder: Path, answers: Sequence[str], *, max_model_len: int = 4096
+    folder: Path, outputs: Sequence[str], *, max_model_len: int = 4096
 ) -> Path:
-    """A checkpoint that gives `answers` in turn, for `ScriptedLine`; greedy unless asked otherwise.
+    """Writes a checkpoint for `ScriptedLine` that recites `outputs` in turn. Greedy by default.
 
     Args:
-        folder: is made.
-        answers: longer than three characters each; with markers of calls and reasoning, if wanted.
-        max_model_len: tokens of a prompt, which are its bytes, and its answer.
+        folder: Folder to create.
+        outputs: Texts of more than three characters each. They may contain markers of tool calls
+            and of reasoning.
+        max_model_len: Upper bound of prompt and output tokens. A prompt has one token for each
+            byte.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: an answer is too short to have a token of its own.
+        ValueError: An output is too short to be cut into tokens of its own.
     """
     tokens = _Tokens()
     tokens.add("<|turn|>", is_special=True)
     ends = []
-    for number, answer in enumerate(answers):
+    for number, output in enumerate(outputs):
         tokens.add(f"<|answer {number}|>", is_special=True)
-        for piece in tokens.new_pieces(answer):
+        for piece in tokens.new_pieces(output):
             tokens.add(piece, is_special=False)
         ends.append(tokens.add(f"<|end {number}|>", is_special=True))
     folder.mkdir(parents=True)
@@ -73,13 +76,13 @@ def write_scripted_checkpoint(
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    template = _TEMPLATE.replace("NUM_ANSWERS", str(len(answers)))
+    template = _TEMPLATE.replace("NUM_ANSWERS", str(len(outputs)))
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
 
 
 class _Tokens:
-    """A byte-level vocabulary and added tokens behind it, as tokenizer.json spells them."""
+    """Byte-level vocabulary, followed by added tokens, in the layout of tokenizer.json."""
 
     def __init__(self) -> None:
         self._added: dict[str, bool] = {}
@@ -94,16 +97,16 @@ class _Tokens:
         return self.size - 1
 
     def new_pieces(self, text: str) -> Iterable[str]:
-        """Cuts a text into pieces of a few characters, none of which is a token yet."""
+        """Cuts a text into pieces of a few characters that are not tokens yet."""
         pieces: list[str] = []
         start = 0
         while start < len(text):
             end = start + 3
-            # A single character that is left over would be one of the bytes' own tokens.
+            # A last piece of one character would be the token of that byte.
             while len(text) - end == 1 or self._is_taken(text[start:end], pieces):
                 if end >= len(text):
                     if not pieces:
-                        raise ValueError(f"{text!r} is a piece of another answer; make it longer")
+                        raise ValueError(f"{text!r} is a piece of another output; make it longer")
                     start -= len(pieces.pop())
                 end += 1
             pieces.append(text[start:end])
@@ -143,7 +146,7 @@ class _Tokens:
 
 
 def _byte_vocab() -> dict[str, int]:
-    """The byte-level alphabet: printable characters for themselves, the others shifted."""
+    """Returns the byte-level alphabet: printable characters for themselves, other bytes shifted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(_NUM_BYTES) if byte not in printable]
     spelled = {chr(byte): byte for byte in printable}
@@ -151,32 +154,32 @@ def _byte_vocab() -> dict[str, int]:
 
 
 class ScriptedOptions(Struct, frozen=True, kw_only=True):
-    """What `ScriptedLine` can be told."""
+    """Options of `ScriptedLine`."""
 
     step_s: float = 0.0
-    """How long a step takes."""
+    """Duration of a step in seconds."""
 
 
 class ScriptedLine:
-    """A model line for scripted checkpoints; a test installs it by an entry point of its own."""
+    """Model line for scripted checkpoints. A test installs it with `install_scripted_line`."""
 
     name = "scripted"
     options = ScriptedOptions
 
     def probe(self, config: Mapping[str, Any], /) -> Claim | Refusal:
-        """Claims what `write_scripted_checkpoint` wrote."""
+        """Claims checkpoints that `write_scripted_checkpoint` wrote, and no others."""
         if config.get("architectures") == [_ARCHITECTURE]:
             return Claim(_ARCHITECTURE)
         return Refusal(f"architectures: only {_ARCHITECTURE}")
 
     def plan(self, spec: LaunchSpec, /) -> ServePlan:
-        """Sizes of the counting model.
+        """Returns the sizes of the counting model.
 
         Raises:
-            OptionRejected: for a GPU, which nothing here would use.
+            OptionRejected: The device is a GPU, which the counting model cannot use.
         """
         if spec.engine.device == "cuda":
-            raise OptionRejected("device", "a script needs no GPU")
+            raise OptionRejected("device", "a scripted model runs without a GPU; use cpu")
         shape = _shape(spec)
         return ServePlan(
             device="modelled",
@@ -189,7 +192,7 @@ class ScriptedLine:
         )
 
     def launch(self, spec: LaunchSpec, /) -> Executor:
-        """The counting model over the checkpoint's vocabulary."""
+        """Makes a counting model over the checkpoint's vocabulary."""
         step_s = float(spec.line_options.get("step_s", 0.0))
         return ModelledExecutor(ModelledOptions(shape=_shape(spec), step_s=step_s))
 
@@ -209,7 +212,9 @@ SCRIPTED_LINE = ScriptedLine()
 
 
 def install_scripted_line(folder: Path) -> Path:
-    """Writes into `folder` what makes the line an installed one wherever `folder` is on the path.
+    """Installs `SCRIPTED_LINE` wherever `folder` is on the import path.
+
+    Writes the metadata of a package with one entry point.
 
     Returns:
         The folder.

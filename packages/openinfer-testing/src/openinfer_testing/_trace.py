@@ -1,4 +1,4 @@
-"""A trace as its viewers read it, and what must be true of every one."""
+"""Reader of trace files that checks what every trace must satisfy."""
 
 import json
 from collections import defaultdict
@@ -9,15 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedSpan:
-    """Something that took a while, in microseconds.
+    """Span of a trace. Times are in microseconds.
 
     Attributes:
-        track: process and track by name, `engine steps`; of what overlaps, `engine request ID`.
-        name: what it was.
-        begin: when.
-        end: when.
-        args: more about it.
-        depth: spans of the track around it.
+        track: Names of process and track, such as `engine steps`. Spans that may overlap have a
+            track of their own for each id, such as `engine request ID`.
+        name: Name of the span.
+        begin: Time at which it begins.
+        end: Time at which it ends.
+        args: Arguments of its event.
+        depth: Number of spans of the same track that contain it.
     """
 
     track: str
@@ -28,31 +29,31 @@ class TracedSpan:
     depth: int
 
     def holds(self, other: "TracedSpan") -> bool:
-        """Whether the other one lies within this one."""
+        """Returns whether `other` lies within this span."""
         return self.begin <= other.begin and other.end <= self.end
 
 
 @dataclass(slots=True)
 class ReadTrace:
-    """What a file of trace events shows, in order of time."""
+    """Content of a trace file, ordered by time."""
 
     spans: list[TracedSpan] = field(default_factory=list)
     notes: list[tuple[str, str, float]] = field(default_factory=list)
-    """(track, name, microseconds)."""
+    """Instant events: (track, name, time in microseconds)."""
     counters: dict[str, list[tuple[float, dict[str, int]]]] = field(default_factory=dict)
     num_dropped: int = 0
 
     def on(self, track: str) -> list[TracedSpan]:
-        """The spans of a track, or of all whose name begins so."""
+        """Returns the spans of the tracks whose name begins with `track`."""
         return [span for span in self.spans if span.track.startswith(track)]
 
 
 def read_trace(path: str | Path) -> ReadTrace:
-    """Reads a trace and checks it.
+    """Reads a trace file and checks it.
 
     Raises:
-        AssertionError: spans that do not nest, begins without ends, tracks without names.
-        ValueError: no JSON.
+        AssertionError: Spans do not nest, a span has no end, or a track has no name.
+        ValueError: The file is not JSON.
     """
     document = json.loads(Path(path).read_bytes())
     events = document["traceEvents"]
@@ -82,7 +83,7 @@ def read_trace(path: str | Path) -> ReadTrace:
             ends.append(end)
         else:
             _overlapping(trace, event, f"{process} {event['cat']} {event['id']}", begun)
-    assert not any(begun.values()), f"never ended: {begun}"
+    assert not any(begun.values()), f"spans without an end: {begun}"
     trace.spans.sort(key=lambda span: (span.begin, span.depth))
     return trace
 
@@ -97,7 +98,7 @@ def _overlapping(
         trace.notes.append((track, event["name"], at))
     else:
         assert kind == "e", event
-        assert begun[track], f"{event} ends what has not begun"
+        assert begun[track], f"{event} ends a span that has not begun"
         first = begun[track].pop()
         assert first["name"] == event["name"], f"{event} ends {first}"
         merged = first | {"args": first.get("args", {}) | event.get("args", {})}

@@ -1,7 +1,7 @@
-"""What random programs over a cache have in common: rows, steps in flight, and how they end.
+"""Random programs over a `KVCache`: their rows, their steps in flight, and how both end.
 
-A world subclasses `CacheWorld` with what its memory is like: how rows are admitted, scheduled and
-executed. Everything here only moves rows about, and calls the cache as a scheduler would.
+A test subclasses `CacheWorld` and adds its kind of memory: how rows are admitted, scheduled and
+executed. This file only moves rows between lists and calls the cache as a scheduler would.
 """
 
 import random
@@ -13,19 +13,19 @@ import numpy as np
 from openinfer_kv_cache import BlockKeys, KVCache, Reservation, SequenceCache
 
 Operation = tuple[int, int, int]
-"""Which one, and two numbers below 64 that it makes of what it likes."""
+"""Index of an operation, and two numbers below 64 that the operation interprets."""
 
 
 def random_programs(
     num: int, *, num_operations: int, length: int, factors: Mapping[int, float] | None = None
 ) -> Iterator[list[Operation]]:
-    """Draws programs, each with a liking of its own for some operations; the same ones every time.
+    """Draws programs that each prefer some operations. Every call draws the same programs.
 
     Args:
-        num: programs.
-        num_operations: to choose from.
-        length: operations of a program.
-        factors: by operation, how much more often than others it is to come.
+        num: Number of programs.
+        num_operations: Number of operations to choose from.
+        length: Number of operations in a program.
+        factors: For an operation, the factor by which it is drawn more often than others.
     """
     for seed in range(num):
         rng = random.Random(seed)
@@ -50,32 +50,32 @@ class ProgramRow:
     keys: BlockKeys
     adapter: int = 0
     luck: int = 0
-    """Beside its tokens, what its answer depends on."""
+    """Number on which its sampled ids depend, besides its tokens."""
     sequence: SequenceCache | None = None
     version: int = 0
-    """Resets of the cache before it was opened."""
+    """Number of resets of the cache before the row was opened."""
     position: int = 0
-    """Positions computed."""
+    """Number of positions computed."""
     end: int = 0
-    """Upper bound of the positions over steps in flight."""
+    """Upper bound of `position` after the steps in flight."""
     tables: list[list[int | None]] = field(default_factory=list)
-    """Per group, the block table; None where a window has left a block behind."""
+    """The block table of each group. An entry is None after its block has left the window."""
     steps: list[int] = field(default_factory=list)
     unsettled: list[int] = field(default_factory=list)
-    """Sampled ids that the cache was not told of."""
+    """Sampled ids that have not been reported to the cache."""
     num_drafting: int = 0
-    """Steps in flight with drafts."""
+    """Number of steps in flight with drafts."""
 
     def content(self, position: int) -> tuple[int, int, tuple[int, ...]]:
-        """What the entry of a position stands for."""
+        """Returns a value that identifies the entry of a position."""
         return (self.version, self.adapter, tuple(self.tokens[: position + 1]))
 
     def answer(self, position: int) -> int:
-        """The id sampled behind a position, 0 or 1."""
+        """Returns the id sampled after a position, 0 or 1."""
         return (self.luck >> position % 6) & 1
 
     def settle(self) -> None:
-        """Tells the cache what was computed and sampled."""
+        """Reports computed positions and sampled ids to the cache."""
         assert self.sequence is not None
         self.sequence.apply(self.position, np.array(self.unsettled, np.uint32))
         self.unsettled = []
@@ -83,33 +83,33 @@ class ProgramRow:
 
 @dataclass(eq=False)
 class ProgramWork:
-    """A row's share of a step."""
+    """Share of a row in a step."""
 
     row: ProgramRow
     kind: str
-    """chunk or decode."""
+    """`chunk` or `decode`."""
     num_tokens: int
     reservation: Reservation | None
     num_accepted: int
-    """Drafts that the device will accept."""
+    """Number of drafts that the device will accept."""
     is_lazy: bool
-    """Whether the cache is told of the step's tokens some time later."""
+    """Whether the step's tokens are reported to the cache some steps later."""
 
 
 @dataclass(eq=False)
 class ProgramStep:
-    """A step in flight."""
+    """Step in flight."""
 
     step_id: int
     works: list[ProgramWork] = field(default_factory=list)
 
 
 class CacheWorld:
-    """Rows and steps over one cache; operations take two numbers that say which and how.
+    """Rows and steps over one cache. Each operation takes two numbers that select a row and a way.
 
     Args:
-        cache: driven by this world alone.
-        max_steps: steps in flight at most.
+        cache: The cache. Only this world may use it.
+        max_steps: Upper bound of steps in flight.
     """
 
     def __init__(self, cache: KVCache, max_steps: int) -> None:
@@ -118,14 +118,14 @@ class CacheWorld:
         self.rows: list[ProgramRow] = []
         self.waiting: list[ProgramRow] = []
         self.parked: list[tuple[int, list[list[int | None]]]] = []
-        """Tables of closed rows by the step that they wait for."""
+        """Tables of closed rows, each with the id of the step that it waits for."""
         self.steps: list[ProgramStep] = []
         self.next_step = 1
         self.version = 0
         self.is_planning = False
 
     def begin(self, a: int, b: int) -> None:
-        """Begins a step, unless enough are in flight."""
+        """Begins a step, unless `max_steps` are in flight."""
         if len(self.steps) < self.max_steps:
             self.cache.begin_step(self.next_step)
             self.steps.append(ProgramStep(self.next_step))
@@ -133,24 +133,24 @@ class CacheWorld:
             self.is_planning = True
 
     def unplanned_row(self, a: int) -> ProgramRow | None:
-        """The row that `a` says, if the step that begins last may have it and has not."""
+        """Returns row `a`, or None if no step is being planned or the newest step has the row."""
         if not self.rows or not self.is_planning:
             return None
         row = self.rows[a % len(self.rows)]
         return None if any(work.row is row for work in self.steps[-1].works) else row
 
     def pop_step(self) -> ProgramStep:
-        """The oldest step, which is about to complete."""
+        """Removes and returns the oldest step, which is about to complete."""
         step = self.steps.pop(0)
         self.is_planning = self.is_planning and bool(self.steps)
         return step
 
     def unpark(self, step_id: int) -> None:
-        """A step has completed: what waited for it is free."""
+        """Frees the tables that waited for a step, which has completed."""
         self.parked = [(until, tables) for until, tables in self.parked if until != step_id]
 
     def opened(self, row: ProgramRow, sequence: SequenceCache) -> None:
-        """A row starts where its prefix hit ends."""
+        """Adds a row. It starts where its prefix hit ends."""
         row.position = row.end = sequence.num_cached_tokens
         row.sequence = sequence
         row.version = self.version
@@ -158,12 +158,12 @@ class CacheWorld:
         self.rows.append(row)
 
     def held_tables(self) -> Iterator[list[list[int | None]]]:
-        """Tables of rows, and of closed ones that a step still holds."""
+        """Yields the tables of rows, and of closed rows that a step in flight still reads."""
         yield from (row.tables for row in self.rows)
         yield from (tables for _, tables in self.parked)
 
     def close(self, row: ProgramRow) -> None:
-        """Ends a row, whose blocks stay for its steps in flight."""
+        """Closes a row. Its blocks are kept for its steps in flight."""
         assert row.sequence is not None
         until = row.steps[-1] if row.steps else None
         if until is None and row.unsettled:
@@ -175,12 +175,12 @@ class CacheWorld:
             self.parked.append((until, row.tables))
 
     def finish(self, a: int, b: int) -> None:
-        """Ends some row."""
+        """Closes a row for good."""
         if self.rows:
             self.close(self.rows[a % len(self.rows)])
 
     def preempt(self, a: int, b: int) -> None:
-        """Ends some row, which waits again with all it knows."""
+        """Closes a row and lets it wait again with all its tokens."""
         if not self.rows:
             return
         old = self.rows[a % len(self.rows)]
@@ -189,7 +189,7 @@ class CacheWorld:
         self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter, old.luck))
 
     def reset(self, a: int, b: int) -> None:
-        """Forgets the cache, now and then."""
+        """Resets the cache in one of four calls."""
         if a % 4 == 0:
             self.cache.reset()
             self.version += 1

@@ -1,6 +1,6 @@
-"""A model whose answers depend on every cache entry it reads, as an executor of plans.
+"""Executor whose tokens depend on every cache entry it reads, for tests of schedulers and caches.
 
-Whoever schedules wrongly gets other tokens: `alone` says which are right.
+If a scheduler or a cache makes a mistake, a request gets other tokens than `alone` returns.
 """
 
 from openinfer_testing.content._executor import ContentExecutor

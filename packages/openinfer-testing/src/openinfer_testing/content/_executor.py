@@ -1,4 +1,4 @@
-"""An executor of plans on remembered block contents."""
+"""Executor of plans that remembers the content of every block."""
 
 import random
 from collections import deque
@@ -27,30 +27,30 @@ class _Launched:
 
 
 class ContentExecutor:
-    """Runs plans on remembered block contents; each step runs as late as its `wait`.
+    """Runs plans on remembered block contents. Each step runs as late as its `wait`.
 
-    Every forward reads all its earlier entries through the row's block table and writes its own,
-    so a wrong, stale or early reused block changes the tokens. Memory is shared by the rows as on
-    a device: rows of one step read what was there before the step. A failed step scribbles over
-    everything it should have written. A row that finds something wrong in a window, a state or a
-    second full group goes on with wrong entries.
+    Every forward reads all earlier entries through the row's block table and writes its own. A
+    wrong, stale or too early reused block therefore changes the tokens. Rows share memory as on a
+    device: the rows of a step read what was there before the step. A failed step overwrites
+    everything it should have written with random entries. If a row finds a wrong entry in a window,
+    a state or a second full group, it continues with wrong entries.
 
     Args:
-        config: of the scheduler whose plans these are.
-        groups: of its cache; the first is a full one.
-        num_blocks: blocks of the first group.
-        rng: draws failures and drafts.
-        fail_step: share of the steps that fail.
-        fail_row: share of the sampled rows that fail.
+        config: Configuration of the scheduler that makes the plans.
+        groups: Cache groups of that scheduler. The first must be a full one.
+        num_blocks: Number of blocks of the first group.
+        rng: Source of failures and drafts.
+        fail_step: Share of the steps that fail.
+        fail_row: Share of the sampled rows that fail.
 
     Attributes:
         memory: [num_blocks, tokens_per_block] entries of the first group.
-        others: the groups behind it.
-        seeds: by request id, the seed it was started with.
-        slots: by slot, the id of the request in it after the newest plan.
-        fail_step: as given; may be changed between steps.
-        num_drafted: drafts verified so far.
-        num_accepted: drafts accepted so far.
+        others: Content of the other groups.
+        seeds: Seed with which each request was started, by request id.
+        slots: Id of the request in each slot after the newest plan.
+        fail_step: Share of the steps that fail. May be changed between steps.
+        num_drafted: Number of drafts verified so far.
+        num_accepted: Number of drafts accepted so far.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class ContentExecutor:
         fail_step: float = 0.0,
         fail_row: float = 0.0,
     ) -> None:
-        assert groups[0].kind == "full", "the first group says what is right"
+        assert groups[0].kind == "full", (
+            "the first group must be a full one: its entries define the tokens"
+        )
         self.memory = np.zeros((num_blocks, groups[0].tokens_per_block), np.uint64)
         self.others = OtherGroups(groups)
         self.seeds: dict[str, int] = {}
@@ -83,7 +85,7 @@ class ContentExecutor:
         self._adapter_places: dict[int, bytes] = {}
 
     def launch(self, plan: StepPlan) -> None:
-        """Checks a plan against what was launched before, and queues it."""
+        """Checks a plan against earlier plans and queues it."""
         config = self._config
         assert plan.step_id > self._last_step
         self._last_step = plan.step_id
@@ -109,7 +111,7 @@ class ContentExecutor:
         self._launched.append(step)
 
     def wait(self, step_id: int) -> StepResult | None:
-        """The oldest step's result, or None if it failed."""
+        """Returns the result of the oldest step, or None if the step failed."""
         plan = self._launched.popleft().plan
         assert plan.step_id == step_id
         for slot in plan.ends:
@@ -141,7 +143,7 @@ class ContentExecutor:
         assert start.num_cached_tokens == len(start.block_ids[0]) * self._tokens_per_block
 
     def _check_row(self, row: PlannedRow) -> None:
-        """What a plan says of drafts and masks is what request and configuration say."""
+        """Checks that drafts and masks in a plan follow from the request and the configuration."""
         request = self._requests[row.slot]
         assert row.needs_mask == (row.is_sampled and request.grammar is not None)
         assert 0 <= row.num_drafts <= self._config.num_draft_tokens
@@ -151,7 +153,7 @@ class ContentExecutor:
             assert row.token_ids is not None, "an engine that only prefills decodes nothing"
 
     def _place_adapter(self, start: RowStart) -> None:
-        """An adapter is loaded where the plan says, over whatever was there."""
+        """Loads an adapter into the slot that the plan names, over the adapter that was there."""
         adapter, place = start.request.adapter, start.adapter_slot
         if adapter is None or self._config.max_adapters is None:
             assert place is None
@@ -168,7 +170,7 @@ class ContentExecutor:
             assert uids <= set(self._adapter_places.values()), "an adapter in use was replaced"
 
     def _write(self, row: Row, entries: Entries, num_right: int) -> None:
-        """Entries from `row.num_entries` on, through the block tables."""
+        """Writes entries from `row.num_entries` on, through the block tables."""
         start, size = row.num_entries, self._tokens_per_block
         assert len(entries) <= len(row.tables[0]) * size, "a position without a block"
         positions = np.arange(start, len(entries))
@@ -186,7 +188,10 @@ class ContentExecutor:
             row.num_output += planned.is_sampled
 
     def _entries(self, row: Row) -> Entries:
-        """What the row's forward reads; wrong where another group holds something wrong."""
+        """Returns the entries that the row's forward reads.
+
+        The last one is altered if another group holds a wrong entry.
+        """
         blocks = np.array(row.tables[0], np.int64)
         entries: Entries = self.memory[blocks].reshape(-1)[: row.num_entries]
         if not self.others.is_right(row, entries):
@@ -194,7 +199,7 @@ class ContentExecutor:
         return entries
 
     def _draft(self, row: Row, entries: Entries, num_drafts: int) -> list[int]:
-        """What a drafter guesses: the right tokens, up to where it goes wrong."""
+        """Returns drafts: each is the right token with probability 0.7."""
         drafts: list[int] = []
         for _ in range(num_drafts):
             banned = banned_ids(row.request, row.num_output + len(drafts))
@@ -204,7 +209,7 @@ class ContentExecutor:
         return drafts
 
     def _accept(self, row: Row, entries: Entries, start: int, drafts: list[int]) -> list[int]:
-        """The tokens that the verified positions sample: the right drafts and one more."""
+        """Returns the tokens sampled at verified positions: the right drafts and one more."""
         tokens: list[int] = []
         for offset in range(len(drafts) + 1):
             banned = banned_ids(row.request, row.num_output + len(tokens))
@@ -233,7 +238,7 @@ class ContentExecutor:
         )
 
     def _forward(self, planned: PlannedRow, entries: Entries) -> list[int]:
-        """One row: writes its entries, returns what it samples."""
+        """Writes the entries of one row and returns the ids that it samples."""
         row = self._rows[planned.slot]
         uid = adapter_uid(row.request)
         drafts: list[int] = []
@@ -245,7 +250,9 @@ class ContentExecutor:
         else:
             ids = planned.token_ids.tolist()
             known = row.given[row.num_entries : row.num_entries + len(ids)]
-            assert ids[: len(known)] == known, "what is behind them was forced since"
+            assert ids[: len(known)] == known, (
+                "a prefill must repeat the ids that the row was started with"
+            )
         assert len(ids) == planned.num_tokens
         for token_id in ids:
             entries = with_entry(entries, token_id, uid)

@@ -1,4 +1,4 @@
-"""A policy that breaks every rule: a scheduler must stay correct whatever a policy does."""
+"""Policy that breaks every rule of policies: a scheduler must stay correct with any policy."""
 
 from collections.abc import Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""What the model computes: entries that depend on all before them, tokens that do on those."""
+"""Model of the content executor: an entry depends on all entries before it."""
 
 import hashlib
 from collections.abc import Collection
@@ -12,11 +12,11 @@ VOCAB_SIZE = 40
 EOS = 39
 
 Entries = npt.NDArray[np.uint64]
-"""[num_positions] what each position leaves in the cache."""
+"""[num_positions] The value that each position writes to the cache."""
 
 
 def with_entry(entries: Entries, token_id: int, adapter_uid: bytes) -> Entries:
-    """The entries and that of one token more, which depends on every entry before it."""
+    """Returns the entries followed by that of one more token, which depends on all of them."""
     digest = hashlib.blake2b(digest_size=8, key=adapter_uid)
     digest.update(entries.tobytes())
     digest.update(int(token_id).to_bytes(4, "little"))
@@ -24,14 +24,14 @@ def with_entry(entries: Entries, token_id: int, adapter_uid: bytes) -> Entries:
 
 
 def next_token(entries: Entries, seed: int, banned: Collection[int] = ()) -> int:
-    """The token that is sampled behind these entries."""
+    """Returns the token that is sampled after these entries."""
     digest = hashlib.blake2b(entries.tobytes() + seed.to_bytes(8, "little"), digest_size=64)
     ranking = [byte % VOCAB_SIZE for byte in digest.digest()]
     return next(token_id for token_id in ranking if token_id not in banned)
 
 
 def banned_ids(request: GenerateRequest, num_output: int) -> tuple[int, ...]:
-    """What the sampler masks: stop ids before min_tokens."""
+    """Returns the ids that the sampler masks: stop ids before `min_tokens`."""
     if num_output >= request.stop.min_tokens:
         return ()
     eos = () if request.stop.ignore_eos else (EOS,)
@@ -39,12 +39,12 @@ def banned_ids(request: GenerateRequest, num_output: int) -> tuple[int, ...]:
 
 
 def adapter_uid(request: GenerateRequest) -> bytes:
-    """The uid of the request's adapter; empty for the base model."""
+    """Returns the uid of the request's adapter, or an empty uid for the base model."""
     return request.adapter.uid if request.adapter else b""
 
 
 def alone(request: GenerateRequest, seed: int, max_model_len: int) -> tuple[list[int], str]:
-    """The output tokens and finish reason of a request without blocks, batches or plans."""
+    """Returns the output tokens and finish reason of a request without blocks, batches or plans."""
     uid = adapter_uid(request)
     entries = np.empty(0, np.uint64)
     for token_id in unpack_ids(request.prompt_token_ids):

@@ -1,4 +1,4 @@
-"""Rows on the modelled device, and what they keep in cache groups beside the first."""
+"""Rows of the content executor, and the content of cache groups other than the first."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,33 @@ from openinfer_testing.content._model import Entries
 
 @dataclass
 class Row:
-    """One slot's state on the device."""
+    """State of one slot on the device."""
 
     request: GenerateRequest
     given: list[int]
     num_output: int
     seed: int
     tables: list[list[int | None]]
-    """Per group, the block table; None where a window has left a block behind."""
+    """The block table of each group. An entry is None after its block has left the window."""
     num_entries: int
     num_before: int
-    """Tokens before the output."""
+    """Number of tokens before the output."""
     last_token: int | None = None
 
     def append(self, new_block_ids: Sequence[BlockIds]) -> None:
-        """The blocks that a plan adds."""
+        """Appends the blocks that a plan adds."""
         for table, ids in zip(self.tables, new_block_ids, strict=True):
             table += ids.tolist()
 
 
 def row_of(start: RowStart, groups: Sequence[CacheGroup]) -> Row:
-    """The row that a sequence begins with."""
+    """Returns the row with which a sequence starts."""
     tables: list[list[int | None]] = []
     for group, ids in zip(groups, start.block_ids, strict=True):
         num = 0 if group.kind == "state" else start.num_cached_tokens // group.tokens_per_block
-        assert group.kind == "window" or len(ids) == num, "a hit ends with a block of every group"
+        assert group.kind == "window" or len(ids) == num, (
+            "a prefix hit must end with a block of every group"
+        )
         tables.append([*([None] * (num - len(ids))), *ids.tolist()])
     return Row(
         start.request,
@@ -49,13 +51,16 @@ def row_of(start: RowStart, groups: Sequence[CacheGroup]) -> Row:
 
 
 class OtherGroups:
-    """What the groups behind the first hold, of which the entries of the first say what is right.
+    """Content of all cache groups but the first.
 
-    A position of another group holds its entry, too; a state holds the newest entry.
+    The first group's entries define the right content.
+
+    A position of another full group or of a window holds the same entry as in the first group. A
+    state holds the newest entry.
 
     Attributes:
-        num_restores: states copied into rows so far.
-        num_checkpoints: states copied out of rows so far.
+        num_restores: Number of states copied into rows so far.
+        num_checkpoints: Number of states copied out of rows so far.
     """
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
@@ -64,15 +69,15 @@ class OtherGroups:
         self.num_restores = self.num_checkpoints = 0
 
     def restore(self, copies: Iterable[BlockCopy]) -> None:
-        """Copies before the forward."""
+        """Copies states before the forward."""
         self.num_restores += self._copy(copies)
 
     def checkpoint(self, copies: Iterable[BlockCopy]) -> None:
-        """Copies after the forward."""
+        """Copies states after the forward."""
         self.num_checkpoints += self._copy(copies)
 
     def is_right(self, row: Row, entries: Entries) -> bool:
-        """Whether a row's next forward finds what it reads."""
+        """Returns whether the row's next forward finds the right entries."""
         end = row.num_entries
         for index, group in self._groups:
             table = row.tables[index]
@@ -89,7 +94,10 @@ class OtherGroups:
         return True
 
     def write(self, row: Row, start: int, entries: Entries, num_right: int) -> None:
-        """The entries from `start` on; a state stands behind the first `num_right` of all."""
+        """Writes the entries from `start` on.
+
+        A state gets the entry after `num_right` positions.
+        """
         for index, group in self._groups:
             table = row.tables[index]
             if group.kind == "state":
@@ -110,9 +118,9 @@ class OtherGroups:
         return num
 
     def _read(self, group: int, block: int | None, offset: int) -> int:
-        assert block is not None, "a block behind the window is read"
+        assert block is not None, "a forward reads a block that has left the window"
         return self._entries.get((group, block, offset), 0)
 
     def _write(self, group: int, block: int | None, offset: int, entry: int) -> None:
-        assert block is not None, "a block behind the window is written"
+        assert block is not None, "a forward writes a block that has left the window"
         self._entries[group, block, offset] = entry

@@ -1,4 +1,4 @@
-"""The conformance suite of `EngineHandle`, and the broken engines that prove it."""
+"""Conformance suite of `EngineHandle`, and broken engines that each of its rules must catch."""
 
 from openinfer_testing.engine._broken import BROKEN_ENGINES
 from openinfer_testing.engine._broken_base import BrokenEngine

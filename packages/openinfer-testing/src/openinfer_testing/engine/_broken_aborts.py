@@ -1,4 +1,4 @@
-"""Engines that abort what they should not, or not what they should."""
+"""Engines that abort the wrong requests, or none."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -18,67 +18,67 @@ from openinfer_contract import (
     Ticket,
     TokenEvent,
 )
-from openinfer_testing.engine._broken_base import BrokenEngine, KnowsWhoIsLive
+from openinfer_testing.engine._broken_base import BrokenEngine, TracksLiveRequests
 
 
 class IgnoresAborts(BrokenEngine):
-    """Aborts do nothing."""
+    """Ignores every abort."""
 
     def abort(self, request_ids: Iterable[str], /) -> None:
         """Does nothing."""
 
 
-class _OnlyAbortsWhen(BrokenEngine):
+class _TracksFirstTokens(BrokenEngine):
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._has_begun: set[str] = set()
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Notes which requests have begun."""
+        """Records which requests have sent tokens."""
         if event.token_ids:
             self._has_begun.add(request.request_id)
         sink(event)
 
 
-class AbortsOnlyDecoding(_OnlyAbortsWhen):
-    """Queued requests and prefills cannot be aborted."""
+class AbortsOnlyDecoding(_TracksFirstTokens):
+    """Does not abort queued requests and prefills."""
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Aborts those that have tokens."""
+        """Aborts only requests that have sent tokens."""
         self.engine.abort([i for i in request_ids if i in self._has_begun])
 
 
-class AbortsOnlyQueued(_OnlyAbortsWhen):
-    """A request that has begun runs to its end."""
+class AbortsOnlyQueued(_TracksFirstTokens):
+    """Does not abort a request that has begun to decode."""
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Aborts those without tokens."""
+        """Aborts only requests that have sent no token."""
         self.engine.abort([i for i in request_ids if i not in self._has_begun])
 
 
-class AbortsTheNeighbours(KnowsWhoIsLive):
-    """An abort takes every live request with it."""
+class AbortsTheNeighbours(TracksLiveRequests):
+    """Aborts every live request when one is aborted."""
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Aborts all."""
+        """Aborts all requests."""
         self.engine.abort(tuple(self._live))
 
 
-class AnswersLateAborts(BrokenEngine):
-    """An abort of an ended request makes another terminal event."""
+class EndsFinishedRequestsAgain(BrokenEngine):
+    """Sends a second terminal event when an ended request is aborted."""
 
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._ended: dict[str, EventSink] = {}
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Notes who has ended."""
+        """Records the sinks of ended requests."""
         if event.end is not None:
             self._ended[request.request_id] = sink
         sink(event)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Answers even those."""
+        """Sends another terminal event to ended requests."""
         for request_id in request_ids:
             if request_id in self._ended:
                 self._ended[request_id](TokenEvent(end=Finished(reason="abort")))
@@ -87,14 +87,14 @@ class AnswersLateAborts(BrokenEngine):
 
 
 class KeepsIds(BrokenEngine):
-    """An id that was used once stays taken."""
+    """Keeps the id of an ended request in use."""
 
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._used: set[str] = set()
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Rejects ids it has seen."""
+        """Rejects an id that was used before."""
         if request.request_id in self._used:
             duplicate = Rejected(kind="duplicate", field="request_id", message="seen before")
             sink(TokenEvent(end=duplicate))
@@ -103,18 +103,18 @@ class KeepsIds(BrokenEngine):
         return super().submit(request, sink)
 
 
-class LeaksARow(BrokenEngine):
-    """After an abort a row stays in use."""
+class LeaksASlot(BrokenEngine):
+    """Keeps a slot in use after each abort."""
 
     _num_leaked = 0
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """Leaks one."""
+        """Leaks one slot."""
         self._num_leaked += 1
         self.engine.abort(request_ids)
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Tells of the leak."""
+        """Adds the leaked slots to the load."""
         future = self.engine.control(command)
         if not isinstance(command, GetLoad) or not self._num_leaked:
             return future

@@ -1,4 +1,4 @@
-"""A good engine behind a wrapper: what every broken engine is made from."""
+"""Wrapper around a correct engine, the base of every broken engine."""
 
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -17,18 +17,18 @@ from openinfer_contract import (
 
 
 class BrokenEngine:
-    """A good engine behind a wrapper that changes nothing; subclasses change one thing."""
+    """Wrapper around a correct engine that changes nothing. Each subclass changes one thing."""
 
     def __init__(self, engine: EngineHandle) -> None:
         self.engine = engine
 
     @property
     def info(self) -> EngineInfo:
-        """As the good engine."""
+        """Info of the wrapped engine."""
         return self.engine.info
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """As the good engine, by way of `change` and `relay`."""
+        """Submits the result of `change` to the wrapped engine and passes its events to `relay`."""
 
         def through(event: TokenEvent, /) -> None:
             self.relay(request, event, sink)
@@ -37,40 +37,40 @@ class BrokenEngine:
         return Ticket(self, request.request_id)
 
     def abort(self, request_ids: Iterable[str], /) -> None:
-        """As the good engine."""
+        """Forwards the abort."""
         self.engine.abort(request_ids)
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """As the good engine."""
+        """Forwards the command."""
         return self.engine.control(command)
 
     def load(self) -> Load:
-        """As the good engine."""
+        """Returns the load of the wrapped engine."""
         return self.engine.load()
 
     def drain(self) -> "Future[None]":
-        """As the good engine."""
+        """Drains the wrapped engine."""
         return self.engine.drain()
 
     def close(self) -> None:
-        """As the good engine."""
+        """Closes the wrapped engine."""
         self.engine.close()
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """The request that the good engine gets."""
+        """Returns the request that the wrapped engine gets."""
         return request
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Passes an event on."""
+        """Passes an event to the sink."""
         sink(event)
 
 
-class KnowsWhoIsLive(BrokenEngine):
+class TracksLiveRequests(BrokenEngine):
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._live: set[str] = set()
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Notes who is live."""
+        """Records the id of a live request."""
         self._live.add(request.request_id)
         return request

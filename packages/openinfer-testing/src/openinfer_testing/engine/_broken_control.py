@@ -1,4 +1,4 @@
-"""Engines that break commands, draining and death."""
+"""Engines that break rules of commands, draining and death."""
 
 from concurrent.futures import Future
 
@@ -21,61 +21,61 @@ from openinfer_contract import (
     Ticket,
     TokenEvent,
 )
-from openinfer_testing.engine._broken_base import BrokenEngine, KnowsWhoIsLive
+from openinfer_testing.engine._broken_base import BrokenEngine, TracksLiveRequests
 
 
 class DrainsAtOnce(BrokenEngine):
-    """Drained is said while requests are live."""
+    """Reports that it has drained while requests are live."""
 
     def drain(self) -> "Future[None]":
-        """Does not wait."""
+        """Returns a completed future."""
         self.engine.drain()
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
 
-class DrainsByAborting(KnowsWhoIsLive):
-    """Draining ends the live requests instead of finishing them."""
+class DrainsByAborting(TracksLiveRequests):
+    """Drains by aborting the live requests instead of finishing them."""
 
     def drain(self) -> "Future[None]":
-        """Aborts first."""
+        """Aborts the live requests, then drains."""
         self.engine.abort(tuple(self._live))
         return self.engine.drain()
 
 
 class AdmitsWhileDraining(BrokenEngine):
-    """A draining engine takes new requests."""
+    """Accepts new requests while draining."""
 
     _is_draining = False
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Serves what it should refuse."""
+        """Ends a new request normally, although the engine drains."""
         if self._is_draining:
             sink(TokenEvent(end=Finished(reason="length")))
             return Ticket(self, request.request_id)
         return super().submit(request, sink)
 
     def drain(self) -> "Future[None]":
-        """Notes it, no more."""
+        """Records that the engine drains."""
         self._is_draining = True
         return self.engine.drain()
 
 
 class DiesSilently(BrokenEngine):
-    """A dead engine leaves its live requests without an end."""
+    """Sends no terminal event to live requests when it dies."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Hides failures."""
+        """Drops events that report a failure."""
         if not isinstance(event.end, Failed):
             sink(event)
 
 
 class TakesRequestsWhenDead(BrokenEngine):
-    """A dead engine takes requests that nobody will ever answer."""
+    """Accepts requests after its death and never ends them."""
 
     def submit(self, request: GenerateRequest, sink: EventSink, /) -> Ticket:
-        """Pretends."""
+        """Suppresses `EngineDead`."""
         try:
             return super().submit(request, sink)
         except EngineDead:
@@ -83,83 +83,83 @@ class TakesRequestsWhenDead(BrokenEngine):
 
 
 class IsNeverRetryable(BrokenEngine):
-    """A death is told as if the request were at fault."""
+    """Reports every failure as not retryable."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Says that no other engine could help."""
+        """Clears `is_retryable`."""
         if isinstance(event.end, Failed):
             event = replace(event, end=replace(event.end, is_retryable=False))
         sink(event)
 
 
-class DiesOfAFailedStep(BrokenEngine):
-    """A failed step, or row, takes the engine with it."""
+class ClosesOnFailedStep(BrokenEngine):
+    """Closes the whole engine when a step or a row fails."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Closes the engine."""
+        """Closes the engine after a failure."""
         sink(event)
         if isinstance(event.end, Failed):
             self.engine.close()
 
 
-class FailsTheNeighbours(KnowsWhoIsLive):
-    """When one row fails the others are aborted."""
+class FailsTheNeighbours(TracksLiveRequests):
+    """Aborts all other requests when one row fails."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Aborts them."""
+        """Aborts every live request after a failure."""
         sink(event)
         if isinstance(event.end, Failed):
             self.engine.abort(tuple(self._live))
 
 
 class IgnoresPause(BrokenEngine):
-    """Says it is paused and steps on."""
+    """Reports that it is paused, but keeps running steps."""
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Does nothing."""
+        """Reports success for pause and resume, without effect."""
         if isinstance(command, Pause | Resume):
             return _answered(CommandDone())
         return self.engine.control(command)
 
 
 class PausesAtOnce(BrokenEngine):
-    """Freezes where it should finish or abort first."""
+    """Freezes live requests where it should finish or abort them first."""
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Knows one mode."""
+        """Replaces every pause mode by `keep`."""
         return self.engine.control(Pause(mode="keep") if isinstance(command, Pause) else command)
 
 
 class IgnoresReset(BrokenEngine):
-    """Says the cache is reset and keeps it."""
+    """Keeps its prefix cache when told to reset it."""
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Does nothing."""
+        """Reports success for a reset, without effect."""
         if isinstance(command, ResetPrefixCache):
             return _answered(CommandDone())
         return self.engine.control(command)
 
 
-class ObeysAnything(BrokenEngine):
-    """Says done to commands it does not know."""
+class AcceptsUnknownCommands(BrokenEngine):
+    """Reports success for commands that it does not support."""
 
     def control(self, command: Command, /) -> "Future[CommandResult]":
-        """Nods."""
+        """Reports success for every other command."""
         if isinstance(command, GetLoad | Pause | Resume | ResetPrefixCache):
             return self.engine.control(command)
         return _answered(CommandDone())
 
 
 class ReportsNoLoad(BrokenEngine):
-    """The load is always empty."""
+    """Always reports an empty load."""
 
     def load(self) -> Load:
-        """Empty."""
+        """Returns an empty load."""
         return Load()
 
 
 class ClosesQuietly(BrokenEngine):
-    """Close leaves the engine running."""
+    """Keeps running after `close`."""
 
     def close(self) -> None:
         """Does nothing."""

@@ -1,4 +1,4 @@
-"""Engines that take what they cannot honour."""
+"""Engines that accept requests which they cannot honour."""
 
 import asyncio
 
@@ -18,83 +18,83 @@ from openinfer_contract import (
 from openinfer_testing.engine._broken_base import BrokenEngine
 
 
-class RepairsNonsense(BrokenEngine):
-    """Values that make no sense are replaced by defaults."""
+class ReplacesInvalidValues(BrokenEngine):
+    """Replaces invalid values by defaults instead of rejecting them."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Serves something else than was asked for."""
+        """Replaces the sampling options."""
         return replace(request, sampling=Sampling(temperature=0.0))
 
 
 class ClampsIds(BrokenEngine):
-    """Ids outside the vocabulary are replaced by others."""
+    """Replaces ids outside the vocabulary by the last id."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Clamps."""
+        """Clamps the prompt's ids."""
         ids = [min(i, self.info.vocab_size - 1) for i in unpack_ids(request.prompt_token_ids)]
         return replace(request, prompt_token_ids=pack_ids(ids))
 
 
-class DropsWhatItCannot(BrokenEngine):
-    """Fields it does not honour are dropped."""
+class DropsUnsupportedFields(BrokenEngine):
+    """Drops fields that it does not honour instead of rejecting the request."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Drops them."""
+        """Drops the fields."""
         adapter: Adapter | None = None
         return replace(request, want=(), adapter=adapter, dp_rank=None, kv_transfer=None)
 
 
 class CutsLongPrompts(BrokenEngine):
-    """A prompt that does not fit is cut."""
+    """Truncates a prompt that does not fit."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Keeps the end."""
+        """Keeps the end of the prompt."""
         most = self.info.limits.max_model_len - 1
         return replace(request, prompt_token_ids=request.prompt_token_ids[-4 * most :])
 
 
 class RenamesDuplicates(BrokenEngine):
-    """Two live requests may have one id."""
+    """Accepts a second live request with the same id."""
 
     _num_renamed = 0
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Makes ids unique by itself."""
+        """Appends a number to the id."""
         self._num_renamed += 1
         return replace(request, request_id=f"{request.request_id}#{self._num_renamed}")
 
 
-class NeverOverloaded(BrokenEngine):
-    """Whatever does not fit queues without bound."""
+class QueuesWithoutBound(BrokenEngine):
+    """Queues requests without an upper bound."""
 
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._loop = asyncio.get_running_loop()
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Tries again, for ever."""
+        """Submits an overloaded request again until it is accepted."""
         if isinstance(event.end, Rejected) and event.end.kind == "overloaded":
             self._loop.call_soon_threadsafe(self._loop.call_later, 0.01, self.submit, request, sink)
         else:
             sink(event)
 
 
-class CountsNoTokens(NeverOverloaded):
-    """Its intake is bounded in requests alone."""
+class CountsNoTokens(QueuesWithoutBound):
+    """Bounds its queue by requests only, not by tokens."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Finds room while few requests wait."""
+        """Submits an overloaded request again while the queue has room for requests."""
         if self.load().num_waiting < self.info.limits.max_queued_requests:
             super().relay(request, event, sink)
         else:
             sink(event)
 
 
-class TellsNoTimeToRetry(BrokenEngine):
-    """Overloaded and draining rejections do not say when to come back."""
+class OmitsRetryAfter(BrokenEngine):
+    """Omits `retry_after_s` from overloaded and draining rejections."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Drops the time."""
+        """Clears `retry_after_s`."""
         if isinstance(event.end, Rejected):
             event = replace(event, end=replace(event.end, retry_after_s=None))
         sink(event)

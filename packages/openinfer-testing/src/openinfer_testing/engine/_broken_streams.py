@@ -1,4 +1,4 @@
-"""Engines with broken streams."""
+"""Engines that break rules of streams."""
 
 import asyncio
 
@@ -18,10 +18,10 @@ from openinfer_testing.engine._broken_base import BrokenEngine
 
 
 class DropsTerminal(BrokenEngine):
-    """Streams stop without an end."""
+    """Stops streams without a terminal event."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Keeps the end to itself."""
+        """Drops the end of every event."""
         if event.end is None or isinstance(event.end, Rejected):
             sink(event)
         elif event.token_ids:
@@ -29,36 +29,36 @@ class DropsTerminal(BrokenEngine):
 
 
 class RepeatsTerminal(BrokenEngine):
-    """Streams end twice."""
+    """Ends streams twice."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Says the end again."""
+        """Sends the end a second time."""
         sink(event)
         if event.end is not None:
             sink(TokenEvent(end=event.end))
 
 
-class SpeaksAfterTheEnd(BrokenEngine):
-    """Tokens follow the end."""
+class SendsTokensAfterTheEnd(BrokenEngine):
+    """Sends tokens after the terminal event."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Delivers the tokens of the last event after its end."""
+        """Sends one token after the end."""
         sink(event)
         if event.end is not None:
             sink(TokenEvent(token_ids=pack_ids([1])))
 
 
 class SchedulesTwice(BrokenEngine):
-    """Scheduled is repeated, as if after a preemption."""
+    """Repeats `Scheduled`, as if after a preemption."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Adds Scheduled to every event with tokens."""
+        """Adds `Scheduled` to every event with tokens."""
         is_bare = event.token_ids and event.scheduled is None
         sink(replace(event, scheduled=Scheduled(num_prompt_tokens=3)) if is_bare else event)
 
 
 class LosesTokens(BrokenEngine):
-    """The tokens of every third event are lost."""
+    """Loses the tokens of every third event."""
 
     _num_events = 0
 
@@ -72,20 +72,20 @@ class LosesTokens(BrokenEngine):
 
 
 class HidesPreemptions(BrokenEngine):
-    """Nobody learns why a stream paused."""
+    """Reports no preemptions at the end."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Counts none at the end."""
+        """Sets `num_preemptions` to 0."""
         if isinstance(event.end, Finished):
             event = replace(event, end=replace(event.end, num_preemptions=0))
         sink(event)
 
 
 class CountsOnlyNewOutput(BrokenEngine):
-    """Output that a request brought along is missing from the counts."""
+    """Leaves resumed output tokens out of the final counts."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Subtracts it."""
+        """Subtracts `num_output_prefix`."""
         if isinstance(event.end, Finished):
             num = event.end.num_output_tokens - request.num_output_prefix
             event = replace(event, end=replace(event.end, num_output_tokens=num))
@@ -93,23 +93,23 @@ class CountsOnlyNewOutput(BrokenEngine):
 
 
 class HidesStopToken(BrokenEngine):
-    """The stop id is not delivered."""
+    """Does not deliver the stop token."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Cuts the last id of a stopped stream off."""
+        """Removes the last id of a stopped stream."""
         is_stop = isinstance(event.end, Finished) and event.end.reason == "stop"
         sink(replace(event, token_ids=event.token_ids[:-4]) if is_stop else event)
 
 
 class MixesStreams(BrokenEngine):
-    """With several streams live, one gets the tokens of another."""
+    """Delivers the tokens of one live stream to another."""
 
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
         self._last: dict[str, bytes] = {}
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Swaps tokens with whoever else is live."""
+        """Replaces tokens by those of another live request."""
         others = [tokens for name, tokens in self._last.items() if name != request.request_id]
         same = [tokens for tokens in others if len(tokens) == len(event.token_ids)]
         self._last[request.request_id] = event.token_ids
@@ -119,15 +119,15 @@ class MixesStreams(BrokenEngine):
 
 
 class DropsLongPromptChunks(BrokenEngine):
-    """Of a long prompt only the last part is read."""
+    """Reads only the last 256 tokens of a long prompt."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Cuts the prompt."""
+        """Truncates the prompt."""
         return replace(request, prompt_token_ids=request.prompt_token_ids[-4 * 256 :])
 
 
 class StallsOnSlowReader(BrokenEngine):
-    """While one reader does not read, nobody gets anything."""
+    """Delivers nothing to any reader while one reader has stopped."""
 
     def __init__(self, engine: EngineHandle) -> None:
         super().__init__(engine)
@@ -135,7 +135,7 @@ class StallsOnSlowReader(BrokenEngine):
         self._sinks: set[EventSink] = set()
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Holds the event back until all read."""
+        """Holds the event back until every reader reads."""
         self._sinks.add(sink)
         self._loop.call_soon_threadsafe(self._deliver, event, sink)
 
@@ -147,13 +147,13 @@ class StallsOnSlowReader(BrokenEngine):
             sink(event)
 
 
-class ForgetsTheSlowReader(BrokenEngine):
-    """Only the newest event waits for a slow reader; older ones are dropped."""
+class DropsUnreadEvents(BrokenEngine):
+    """Drops all but the newest event of a reader that has stopped."""
 
     _num_dropped = 0
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Drops most of what an unread stream should hold."""
+        """Drops the events of an unread stream."""
         is_unread = not getattr(sink, "is_reading", True)
         if is_unread and event.end is None and event.scheduled is None:
             self._num_dropped += 1
@@ -162,24 +162,24 @@ class ForgetsTheSlowReader(BrokenEngine):
 
 
 class ForgetsOutputPrefix(BrokenEngine):
-    """Resumed output counts as prompt."""
+    """Counts resumed output tokens as prompt tokens."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Drops the field."""
+        """Drops `num_output_prefix`."""
         return replace(request, num_output_prefix=0)
 
 
 class IgnoresSeeds(BrokenEngine):
-    """A seed is taken and not used."""
+    """Accepts a seed and does not use it."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Replaces the seed by one seed for all."""
+        """Replaces every seed by 0."""
         seed = 0 if request.sampling.seed is not None else None
         return replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 class SeedsByPromptLength(BrokenEngine):
-    """Draws depend on how long the prompt is, not on the position alone."""
+    """Makes draws depend on the length of the prompt."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
         """Mixes the length into the seed."""
@@ -191,16 +191,16 @@ class SeedsByPromptLength(BrokenEngine):
 
 
 class LosesLogprobs(BrokenEngine):
-    """Tokens come without the logprobs that were asked for."""
+    """Delivers tokens without the requested logprobs."""
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Drops them from all but the first event."""
+        """Drops the logprobs of all events but the first."""
         sink(event if event.scheduled else replace(event, logprobs=None))
 
 
 class IgnoresDeadlines(BrokenEngine):
-    """A request runs on after its deadline."""
+    """Continues a request after its deadline."""
 
     def change(self, request: GenerateRequest) -> GenerateRequest:
-        """Forgets it."""
+        """Drops the deadline."""
         return replace(request, deadline=None)

@@ -1,4 +1,4 @@
-"""What the rules are written with: needs, recorders, sessions."""
+"""Engine needs, recorders and sessions: the tools that rules are written with."""
 
 import asyncio
 import itertools
@@ -31,44 +31,50 @@ from openinfer_contract import (
 )
 
 PATIENCE_S = 10.0
-"""Nothing a rule waits for takes this long on a conforming engine."""
+"""Default timeout in seconds of everything that a rule waits for."""
 
 ROW_FAILED_TOKEN, STEP_FAILED_TOKEN, DEAD_TOKEN = 991, 992, 993
-"""First tokens of prompts that bring disaster, where `EngineNeeds.has_triggers`."""
+"""First tokens of the prompts that cause failures if `EngineNeeds.has_triggers`."""
 
 _ids = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNeeds:
-    """The engine a rule wants to meet."""
+    """Properties of the engine that a rule requires."""
 
     step_s: float = 0.0
-    """Seconds a step takes at least; 0 where it does not matter."""
+    """Minimum duration of a step in seconds. 0 if it does not matter."""
     max_num_seqs: int = 4
     max_queued_requests: int = 64
     max_queued_tokens: int = 100_000
-    """Of the prompts that wait."""
+    """Upper bound of the prompt tokens of queued requests."""
     max_model_len: int = 1024
     num_blocks: int = 256
-    """Blocks of 16 tokens in the cache."""
+    """Number of blocks of 16 tokens in the cache."""
     is_expendable: bool = False
-    """The rule leaves the engine unusable; it needs one for itself."""
+    """Whether the rule leaves the engine unusable, so that it needs an engine of its own."""
     has_triggers: bool = False
-    """The prompts that begin with the trigger tokens above fail in those ways."""
+    """Whether prompts that begin with the trigger tokens must make a row, a step or the engine
+    fail.
+    """
 
 
 EngineFactory = Callable[[EngineNeeds], AbstractAsyncContextManager[EngineHandle]]
-"""Makes, or lends, an idle engine inside a running event loop."""
+"""Makes or lends an idle engine inside a running event loop."""
 
 
 class Recorder:
-    """A sink that remembers every event and holds the stream to its grammar.
+    """Sink that records every event and checks the order of the stream.
+
+    Args:
+        request_id: Id of the request whose events it receives.
+        patience_s: Timeout in seconds of each wait.
 
     Attributes:
-        request_id: of the request it listens to.
-        events: as they came.
-        is_reading: engines must not look at this; the broken one that stalls does.
+        request_id: Id of the request whose events it receives.
+        events: Events in order of arrival.
+        is_reading: Always True. Only the broken engine that stalls on slow readers looks at it.
     """
 
     def __init__(self, request_id: str, patience_s: float = PATIENCE_S) -> None:
@@ -88,65 +94,65 @@ class Recorder:
 
     @property
     def tokens(self) -> list[int]:
-        """The output so far."""
+        """Output tokens received so far."""
         return unpack_ids(b"".join(event.token_ids for event in list(self.events)))
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens found cached, as `Scheduled` says."""
+        """Number of cached prompt tokens, as `Scheduled` reports it."""
         scheduled = [event.scheduled for event in self.events if event.scheduled is not None]
-        return sum(count for one in scheduled for _, count in one.cached)
+        return sum(count for event in scheduled for _, count in event.cached)
 
     @property
     def end(self) -> End | None:
-        """The terminal event, if it has come."""
+        """The terminal event, or None before it has arrived."""
         return next((event.end for event in list(self.events) if event.end is not None), None)
 
     def check(self) -> None:
-        """Raises the first breach of the stream's grammar."""
+        """Raises AssertionError for the first event that violated the order of the stream."""
         if self._violation is not None:
             raise AssertionError(str(self._violation)) from self._violation
 
     async def until_tokens(self, num: int = 1) -> None:
-        """Waits for so many tokens."""
+        """Waits until `num` tokens have arrived."""
         await until(
             lambda: len(self.tokens) >= num or self.end is not None, "tokens", self._patience_s
         )
         assert len(self.tokens) >= num, f"the stream ended with {self.end} before {num} tokens"
 
     async def until_end(self) -> End:
-        """Waits for the terminal event."""
+        """Waits for the terminal event and returns it."""
         await until(lambda: self.end is not None, "the terminal event", self._patience_s)
         self.check()
         assert self.end is not None
         return self.end
 
     async def finished(self) -> Finished:
-        """Waits for the end, which has to be a good one with honest counts."""
+        """Waits for the terminal event, which must be `Finished`."""
         end = await self.until_end()
         assert isinstance(end, Finished), f"expected Finished, got {end}"
         return end
 
     async def failed(self) -> Failed:
-        """Waits for the end, which has to be a failure."""
+        """Waits for the terminal event, which must be `Failed`."""
         end = await self.until_end()
         assert isinstance(end, Failed), f"expected Failed, got {end}"
         return end
 
     async def rejected(self) -> Rejected:
-        """Waits for the end, which has to be a rejection."""
+        """Waits for the terminal event, which must be `Rejected` and carry a message."""
         end = await self.until_end()
         assert isinstance(end, Rejected), f"expected Rejected, got {end}"
-        assert end.message, "a rejection says why"
+        assert end.message, "a rejection must carry a message"
         return end
 
 
 class Session:
-    """An engine under test and everything it was asked.
+    """An engine under test and the streams of all requests submitted to it.
 
-    Attributes:
-        engine: the handle.
-        patience_s: how long anything may take.
+    Args:
+        engine: The handle of the engine.
+        patience_s: Timeout in seconds of each wait.
     """
 
     def __init__(self, engine: EngineHandle, patience_s: float) -> None:
@@ -161,37 +167,40 @@ class Session:
         return recorder, self.engine.submit(request, recorder)
 
     def start(self, request: GenerateRequest) -> Recorder:
-        """Submits a request; its recorder."""
+        """Submits a request and returns its recorder."""
         return self.submit(request)[0]
 
     def start_unchecked(self, request: GenerateRequest) -> None:
-        """Submits a request whose stream need not end."""
+        """Submits a request whose stream does not have to end."""
         self.engine.submit(request, Recorder(request.request_id))
 
     async def command(self, command: Command) -> CommandResult:
-        """Runs a command."""
+        """Runs a command and returns its result."""
         future = asyncio.wrap_future(self.engine.control(command))
         return await asyncio.wait_for(future, self.patience_s)
 
     async def exact_load(self) -> Load:
-        """The load between two steps."""
+        """Returns the load between two steps, by `GetLoad`."""
         result = await self.command(GetLoad())
-        assert isinstance(result, CommandDone), f"get_load was answered with {result}"
-        assert result.load is not None, "get_load answers with the load"
+        assert isinstance(result, CommandDone), f"get_load returned {result}"
+        assert result.load is not None, "the result of get_load must hold the load"
         return result.load
 
     def check_streams(self) -> None:
-        """Every stream kept its grammar and has ended."""
+        """Checks that every stream was in order and has ended."""
         for recorder in self._recorders:
             recorder.check()
-            assert recorder.end is not None, "a stream has no terminal event"
+            assert recorder.end is not None, "every stream must end with a terminal event"
 
     async def until_idle(self) -> None:
-        """Waits until nothing is held: no row, no pin, no lease, all blocks free or evictable."""
+        """Waits until the engine is idle.
+
+        An idle engine holds no slot, pin or lease, and every block is free or evictable.
+        """
         give_up_at = asyncio.get_running_loop().time() + self.patience_s / 2
         while not (load := await self.exact_load()).is_idle:
             is_late = asyncio.get_running_loop().time() > give_up_at
-            assert not is_late, f"the engine is not idle with all streams ended: {load}"
+            assert not is_late, f"an engine whose streams have all ended must be idle: {load}"
             await asyncio.sleep(0.01)
 
 
@@ -199,21 +208,24 @@ class Session:
 async def session(
     factory: EngineFactory, needs: EngineNeeds, patience_s: float
 ) -> AsyncIterator[Session]:
-    """An engine for one rule; at the end every stream is over and the engine idle."""
+    """Opens an engine for one rule.
+
+    At the end every stream must have ended and the engine be idle.
+    """
     async with factory(needs) as engine:
-        one = Session(engine, patience_s)
-        yield one
+        opened = Session(engine, patience_s)
+        yield opened
         if not needs.is_expendable:
             await asyncio.sleep(0.02)
-            await one.until_idle()
-        one.check_streams()
+            await opened.until_idle()
+        opened.check_streams()
 
 
 async def until(condition: Callable[[], bool], what: str, patience_s: float) -> None:
-    """Waits for a condition.
+    """Waits until a condition is true.
 
     Raises:
-        AssertionError: it does not come true.
+        AssertionError: The condition is still false after `patience_s` seconds.
     """
     give_up_at = asyncio.get_running_loop().time() + patience_s
     while not condition():
@@ -223,7 +235,7 @@ async def until(condition: Callable[[], bool], what: str, patience_s: float) -> 
 
 
 def fresh_prompt(num_tokens: int) -> list[int]:
-    """A prompt that no engine has cached."""
+    """Returns a random prompt that no engine can have cached."""
     random = Random(next(_ids) + 1_000_003 * time.time_ns())
     return [random.randrange(1, 500) for _ in range(num_tokens)]
 
@@ -237,7 +249,7 @@ def request(
     stop_token_ids: tuple[int, ...] = (),
     request_id: str | None = None,
 ) -> GenerateRequest:
-    """A request that runs to its length: greedy unless seeded, EOS ignored."""
+    """Makes a request that runs to `max_tokens`: EOS is ignored; greedy if there is no seed."""
     return GenerateRequest(
         request_id=request_id or f"r{next(_ids)}",
         prompt_token_ids=pack_ids(prompt),

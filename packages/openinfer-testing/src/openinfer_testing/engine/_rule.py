@@ -1,4 +1,4 @@
-"""A rule: a name, a sentence, a check."""
+"""Rule of the engine suite: a name, a sentence and a check."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ RuleBody = Callable[[Session], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Something every engine does.
+    """Requirement that every `EngineHandle` must satisfy.
 
     Attributes:
-        body: tries it in a session; raises AssertionError if the engine does not.
-        needs: the engine it wants.
+        body: Checks the requirement in a session; raises AssertionError if the engine violates it.
+        needs: Properties of the engine that the check requires.
     """
 
     body: RuleBody
@@ -30,7 +30,7 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The rule in a few words."""
+        """Name of the rule, which is the name of its function."""
         return self.body.__name__
 
     @property
@@ -39,18 +39,18 @@ class Rule:
         return self.needs.has_triggers
 
     async def check(self, factory: EngineFactory, patience_s: float = PATIENCE_S) -> None:
-        """Holds one engine to the rule; nothing may take longer than `patience_s`.
+        """Checks one engine. No wait may take longer than `patience_s`.
 
         Raises:
-            AssertionError: the engine breaks it.
+            AssertionError: The engine violates the rule.
         """
         try:
-            async with session(factory, self.needs, patience_s) as one:
-                await self.body(one)
+            async with session(factory, self.needs, patience_s) as opened:
+                await self.body(opened)
         except EngineDead as error:
             raise AssertionError(f"the engine died: {error}") from error
         except TimeoutError as error:
-            raise AssertionError(f"no answer within {patience_s:g} s") from error
+            raise AssertionError(f"the engine did not respond within {patience_s:g} s") from error
 
 
 def rule(needs: EngineNeeds | None = None) -> Callable[[RuleBody], Rule]:

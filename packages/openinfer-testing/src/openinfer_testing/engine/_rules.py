@@ -1,4 +1,4 @@
-"""Every rule an `EngineHandle` keeps, by name."""
+"""Rules of `EngineHandle`, by name."""
 
 from collections.abc import Mapping
 

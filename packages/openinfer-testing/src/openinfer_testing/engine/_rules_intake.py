@@ -1,4 +1,4 @@
-"""Rules of the intake: a request is honoured whole or rejected with the reason."""
+"""Rules of the intake: a request is honoured completely, or rejected with the reason."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ from openinfer_testing.engine._rule import rule
 
 
 async def _expect(
-    one: Session, wrong: GenerateRequest, kind: RejectionKind, field: str
+    session: Session, wrong: GenerateRequest, kind: RejectionKind, field: str
 ) -> Rejected:
-    recorder = one.start(wrong)
+    recorder = session.start(wrong)
     rejected = await recorder.rejected()
     assert (rejected.kind, rejected.field) == (kind, field), f"{rejected} instead of {kind} {field}"
     assert len(recorder.events) == 1, "a rejection is the only event of its stream"
@@ -66,12 +66,12 @@ _WISHES: Mapping[str, Callable[[GenerateRequest], GenerateRequest]] = {
     "want": lambda r: replace(r, want=("hidden_states",)),
     "kv_transfer": lambda r: replace(r, kv_transfer=b"peer"),
 }
-"""For every feature of the contract, a request that uses it."""
+"""A request that uses the feature, for each optional feature of the contract."""
 
 
 @rule()
-async def rejects_invalid(one: Session) -> None:
-    """A value that makes no sense is rejected by the field's name."""
+async def rejects_invalid(session: Session) -> None:
+    """A request with an invalid value must be rejected as `invalid`, with the name of its field."""
     good = request()
     for name, sampling in (
         ("top_p", Sampling(top_p=0.0)),
@@ -79,92 +79,107 @@ async def rejects_invalid(one: Session) -> None:
         ("top_k", Sampling(top_k=0)),
         ("seed", Sampling(seed=2**64)),
     ):
-        await _expect(one, replace(good, sampling=sampling), "invalid", f"sampling.{name}")
-    await _expect(one, replace(good, prompt_token_ids=b""), "invalid", "prompt_token_ids")
-    await _expect(one, request(max_tokens=0), "invalid", "stop.max_tokens")
-    await _expect(one, request(num_output_prefix=3), "invalid", "num_output_prefix")
-    await _expect(one, replace(good, prompt_token_ids=b"\0" * 7), "invalid", "prompt_token_ids")
-    await _expect(one, replace(good, deadline=float("nan")), "invalid", "deadline")
+        await _expect(session, replace(good, sampling=sampling), "invalid", f"sampling.{name}")
+    await _expect(session, replace(good, prompt_token_ids=b""), "invalid", "prompt_token_ids")
+    await _expect(session, request(max_tokens=0), "invalid", "stop.max_tokens")
+    await _expect(session, request(num_output_prefix=3), "invalid", "num_output_prefix")
+    await _expect(session, replace(good, prompt_token_ids=b"\0" * 7), "invalid", "prompt_token_ids")
+    await _expect(session, replace(good, deadline=float("nan")), "invalid", "deadline")
     cut = CacheOptions(boundaries=b"\0")
-    await _expect(one, replace(good, cache=cut), "invalid", "cache.boundaries")
+    await _expect(session, replace(good, cache=cut), "invalid", "cache.boundaries")
 
 
 @rule()
-async def rejects_unknown_ids(one: Session) -> None:
-    """An id outside the vocabulary is rejected, wherever it stands; its position is named."""
-    size = one.engine.info.vocab_size
+async def rejects_unknown_ids(session: Session) -> None:
+    """Ids outside the vocabulary must be rejected in prompts and stop tokens.
+
+    For prompts the message names the position.
+    """
+    size = session.engine.info.vocab_size
     wrong = replace(request(), prompt_token_ids=pack_ids([1, 2, size, 3]))
-    rejected = await _expect(one, wrong, "invalid", "prompt_token_ids")
-    assert "position 2" in rejected.message, "the position of the wrong id is named"
+    rejected = await _expect(session, wrong, "invalid", "prompt_token_ids")
+    assert "position 2" in rejected.message, "the message must name the position of the invalid id"
     for wrong_id in (size, 2**40, -1):
         stop = request(stop_token_ids=(wrong_id,))
-        await _expect(one, stop, "invalid", "stop.stop_token_ids")
+        await _expect(session, stop, "invalid", "stop.stop_token_ids")
 
 
 @rule()
-async def rejects_unsupported(one: Session) -> None:
-    """What the engine does not honour is rejected by name, never dropped."""
-    honoured = one.engine.info.honoured
+async def rejects_unsupported(session: Session) -> None:
+    """A field that `info.honoured` does not list must be rejected as `unsupported`, not ignored."""
+    honoured = session.engine.info.honoured
     missing = {name: uses for name, uses in FEATURES.items() if name not in honoured}
     for feature in missing:
         wish = _WISHES[feature](request())
-        # What the feature belongs to may be missing, too.
+        # A request may use two missing features: `logprobs.mode` also uses `logprobs`.
         field = next(name for name, uses in missing.items() if uses(wish))
-        await _expect(one, wish, "unsupported", field)
+        await _expect(session, wish, "unsupported", field)
 
 
 @rule()
-async def rejects_too_long(one: Session) -> None:
-    """A prompt that leaves no room is rejected; one that just fits is served to the limit."""
-    most = one.engine.info.limits.max_model_len
+async def rejects_too_long(session: Session) -> None:
+    """A prompt without room for one output token must be rejected.
+
+    A prompt that fits must be served.
+    """
+    most = session.engine.info.limits.max_model_len
     long = request([1 + i % 500 for i in range(most)])
-    await _expect(one, long, "too_long", "prompt_token_ids")
-    fits = one.start(request([1 + i % 500 for i in range(most - 2)], max_tokens=50))
+    await _expect(session, long, "too_long", "prompt_token_ids")
+    fits = session.start(request([1 + i % 500 for i in range(most - 2)], max_tokens=50))
     end = await fits.finished()
     assert (end.reason, end.num_output_tokens) == ("length", 2)
 
 
 @rule(EngineNeeds(step_s=0.005))
-async def rejects_duplicates(one: Session) -> None:
-    """A live request keeps its id; the second is rejected and the first not touched."""
-    first = one.start(request(request_id="same", max_tokens=60))
+async def rejects_duplicates(session: Session) -> None:
+    """A second request with the id of a live one must be rejected.
+
+    The first one must finish normally.
+    """
+    first = session.start(request(request_id="same", max_tokens=60))
     await first.until_tokens()
-    await _expect(one, request(request_id="same"), "duplicate", "request_id")
+    await _expect(session, request(request_id="same"), "duplicate", "request_id")
     assert (await first.finished()).num_output_tokens == 60
     assert len(first.tokens) == 60
 
 
 @rule(EngineNeeds(step_s=0.01, max_num_seqs=2, max_queued_requests=4, is_expendable=True))
-async def rejects_overload(one: Session) -> None:
-    """Intake is bounded: what does not fit is rejected at once, the rest is served."""
-    recorders = [one.start(request([i + 2], max_tokens=20)) for i in range(40)]
+async def rejects_overload(session: Session) -> None:
+    """Requests beyond the queue's limit must be rejected as `overloaded` at once.
+
+    The rejection carries a retry time. All other requests are served.
+    """
+    recorders = [session.start(request([i + 2], max_tokens=20)) for i in range(40)]
     ends = [await recorder.until_end() for recorder in recorders]
     rejected = [end for end in ends if isinstance(end, Rejected)]
     served = [end for end in ends if isinstance(end, Finished)]
     assert len(rejected) + len(served) == 40
-    assert rejected, "forty requests fit no intake of four"
-    assert len(served) >= 4, "what fits is served"
+    assert rejected, "40 requests must not fit a queue of 4"
+    assert len(served) >= 4, "requests that fit the queue must be served"
     for end in rejected:
         assert end.kind == "overloaded"
-        assert end.retry_after_s is not None, "an overloaded engine says when to come back"
-    await one.until_idle()
+        assert end.retry_after_s is not None, "an overloaded rejection must carry retry_after_s"
+    await session.until_idle()
 
 
 @rule(EngineNeeds(step_s=0.005, max_num_seqs=1, max_queued_tokens=100))
-async def rejects_overload_of_tokens(one: Session) -> None:
-    """Waiting prompts are bounded in tokens, too; one prompt of any length may wait alone."""
-    running = one.start(request(max_tokens=60))
+async def rejects_overload_of_tokens(session: Session) -> None:
+    """Queued prompts are bounded in tokens, too.
+
+    A prompt of any length may wait if it is the only one.
+    """
+    running = session.start(request(max_tokens=60))
     await running.until_tokens()
-    longest = one.start(request(fresh_prompt(300)))
-    refused = await one.start(request([9])).rejected()
+    longest = session.start(request(fresh_prompt(300)))
+    refused = await session.start(request([9])).rejected()
     assert refused.kind == "overloaded"
-    assert refused.retry_after_s is not None, "an overloaded engine says when to come back"
+    assert refused.retry_after_s is not None, "an overloaded rejection must carry retry_after_s"
     await longest.finished()
-    running = one.start(request(max_tokens=60))
+    running = session.start(request(max_tokens=60))
     await running.until_tokens()
-    waiting = [one.start(request(fresh_prompt(60))), one.start(request(fresh_prompt(60)))]
+    waiting = [session.start(request(fresh_prompt(60))), session.start(request(fresh_prompt(60)))]
     assert (await waiting[1].rejected()).kind == "overloaded"
-    short = one.start(request([9]))
+    short = session.start(request([9]))
     for recorder in (running, waiting[0], short):
         await recorder.finished()
 

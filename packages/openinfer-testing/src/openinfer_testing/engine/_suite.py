@@ -1,4 +1,4 @@
-"""The suite as pytest runs it, and as anything else does."""
+"""Engine suite for pytest, and functions to run its rules without pytest."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,16 +22,16 @@ from openinfer_testing.engine._rules import RULES, SLOW_RULES
 
 
 def assert_conforms(rule: Rule, factory: EngineFactory, patience_s: float = PATIENCE_S) -> None:
-    """Holds an engine to one rule; nothing may take longer than `patience_s`.
+    """Checks one engine against one rule. No wait may take longer than `patience_s`.
 
     Raises:
-        AssertionError: it breaks it.
+        AssertionError: The engine violates the rule.
     """
     asyncio.run(rule.check(factory, patience_s))
 
 
 def modelled_options(needs: EngineNeeds) -> ModelledOptions:
-    """A modelled executor that satisfies the needs of a rule."""
+    """Returns options of a modelled executor that satisfy the needs of a rule."""
     return ModelledOptions(
         shape=CountingShape(
             max_num_seqs=needs.max_num_seqs,
@@ -46,14 +46,14 @@ def modelled_options(needs: EngineNeeds) -> ModelledOptions:
 
 
 def engine_options(needs: EngineNeeds) -> EngineOptions:
-    """An intake that satisfies the needs of a rule."""
+    """Returns engine options whose queue limits satisfy the needs of a rule."""
     return EngineOptions(
         max_queued_requests=needs.max_queued_requests, max_queued_tokens=needs.max_queued_tokens
     )
 
 
 class EngineConformance:
-    """Subclass it, provide the fixture, and pytest holds your engine to every rule.
+    """Test class with one test for each rule. Subclass it and provide the fixture `engine_factory`.
 
         class TestMyEngine(EngineConformance):
             @pytest.fixture
@@ -61,24 +61,24 @@ class EngineConformance:
                 return my_factory
 
     Attributes:
-        has_triggers: whether the engine can be made to fail by a prompt; rules that need it are
-            skipped otherwise.
+        has_triggers: Whether chosen prompts can make the engine fail. If False, rules that need
+            such failures are skipped.
     """
 
     has_triggers = True
 
     def run(self, check: Coroutine[Any, Any, None]) -> None:
-        """Runs a check to its end; override it to keep one event loop for all rules."""
+        """Runs a check to its end. Override it to use one event loop for all rules."""
         asyncio.run(check)
 
     @pytest.fixture
     def engine_factory(self) -> EngineFactory:
-        """Makes the engine under test."""
+        """Returns the factory of the engine under test."""
         raise NotImplementedError("provide the fixture engine_factory")
 
     @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
     def test_rule(self, rule: Rule, engine_factory: EngineFactory) -> None:
-        """One rule."""
+        """Checks one rule."""
         if rule.has_triggers and not self.has_triggers:
             pytest.skip("this engine cannot be made to fail")
         self.run(rule.check(engine_factory))
@@ -86,5 +86,5 @@ class EngineConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("rule", SLOW_RULES.values(), ids=SLOW_RULES.keys())
     def test_slow_rule(self, rule: Rule, engine_factory: EngineFactory) -> None:
-        """One rule that takes its time."""
+        """Checks one rule that takes ten seconds or more."""
         self.run(rule.check(engine_factory))

@@ -1,4 +1,4 @@
-"""The conformance suite of `GrammarBackend`, and the broken backends that prove it."""
+"""Conformance suite of `GrammarBackend`, and broken back ends that each of its rules must catch."""
 
 from openinfer_testing.grammar._broken import BROKEN_BACKENDS, BrokenBackend
 from openinfer_testing.grammar._rules import GRAMMAR_RULES, BackendFactory, GrammarRule

@@ -1,4 +1,4 @@
-"""Backends that break one rule each, and the rules that catch them."""
+"""Back ends that break one rule each, and the rules that must catch them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,10 +11,10 @@ from openinfer_testing.grammar._vocabulary import EOS_TOKEN_IDS, encode
 
 
 class BrokenBackend:
-    """Passes everything on; subclasses change one thing.
+    """Wrapper around a correct back end that changes nothing. Each subclass changes one thing.
 
     Args:
-        backend: a good one.
+        backend: A correct back end.
     """
 
     name = "broken"
@@ -28,12 +28,12 @@ class BrokenBackend:
         return self.wrap(self.backend.compile(grammar))
 
     def wrap(self, matcher: Matcher) -> Matcher:
-        """What stands in for a good matcher."""
+        """Returns the matcher to use in place of a correct one."""
         return matcher
 
     @classmethod
     def over(cls, factory: BackendFactory) -> BackendFactory:
-        """A factory of these."""
+        """Returns a factory of broken back ends over the correct ones of `factory`."""
         return lambda *arguments, **options: cls(factory(*arguments, **options))
 
 
@@ -80,7 +80,7 @@ class EndsAnywhere(BrokenBackend):
 
 
 class LeavesOldBits(BrokenBackend):
-    """Adds to what stands in the rows."""
+    """Keeps the bits that were set in the rows before."""
 
     class _Leaves(_Matcher):
         def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
@@ -95,7 +95,7 @@ class LeavesOldBits(BrokenBackend):
 
 
 class AdvancesByMasks(BrokenBackend):
-    """Takes the first allowed id for accepted when a mask is filled."""
+    """Accepts the first allowed id when a mask is filled."""
 
     class _Advances(_Matcher):
         def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
@@ -110,7 +110,7 @@ class AdvancesByMasks(BrokenBackend):
 
 
 class AcceptsAllOrNothing(BrokenBackend):
-    """Takes no id where one of them is not allowed."""
+    """Accepts no id if one of them is not allowed."""
 
     class _Accepts(_Matcher):
         def accept(self, token_ids: Sequence[int], /) -> Accepted:
@@ -126,7 +126,7 @@ class AcceptsAllOrNothing(BrokenBackend):
 
 
 class RollsBackOne(BrokenBackend):
-    """Takes back one id, however many are asked for."""
+    """Rolls back at most one id."""
 
     class _Rolls(_Matcher):
         def rollback(self, num_tokens: int, /) -> None:
@@ -138,7 +138,7 @@ class RollsBackOne(BrokenBackend):
 
 
 class ForgetsDrafts(BrokenBackend):
-    """Fills the rows of drafts like the first."""
+    """Fills the rows after drafts with the mask of the first row."""
 
     class _Forgets(_Matcher):
         def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
@@ -152,7 +152,7 @@ class ForgetsDrafts(BrokenBackend):
 
 
 class ForgetsEnds(BrokenBackend):
-    """Leaves the row behind a draft that ends the output as it was."""
+    """Does not fill the row after a draft that ends the output."""
 
     class _Forgets(_Matcher):
         def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
@@ -169,7 +169,7 @@ class ForgetsEnds(BrokenBackend):
 
 
 class DropsSchemas(BrokenBackend):
-    """Takes any JSON for a schema that it was given."""
+    """Allows any JSON in place of a given schema."""
 
     def compile(self, grammar: Grammar, /) -> Matcher:
         """See `GrammarBackend.compile`."""
@@ -178,8 +178,8 @@ class DropsSchemas(BrokenBackend):
         return self.backend.compile(grammar)
 
 
-class LacksKinds(BrokenBackend):
-    """Reads structural tags as plain JSON."""
+class LacksStructuralTags(BrokenBackend):
+    """Compiles structural tags as plain JSON."""
 
     def compile(self, grammar: Grammar, /) -> Matcher:
         """See `GrammarBackend.compile`."""
@@ -189,8 +189,8 @@ class LacksKinds(BrokenBackend):
         return matcher
 
 
-class RefusesWithoutAName(BrokenBackend):
-    """Refuses without saying which keyword."""
+class RefusesWithoutKeyword(BrokenBackend):
+    """Refuses a schema without naming the unsupported keyword."""
 
     def compile(self, grammar: Grammar, /) -> Matcher:
         """See `GrammarBackend.compile`."""
@@ -200,8 +200,8 @@ class RefusesWithoutAName(BrokenBackend):
             raise GrammarRefused(error.reason) from error
 
 
-class TakesNonsense(BrokenBackend):
-    """Takes anything for what cannot be read."""
+class AcceptsInvalidGrammars(BrokenBackend):
+    """Compiles any JSON in place of an invalid grammar."""
 
     def compile(self, grammar: Grammar, /) -> Matcher:
         """See `GrammarBackend.compile`."""
@@ -214,7 +214,7 @@ class TakesNonsense(BrokenBackend):
 
 
 class ForcesTooMuch(BrokenBackend):
-    """Forces an id where there is a choice."""
+    """Reports forced ids where the grammar leaves a choice."""
 
     class _Forces(_Matcher):
         def accept(self, token_ids: Sequence[int], /) -> Accepted:
@@ -226,7 +226,7 @@ class ForcesTooMuch(BrokenBackend):
 
 
 class SharesMatchers(BrokenBackend):
-    """Gives the same matcher for the same grammar."""
+    """Returns one matcher for all requests with the same grammar."""
 
     def __init__(self, backend: GrammarBackend) -> None:
         super().__init__(backend)
@@ -238,19 +238,19 @@ class SharesMatchers(BrokenBackend):
 
 
 BROKEN_BACKENDS: Mapping[type[BrokenBackend], tuple[str, ...]] = {
-    MissesTokens: ("exactly_what_the_grammar_allows_can_be_spelled",),
-    EndsAnywhere: ("the_end_is_allowed_where_the_grammar_is_complete",),
+    MissesTokens: ("masks_allow_exactly_the_grammar",),
+    EndsAnywhere: ("eos_is_allowed_only_when_complete",),
     LeavesOldBits: ("ids_without_a_token_are_never_allowed",),
-    AdvancesByMasks: ("a_mask_changes_nothing",),
-    AcceptsAllOrNothing: ("accept_stops_at_what_is_not_allowed",),
-    RollsBackOne: ("rollback_takes_back_ids",),
-    ForgetsDrafts: ("rows_of_drafts_are_those_behind_them",),
-    ForgetsEnds: ("rows_of_drafts_are_those_behind_them",),
+    AdvancesByMasks: ("filling_a_mask_changes_no_state",),
+    AcceptsAllOrNothing: ("accept_stops_at_the_first_forbidden_id",),
+    RollsBackOne: ("rollback_restores_earlier_states",),
+    ForgetsDrafts: ("draft_rows_are_the_masks_after_each_draft",),
+    ForgetsEnds: ("draft_rows_are_the_masks_after_each_draft",),
     DropsSchemas: ("json_follows_its_schema",),
-    LacksKinds: ("every_kind_is_there",),
-    RefusesWithoutAName: ("what_cannot_be_honoured_is_refused_by_keyword",),
-    TakesNonsense: ("nonsense_is_refused",),
-    ForcesTooMuch: ("forced_ids_are_the_only_way_on",),
-    SharesMatchers: ("matchers_do_not_know_of_each_other",),
+    LacksStructuralTags: ("every_grammar_kind_compiles",),
+    RefusesWithoutKeyword: ("unsupported_keywords_are_refused_by_name",),
+    AcceptsInvalidGrammars: ("invalid_grammars_are_refused",),
+    ForcesTooMuch: ("forced_ids_are_the_only_continuation",),
+    SharesMatchers: ("matchers_are_independent",),
 }
-"""Every broken backend, and the rules that must catch it."""
+"""The rules that must catch each broken back end."""

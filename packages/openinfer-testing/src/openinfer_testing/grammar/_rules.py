@@ -1,4 +1,4 @@
-"""Every rule a `GrammarBackend` keeps."""
+"""Rules of `GrammarBackend`."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from openinfer_testing.grammar._vocabulary import (
 )
 
 BackendFactory = Callable[..., GrammarBackend]
-"""Called with the content of a tokenizer.json, `vocab_size` and `eos_token_ids`."""
+"""Makes a back end from the bytes of a tokenizer.json, `vocab_size` and `eos_token_ids`."""
 
 _MAX_STEPS = 200
 _SCHEMA = {
@@ -42,31 +42,31 @@ _TAG = {
 
 @dataclass(frozen=True, slots=True)
 class GrammarRule:
-    """Something every backend does.
+    """Requirement that every `GrammarBackend` must satisfy.
 
     Attributes:
-        body: tries it; raises AssertionError if the backend does not.
+        body: Checks the requirement; raises AssertionError if the back end violates it.
     """
 
     body: Callable[[GrammarBackend], None]
 
     @property
     def name(self) -> str:
-        """The rule in a few words."""
+        """Name of the rule, which is the name of its function."""
         return self.body.__name__
 
     def check(self, factory: BackendFactory) -> None:
-        """Holds one backend to the rule.
+        """Checks one back end.
 
         Raises:
-            AssertionError: the backend breaks it.
+            AssertionError: The back end violates the rule.
         """
         backend = factory(tokenizer_json(), vocab_size=VOCAB_SIZE, eos_token_ids=EOS_TOKEN_IDS)
         self.body(backend)
 
 
-def exactly_what_the_grammar_allows_can_be_spelled(backend: GrammarBackend) -> None:
-    """Every way through the masks gives a text of the grammar, and every text is among them."""
+def masks_allow_exactly_the_grammar(backend: GrammarBackend) -> None:
+    """Following the masks must lead to every text of the grammar, and to no other."""
     for grammar, texts in (
         (_grammar("regex", "(true|tree|ab{1,2}c)"), {"true", "tree", "abc", "abbc"}),
         (_grammar("choice", ["ab", "abcd", "/"]), {"ab", "abcd", "/"}),
@@ -76,51 +76,67 @@ def exactly_what_the_grammar_allows_can_be_spelled(backend: GrammarBackend) -> N
         assert found == texts, f"{grammar.text} spells {found}"
 
 
-def the_end_is_allowed_where_the_grammar_is_complete(backend: GrammarBackend) -> None:
-    """There, nowhere else; and alone where nothing can follow."""
+def eos_is_allowed_only_when_complete(backend: GrammarBackend) -> None:
+    """A mask must allow EOS if and only if the text so far is complete.
+
+    If the text cannot continue, the mask must allow only EOS.
+    """
     matcher = backend.compile(_grammar("regex", "ab?"))
-    assert not _allowed(matcher) & {*EOS_TOKEN_IDS}, "an end before the beginning"
+    assert not _allowed(matcher) & {*EOS_TOKEN_IDS}, (
+        "EOS must not be allowed before the first token of an incomplete text"
+    )
     matcher.accept(encode("a"))
     assert _allowed(matcher) == {*EOS_TOKEN_IDS, *encode("b")}
     matcher.accept(encode("b"))
-    assert _allowed(matcher) == {*EOS_TOKEN_IDS}, "nothing can follow but an end"
-    assert matcher.accept([EOS_TOKEN_IDS[1]]).num_tokens == 1, "an end that the mask allows"
-    assert matcher.accept(encode("b")).num_tokens == 0, "nothing follows an end"
+    assert _allowed(matcher) == {*EOS_TOKEN_IDS}, "only EOS may follow a text that cannot continue"
+    assert matcher.accept([EOS_TOKEN_IDS[1]]).num_tokens == 1, (
+        "accept must take an EOS id that the mask allows"
+    )
+    assert matcher.accept(encode("b")).num_tokens == 0, "accept must take no text after EOS"
     matcher = backend.compile(_grammar("regex", "a+"))
     matcher.accept([*encode("a"), EOS_TOKEN_IDS[0]])
-    assert _allowed(matcher) == {*EOS_TOKEN_IDS}, "another end may, of a row in flight"
+    assert _allowed(matcher) == {*EOS_TOKEN_IDS}, (
+        "after EOS only EOS is allowed: a row in flight may sample it again"
+    )
 
 
 def ids_without_a_token_are_never_allowed(backend: GrammarBackend) -> None:
-    """Neither those of the model that the tokenizer lacks, nor the rest of the last word."""
+    """Masks must clear ids that the tokenizer lacks, and the unused bits of the last word."""
     matcher = backend.compile(_grammar("regex", "(.|\n)*"))
     words = num_mask_words(VOCAB_SIZE)
     rows = np.full((1, words), 0xFFFFFFFF, np.uint32)
     matcher.fill_mask(rows)
     bits = np.unpackbits(rows.view(np.uint8), bitorder="little")
-    assert bits[: EOS_TOKEN_IDS[0]].all() or bits[:128].all(), "any text may come"
-    assert not bits[EOS_TOKEN_IDS[-1] + 1 :].any(), "ids that have no token"
+    assert bits[: EOS_TOKEN_IDS[0]].all() or bits[:128].all(), (
+        "a grammar of any text must allow every text token"
+    )
+    assert not bits[EOS_TOKEN_IDS[-1] + 1 :].any(), "ids without a token must not be allowed"
 
 
-def a_mask_changes_nothing(backend: GrammarBackend) -> None:
-    """Filled twice it is the same, and the matcher is where it was."""
+def filling_a_mask_changes_no_state(backend: GrammarBackend) -> None:
+    """Filling a mask twice gives the same mask, and does not advance the matcher."""
     matcher = backend.compile(_grammar("regex", "a(b|x)d"))
     matcher.accept(encode("a"))
     assert _allowed(matcher) == _allowed(matcher)
     assert matcher.accept(encode("xd")).num_tokens == 2
 
 
-def accept_stops_at_what_is_not_allowed(backend: GrammarBackend) -> None:
-    """It says how many ids were taken, and the matcher stands behind those."""
+def accept_stops_at_the_first_forbidden_id(backend: GrammarBackend) -> None:
+    """`accept` returns the number of leading ids that are allowed, and advances over those only."""
     matcher = backend.compile(_grammar("regex", "abcd"))
     assert matcher.accept(encode("abxd")).num_tokens == 2
     assert matcher.accept([EOS_TOKEN_IDS[0]]).num_tokens == 0
-    assert matcher.accept(encode("cd")).num_tokens == 2, "it can still go on"
+    assert matcher.accept(encode("cd")).num_tokens == 2, (
+        "a matcher must continue after a forbidden id was refused"
+    )
     assert matcher.accept(()).num_tokens == 0
 
 
-def rollback_takes_back_ids(backend: GrammarBackend) -> None:
-    """Also an end, and never more than there were."""
+def rollback_restores_earlier_states(backend: GrammarBackend) -> None:
+    """`rollback` undoes accepted ids, EOS included.
+
+    Undoing more than were accepted is a ValueError.
+    """
     matcher = backend.compile(_grammar("regex", "ab(c|d)e?"))
     masks = [_allowed(matcher)]
     ids = [*encode("abde"), EOS_TOKEN_IDS[0]]
@@ -130,17 +146,22 @@ def rollback_takes_back_ids(backend: GrammarBackend) -> None:
     matcher.rollback(0)
     for num_left in (4, 1, 0):
         matcher.rollback(len(ids) - num_left)
-        assert _allowed(matcher) == masks[num_left], f"back at {num_left} tokens"
+        assert _allowed(matcher) == masks[num_left], (
+            f"the mask after a rollback to {num_left} tokens differs from the first time"
+        )
         matcher.accept(ids[num_left:])
     try:
         matcher.rollback(len(ids) + 1)
     except ValueError:
         return
-    raise AssertionError("more was taken back than there was")
+    raise AssertionError("rollback of more ids than were accepted must raise ValueError")
 
 
-def rows_of_drafts_are_those_behind_them(backend: GrammarBackend) -> None:
-    """K + 1 rows for K drafts, up to the one that is not allowed; the matcher stays."""
+def draft_rows_are_the_masks_after_each_draft(backend: GrammarBackend) -> None:
+    """`fill_mask` fills K + 1 rows for K drafts, up to the first forbidden one.
+
+    The matcher stays.
+    """
     matcher = backend.compile(_grammar("regex", "a(b|c)d+"))
     words = num_mask_words(VOCAB_SIZE)
     rows = np.zeros((5, words), np.uint32)
@@ -148,25 +169,27 @@ def rows_of_drafts_are_those_behind_them(backend: GrammarBackend) -> None:
     for index in range(5):
         one = np.zeros((1, words), np.uint32)
         matcher.fill_mask(one)
-        assert (rows[index] == one[0]).all(), f"row {index}"
+        assert (rows[index] == one[0]).all(), f"row {index} must be the mask after {index} drafts"
         if index < 4:
             matcher.accept(encode("acdd")[index : index + 1])
     matcher.rollback(4)
     rows[:] = 7
-    assert matcher.fill_mask(rows, encode("axdd")) == 2, "row 1 is behind a, and x is not allowed"
-    assert (rows[2:] == 7).all(), "rows behind a draft that is not allowed are left alone"
-    assert matcher.accept(encode("ab")).num_tokens == 2, "drafts are not accepted"
+    assert matcher.fill_mask(rows, encode("axdd")) == 2, (
+        "rows must end after the draft a: x is forbidden"
+    )
+    assert (rows[2:] == 7).all(), "rows after a forbidden draft must not be written"
+    assert matcher.accept(encode("ab")).num_tokens == 2, "fill_mask must not accept drafts"
     matcher.accept(encode("d"))
     rows[:] = 7
     assert matcher.fill_mask(rows, [*encode("d"), EOS_TOKEN_IDS[1], *encode("d")]) == 3
     ends = np.unpackbits(rows[2].view(np.uint8), bitorder="little").nonzero()[0]
-    assert {*ends.tolist()} == {*EOS_TOKEN_IDS}, "the row behind a draft that ends the output"
-    assert (rows[3:] == 7).all(), "nothing stands behind an end"
-    assert _allowed(matcher) > {*EOS_TOKEN_IDS}, "the matcher has not ended"
+    assert {*ends.tolist()} == {*EOS_TOKEN_IDS}, "the row after an EOS draft must allow only EOS"
+    assert (rows[3:] == 7).all(), "rows after the row of an EOS draft must not be written"
+    assert _allowed(matcher) > {*EOS_TOKEN_IDS}, "fill_mask must not end the matcher"
 
 
 def json_follows_its_schema(backend: GrammarBackend) -> None:
-    """Whatever is drawn from the masks."""
+    """Every text drawn from the masks of a JSON schema must be valid under it."""
     within = _TAG | {"content": {"type": "json_schema", "json_schema": _SCHEMA}}
     for seed in range(16):
         if seed % 2:
@@ -182,8 +205,11 @@ def json_follows_its_schema(backend: GrammarBackend) -> None:
         assert isinstance(value["is_true"], bool), text
 
 
-def every_kind_is_there(backend: GrammarBackend) -> None:
-    """JSON objects, EBNF and structural tags, beside those of the other rules."""
+def every_grammar_kind_compiles(backend: GrammarBackend) -> None:
+    """JSON objects, EBNF and structural tags must compile and allow exactly their texts.
+
+    Other rules cover the remaining kinds.
+    """
     begun = backend.compile(Grammar(kind="json_object"))
     assert begun.accept(encode('{"a": [1, {"b": null}]}')).num_tokens == 23
     assert _allowed(begun) == {*EOS_TOKEN_IDS}
@@ -202,8 +228,8 @@ def every_kind_is_there(backend: GrammarBackend) -> None:
         assert matcher.accept(encode(text)).num_tokens == num_allowed, text
 
 
-def what_cannot_be_honoured_is_refused_by_keyword(backend: GrammarBackend) -> None:
-    """And by its place in the schema."""
+def unsupported_keywords_are_refused_by_name(backend: GrammarBackend) -> None:
+    """A schema with an unsupported keyword must be refused with the keyword and its path."""
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     refused = _refusal(backend, _grammar("json_schema", schema))
     assert refused.keyword == "uniqueItems", refused
@@ -213,8 +239,8 @@ def what_cannot_be_honoured_is_refused_by_keyword(backend: GrammarBackend) -> No
     assert "no_such_format" in str(refused)
 
 
-def nonsense_is_refused(backend: GrammarBackend) -> None:
-    """Texts that are not of their kind."""
+def invalid_grammars_are_refused(backend: GrammarBackend) -> None:
+    """A text that is invalid for its kind of grammar must be refused with a reason."""
     for grammar in (
         Grammar(kind="regex", text="(a"),
         Grammar(kind="json_schema", text="{"),
@@ -224,22 +250,22 @@ def nonsense_is_refused(backend: GrammarBackend) -> None:
         Grammar(kind="structural_tag", text="{}"),
         Grammar(kind="grammar", text="root ::= undefined_rule"),
     ):
-        assert str(_refusal(backend, grammar)), "without a reason"
+        assert str(_refusal(backend, grammar)), "a refusal must carry a reason"
 
 
-def forced_ids_are_the_only_way_on(backend: GrammarBackend) -> None:
-    """They spell a beginning of everything that can follow, and are accepted."""
+def forced_ids_are_the_only_continuation(backend: GrammarBackend) -> None:
+    """Forced ids must be a prefix of every possible continuation, and `accept` must take them."""
     matcher = backend.compile(_grammar("regex", "abcdef(true|false)"))
     forced = matcher.accept(()).forced
     assert "abcdef".startswith(decode(forced)), decode(forced)
     assert matcher.accept(forced).num_tokens == len(forced)
     rest = encode("abcdef"[len(decode(forced)) :])
     assert matcher.accept(rest).num_tokens == len(rest)
-    assert matcher.accept(()).forced == (), "there is a choice here"
+    assert matcher.accept(()).forced == (), "no id may be forced where the grammar leaves a choice"
 
 
-def matchers_do_not_know_of_each_other(backend: GrammarBackend) -> None:
-    """Two of one backend, and of one grammar."""
+def matchers_are_independent(backend: GrammarBackend) -> None:
+    """Two matchers of one grammar must not affect each other."""
     grammar = _grammar("regex", "ab(c|d)")
     first, second = backend.compile(grammar), backend.compile(grammar)
     first.accept(encode("ab"))
@@ -253,23 +279,23 @@ GRAMMAR_RULES: Mapping[str, GrammarRule] = {
     for rule in map(
         GrammarRule,
         (
-            exactly_what_the_grammar_allows_can_be_spelled,
-            the_end_is_allowed_where_the_grammar_is_complete,
+            masks_allow_exactly_the_grammar,
+            eos_is_allowed_only_when_complete,
             ids_without_a_token_are_never_allowed,
-            a_mask_changes_nothing,
-            accept_stops_at_what_is_not_allowed,
-            rollback_takes_back_ids,
-            rows_of_drafts_are_those_behind_them,
+            filling_a_mask_changes_no_state,
+            accept_stops_at_the_first_forbidden_id,
+            rollback_restores_earlier_states,
+            draft_rows_are_the_masks_after_each_draft,
             json_follows_its_schema,
-            every_kind_is_there,
-            what_cannot_be_honoured_is_refused_by_keyword,
-            nonsense_is_refused,
-            forced_ids_are_the_only_way_on,
-            matchers_do_not_know_of_each_other,
+            every_grammar_kind_compiles,
+            unsupported_keywords_are_refused_by_name,
+            invalid_grammars_are_refused,
+            forced_ids_are_the_only_continuation,
+            matchers_are_independent,
         ),
     )
 }
-"""Every rule by name."""
+"""Every rule, by name."""
 
 
 def _grammar(kind: Any, content: Any) -> Grammar:
@@ -284,7 +310,7 @@ def _allowed(matcher: Matcher) -> set[int]:
 
 
 def _walk(matcher: Matcher, ids: list[int], found: set[str]) -> None:
-    """Every text that the masks allow from here."""
+    """Collects every text that the masks allow from here."""
     for token_id in _allowed(matcher):
         if token_id in EOS_TOKEN_IDS:
             found.add(decode(ids))
@@ -295,7 +321,7 @@ def _walk(matcher: Matcher, ids: list[int], found: set[str]) -> None:
 
 
 def _draw(matcher: Matcher, seed: int) -> str:
-    """A text drawn evenly from the masks."""
+    """Returns a text whose ids are drawn uniformly from the masks."""
     chance = random.Random(seed)
     ids: list[int] = []
     for _ in range(_MAX_STEPS):

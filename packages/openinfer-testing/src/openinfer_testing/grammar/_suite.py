@@ -1,4 +1,4 @@
-"""The suite as pytest runs it."""
+"""Grammar suite for pytest."""
 
 import pytest
 
@@ -6,7 +6,9 @@ from openinfer_testing.grammar._rules import GRAMMAR_RULES, BackendFactory, Gram
 
 
 class GrammarConformance:
-    """Subclass it, provide the fixture, and pytest holds your backend to every rule.
+    """Test class with one test for each rule.
+
+    Subclass it and provide the fixture `backend_factory`.
 
     class TestMyBackend(GrammarConformance):
         @pytest.fixture
@@ -16,10 +18,10 @@ class GrammarConformance:
 
     @pytest.fixture
     def backend_factory(self) -> BackendFactory:
-        """Makes the backend under test."""
+        """Returns the factory of the back end under test."""
         raise NotImplementedError("provide the fixture backend_factory")
 
     @pytest.mark.parametrize("rule", GRAMMAR_RULES.values(), ids=GRAMMAR_RULES.keys())
     def test_rule(self, rule: GrammarRule, backend_factory: BackendFactory) -> None:
-        """One rule."""
+        """Checks one rule."""
         rule.check(backend_factory)

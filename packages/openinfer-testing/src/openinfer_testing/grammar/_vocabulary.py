@@ -1,4 +1,4 @@
-"""A small byte-level vocabulary with some words, for suites over grammars."""
+"""Small byte-level vocabulary with a few words, for grammar tests."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,10 @@ _WORDS = (*("true", "false", "name", "null", "tr", "ab", "abc", "cd"), *('":', '
 
 
 def byte_characters() -> list[str]:
-    """How byte-level tokenizers spell each byte: as itself where it prints, else from 256 on."""
+    """Returns the character that byte-level tokenizers use for each byte.
+
+    A printable byte is its own character; the others are numbered from 256 on.
+    """
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
     spelled = {byte: chr(byte) for byte in printing}
@@ -19,14 +22,14 @@ _BYTES = byte_characters()
 _TOKENS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in _WORDS]
 
 EOS_TOKEN_IDS = (len(_TOKENS), len(_TOKENS) + 1)
-"""Two ids that end an output."""
+"""Two EOS ids."""
 
 VOCAB_SIZE = 300
-"""Of the model: beyond the tokenizer, and no multiple of 32."""
+"""Size of the model's vocabulary. It exceeds the tokenizer's and is no multiple of 32."""
 
 
 def tokenizer_json() -> bytes:
-    """The vocabulary as a tokenizer.json."""
+    """Returns the vocabulary in the layout of tokenizer.json."""
     vocab = {
         "".join(_BYTES[byte] for byte in token): token_id for token_id, token in enumerate(_TOKENS)
     }
@@ -58,10 +61,10 @@ def tokenizer_json() -> bytes:
 
 
 def encode(text: str) -> list[int]:
-    """One id a byte."""
+    """Returns one id for each byte of the text."""
     return list(text.encode())
 
 
 def decode(token_ids: Sequence[int]) -> str:
-    """The text of ids; ids that end an output have none."""
+    """Returns the text of ids. EOS ids have no text."""
     return b"".join(_TOKENS[i] for i in token_ids if i < len(_TOKENS)).decode(errors="replace")

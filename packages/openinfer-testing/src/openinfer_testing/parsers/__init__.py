@@ -1,4 +1,4 @@
-"""The conformance suite of tool and reasoning parsers, and the broken parsers that prove it."""
+"""Conformance suites of parsers, and broken parsers that each of their rules must catch."""
 
 from openinfer_testing.parsers._broken import BROKEN_PARSERS, BrokenParser
 from openinfer_testing.parsers._broken_calls import BROKEN_CALLS, BrokenCalls, broken_case
@@ -10,11 +10,11 @@ from openinfer_testing.parsers._call_rules import (
     allows,
 )
 from openinfer_testing.parsers._golden import (
-    Answer,
     GoldenStream,
+    ParsedOutput,
     Parsers,
-    answer,
     cuts_of,
+    parse_output,
     pieces_of,
 )
 from openinfer_testing.parsers._rules import PARSER_RULES, ParserRule
@@ -25,24 +25,24 @@ __all__ = [
     "ParserConformance",
     "ParserRule",
     "PARSER_RULES",
-    # what it is fed with
+    # golden streams
     "GoldenStream",
     "Parsers",
-    "Answer",
-    "answer",
+    "ParsedOutput",
+    "parse_output",
     "pieces_of",
     "cuts_of",
-    # its proof
+    # broken parsers
     "BrokenParser",
     "BROKEN_PARSERS",
-    # the suite of parsers whose calls can be held
+    # the suite of call forms
     "CallConformance",
     "CallRule",
     "CALL_RULES",
     "CallCase",
     "CALL_TOOLS",
     "allows",
-    # its proof
+    # broken call forms
     "BrokenCalls",
     "BROKEN_CALLS",
     "broken_case",

@@ -1,4 +1,4 @@
-"""Parsers that break one rule each, and the rules that catch them."""
+"""Parsers that break one rule each, and the rules that must catch them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,10 +16,10 @@ from openinfer_text import (
 
 
 class BrokenParser:
-    """Passes everything on; subclasses change one thing.
+    """Wrapper around a correct parser that changes nothing. Each subclass changes one thing.
 
     Args:
-        parser: a good one.
+        parser: A correct parser.
     """
 
     name = "broken"
@@ -37,11 +37,11 @@ class BrokenParser:
         return _Stream(self, context)
 
     def push(self, stream: "_Stream", text: str) -> Iterable[Piece]:
-        """What stands in for a push of a good stream."""
+        """Returns the pieces of one text."""
         return stream.good.push(text)
 
     def finish(self, stream: "_Stream") -> Iterable[Piece]:
-        """What stands in for the end of a good stream."""
+        """Returns the pieces at the end of the stream."""
         return stream.good.finish()
 
 
@@ -60,10 +60,10 @@ class _Stream:
 
 
 class DropsBraces(BrokenParser):
-    """Arguments lose their last brace."""
+    """Drops the last brace of arguments."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Changes what the good stream says."""
+        """Removes the brace."""
         for piece in stream.good.push(text):
             if isinstance(piece, ToolCallArguments) and piece.text.endswith("}"):
                 piece = replace(piece, text=piece.text[:-1])
@@ -71,19 +71,19 @@ class DropsBraces(BrokenParser):
 
 
 class ForgetsBetweenPushes(BrokenParser):
-    """Ends the good stream with every push, so that markers in two parts are not seen."""
+    """Finishes the stream after every push, so that a marker cut in two is not found."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Every push is a text of its own."""
+        """Parses each text on its own."""
         yield from stream.good.push(text)
         yield from stream.good.finish()
 
 
 class CountsFromOne(BrokenParser):
-    """The first call has index 1."""
+    """Gives the first call the index 1."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Moves every index."""
+        """Increments every index."""
         for piece in stream.good.push(text):
             if isinstance(piece, ToolCallStart | ToolCallArguments | ToolCallEnd):
                 piece = replace(piece, index=piece.index + 1)
@@ -91,10 +91,10 @@ class CountsFromOne(BrokenParser):
 
 
 class HoldsArguments(BrokenParser):
-    """Arguments come when they are complete."""
+    """Delivers arguments only when they are complete."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Joins arguments up to the end of their call."""
+        """Joins the arguments of a call."""
         for piece in stream.good.push(text):
             if isinstance(piece, ToolCallArguments):
                 stream.held.append(piece)
@@ -104,7 +104,7 @@ class HoldsArguments(BrokenParser):
             yield piece
 
     def finish(self, stream: _Stream) -> Iterable[Piece]:
-        """Releases the arguments."""
+        """Delivers the arguments."""
         texts = [piece.text for piece in stream.held if isinstance(piece, ToolCallArguments)]
         if texts:
             first = stream.held[0]
@@ -114,10 +114,10 @@ class HoldsArguments(BrokenParser):
 
 
 class HoldsContent(BrokenParser):
-    """All content comes at the end."""
+    """Delivers all content at the end."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Keeps content back."""
+        """Keeps content."""
         for piece in stream.good.push(text):
             if isinstance(piece, Content):
                 stream.held.append(piece)
@@ -125,7 +125,7 @@ class HoldsContent(BrokenParser):
                 yield piece
 
     def finish(self, stream: _Stream) -> Iterable[Piece]:
-        """Releases it."""
+        """Delivers the content."""
         yield from self.push(stream, "")
         held = (*stream.held, *stream.good.finish())
         text = "".join(piece.text for piece in held if isinstance(piece, Content))
@@ -134,10 +134,10 @@ class HoldsContent(BrokenParser):
 
 
 class EndsEveryCall(BrokenParser):
-    """A call that is cut off is whole."""
+    """Reports a truncated call as complete."""
 
     def push(self, stream: _Stream, text: str) -> Iterable[Piece]:
-        """Counts calls that go on."""
+        """Counts open calls."""
         for piece in stream.good.push(text):
             stream.num_open += isinstance(piece, ToolCallStart) - isinstance(piece, ToolCallEnd)
             if isinstance(piece, ToolCallStart):
@@ -145,18 +145,18 @@ class EndsEveryCall(BrokenParser):
             yield piece
 
     def finish(self, stream: _Stream) -> Iterable[Piece]:
-        """Ends the last one."""
+        """Ends the last call if it is open."""
         yield from stream.good.finish()
         if stream.num_open:
             yield from stream.held
 
 
 BROKEN_PARSERS: Mapping[type[BrokenParser], tuple[str, ...]] = {
-    DropsBraces: ("finds_what_is_there",),
-    ForgetsBetweenPushes: ("does_not_depend_on_cuts",),
-    CountsFromOne: ("tells_calls_in_order",),
+    DropsBraces: ("finds_content_reasoning_and_calls",),
+    ForgetsBetweenPushes: ("result_is_independent_of_chunking",),
+    CountsFromOne: ("call_pieces_are_in_order",),
     HoldsArguments: ("streams_arguments",),
-    HoldsContent: ("holds_no_prose_back",),
-    EndsEveryCall: ("makes_no_call_whole_that_is_cut_off",),
+    HoldsContent: ("streams_prose_without_delay",),
+    EndsEveryCall: ("truncated_calls_are_incomplete",),
 }
-"""Every broken parser and the rules that catch it, given streams with calls that are streamed."""
+"""The rules that must catch each broken parser, given streams whose call arguments are streamed."""

@@ -1,4 +1,4 @@
-"""Parsers whose calls are held wrongly, one way each, and the rules that catch them."""
+"""Call forms that constrain calls wrongly, and the rules that must catch them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from openinfer_text import StructureError
 
 
 class BrokenCalls(BrokenParser):
-    """Says what the good one says; subclasses change one thing."""
+    """Wrapper around a correct call form that changes nothing. Each subclass changes one thing."""
 
     def __init__(self, parser: Any) -> None:
         super().__init__(parser)
@@ -20,60 +20,60 @@ class BrokenCalls(BrokenParser):
         self.call_separator: str = parser.call_separator
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """What stands in for the good one's tags."""
+        """Returns the tags of one function."""
         tags: Sequence[Any] = self.form.call_tags(function, parameters)
         return tags
 
 
-class WritesOtherwise(BrokenCalls):
-    """Calls begin with a line break that no model writes."""
+class AltersCallSyntax(BrokenCalls):
+    """Adds a line break to the beginning of calls, which no model writes."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """Changes the beginning."""
+        """Changes the beginning of every tag."""
         return [
             tag | {"begin": f"{tag['begin']}\n"} for tag in super().call_tags(function, parameters)
         ]
 
 
-class SaysMore(BrokenCalls):
-    """Calls are followed by a word that is no part of them."""
+class AppendsText(BrokenCalls):
+    """Appends a word to every call."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """Adds it."""
+        """Changes the end of every tag."""
         return [
             tag | {"end": f"{tag['end']} so"} for tag in super().call_tags(function, parameters)
         ]
 
 
 class IgnoresNames(BrokenCalls):
-    """Every function is called by one name."""
+    """Gives every call the same function name."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """Changes the name."""
+        """Replaces the name."""
         return super().call_tags({**function, "name": "weather"}, parameters)
 
 
 class IgnoresSchemas(BrokenCalls):
-    """Arguments are never held."""
+    """Does not constrain arguments."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
         """Drops the schema."""
         return super().call_tags(function, None)
 
 
-class HoldsEverything(BrokenCalls):
-    """Arguments are held, whether that was asked for or not."""
+class ConstrainsEveryCall(BrokenCalls):
+    """Constrains the arguments of tools that are not strict."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """Never leaves the schema out."""
+        """Uses the function's own schema if none was requested."""
         return super().call_tags(function, function.get("parameters", parameters))
 
 
-class RefusesNoName(BrokenCalls):
-    """Writes names that cannot be read."""
+class RenamesUnwritableNames(BrokenCalls):
+    """Replaces a function name that its syntax cannot express, instead of refusing it."""
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Any]:
-        """Takes another name where the good one refuses."""
+        """Uses another name if the correct form refuses."""
         try:
             return super().call_tags(function, parameters)
         except StructureError:
@@ -81,16 +81,16 @@ class RefusesNoName(BrokenCalls):
 
 
 BROKEN_CALLS: Mapping[type[BrokenCalls], tuple[str, ...]] = {
-    WritesOtherwise: ("what_models_write_is_allowed",),
-    SaysMore: ("demanded_calls_are_read_back",),
-    IgnoresNames: ("a_named_call_is_of_that_tool",),
-    IgnoresSchemas: ("demanded_calls_are_read_back", "strict_calls_are_held_in_free_text"),
-    HoldsEverything: ("calls_of_tools_that_are_not_strict_are_free",),
-    RefusesNoName: ("names_that_cannot_be_written_are_refused",),
+    AltersCallSyntax: ("native_call_syntax_is_allowed",),
+    AppendsText: ("required_calls_parse_back",),
+    IgnoresNames: ("named_calls_use_that_tool",),
+    IgnoresSchemas: ("required_calls_parse_back", "strict_calls_follow_schemas_in_free_text"),
+    ConstrainsEveryCall: ("non_strict_calls_are_unconstrained",),
+    RenamesUnwritableNames: ("unwritable_names_are_refused",),
 }
-"""Every broken form and the rules that catch it."""
+"""The rules that must catch each broken form."""
 
 
 def broken_case(broken: type[BrokenCalls], case: CallCase) -> CallCase:
-    """The case with a broken form in place of its own."""
+    """Returns the case with a broken form around its own."""
     return replace(case, form=broken(case.form))

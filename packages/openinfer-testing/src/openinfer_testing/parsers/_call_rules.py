@@ -1,4 +1,4 @@
-"""Every rule that a `CallForm` keeps: what its grammar lets through, its parser reads."""
+"""Rules of `CallForm`: its parser must read every text that its grammar allows."""
 
 import json
 import random
@@ -60,7 +60,7 @@ CALL_TOOLS: Sequence[Mapping[str, Any]] = (
     {"type": "function", "function": {"name": "note", "parameters": _NOTE, "strict": True}},
     {"type": "function", "function": {"name": "ping", "strict": True}},
 )
-"""What the model is offered; all of it strict."""
+"""Definitions of the tools that the model is offered. All of them are strict."""
 _FRAGMENTS = (
     *('"', '{"', '": ', "{", "}", "[", "]", ", ", "\\", "\\n", "\n", " ", "<", "</", ">", "a"),
     *("1", "9", "-", ".5", "e9", "true", "null", "None", "C", '"lat": ', "```", "é"),
@@ -70,100 +70,114 @@ _FRAGMENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCase:
-    """A parser that says how calls are written, and what its models write."""
+    """A call form, and samples of the calls that its models write."""
 
     form: CallForm
     written: Sequence[str]
-    """Whole answers of calls of `CALL_TOOLS` and nothing else."""
+    """Complete outputs that consist of calls of `CALL_TOOLS`."""
     backend: BackendName = "llguidance"
-    """What holds the answers."""
+    """Grammar back end that constrains the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """Something every `CallForm` does.
+    """Requirement that every `CallForm` must satisfy.
 
     Attributes:
-        body: tries it; raises AssertionError if the form does not.
+        body: Checks the requirement; raises AssertionError if the form violates it.
     """
 
     body: Callable[[CallCase], None]
 
     @property
     def name(self) -> str:
-        """The rule in a few words."""
+        """Name of the rule, which is the name of its function."""
         return self.body.__name__
 
     def check(self, case: CallCase) -> None:
-        """Holds a parser to the rule.
+        """Checks one call form.
 
         Raises:
-            AssertionError: the rule is broken.
+            AssertionError: The form violates the rule.
         """
-        assert isinstance(case.form, CallForm), f"{case.form} does not say how calls are written"
+        assert isinstance(case.form, CallForm), f"{case.form} must implement CallForm"
         try:
             self.body(case)
         except AssertionError as error:
             raise AssertionError(f"{self.name}: {error}") from error
 
 
-def what_models_write_is_allowed(case: CallCase) -> None:
-    """Whole answers, where calls are demanded and where they are strict."""
-    assert case.written, "no answers to compare with"
+def native_call_syntax_is_allowed(case: CallCase) -> None:
+    """The grammar must allow the calls that models write, both if calls are required and if not."""
+    assert case.written, "CallCase.written must hold at least one output"
     for is_required in (True, False):
         for text in case.written:
             grammar = _grammar(case.form, is_required=is_required)
-            assert allows(grammar, text, case.backend), f"{text!r} is not allowed"
+            assert allows(grammar, text, case.backend), f"the grammar must allow {text!r}"
 
 
-def demanded_calls_are_read_back(case: CallCase) -> None:
-    """Nothing but whole calls of the tools, by their schemas; one where one is asked for."""
+def required_calls_parse_back(case: CallCase) -> None:
+    """If calls are required, every allowed text must parse as complete calls without content.
+
+    The arguments must be valid. If a single call is required, there must be exactly one.
+    """
     for is_single in (True, False):
         texts = _drawn(case, is_required=True, is_single=is_single)
         for text in texts:
             turn = _read(case.form, text)
-            assert turn.calls, f"no call in {text!r}"
-            assert not turn.content, f"{turn.content!r} is left of {text!r}"
-            assert len(turn.calls) == 1 or not is_single, f"several calls in {text!r}"
+            assert turn.calls, f"the parser must find a call in {text!r}"
+            assert not turn.content, (
+                f"the parser must find only calls in {text!r}, not the content {turn.content!r}"
+            )
+            assert len(turn.calls) == 1 or not is_single, (
+                f"the grammar must allow only one call, not {text!r}"
+            )
             for call in turn.calls:
                 _check(call, text)
         names = {call.name for text in texts for call in _read(case.form, text).calls}
-        assert names == {"weather", "note", "ping"}, f"{names} in {_NUM_DRAWS} answers"
+        assert names == {"weather", "note", "ping"}, (
+            f"the grammar must allow each tool; {_NUM_DRAWS} outputs called {names}"
+        )
 
 
-def a_named_call_is_of_that_tool(case: CallCase) -> None:
-    """Whatever else there is."""
+def named_calls_use_that_tool(case: CallCase) -> None:
+    """If a tool is named, the grammar must allow calls of that tool only."""
     for text in _drawn(case, is_required=True, is_single=True, named="note"):
         (call,) = _read(case.form, text).calls
         assert call.name == "note", text
         _check(call, text)
 
 
-def strict_calls_are_held_in_free_text(case: CallCase) -> None:
-    """However a call begins; what is read as a whole call follows its schema."""
+def strict_calls_follow_schemas_in_free_text(case: CallCase) -> None:
+    """In free text, every complete call of a strict tool must have valid arguments.
+
+    This holds for every way in which the call may begin.
+    """
     num_calls = 0
     for seed, opening in enumerate(_openings(case.form)):
         for text in _drawn(case, is_required=False, opening=opening, first_seed=seed):
             for call in _read(case.form, text).calls:
                 num_calls += 1
                 _check(call, text)
-    assert num_calls, "free text came to no call at all"
+    assert num_calls, "the grammar must allow calls in free text"
 
 
-def calls_of_tools_that_are_not_strict_are_free(case: CallCase) -> None:
-    """Beside a strict one: their arguments may be any of their parameters."""
+def non_strict_calls_are_unconstrained(case: CallCase) -> None:
+    """Beside a strict tool, tools that are not strict must accept any arguments."""
     tools = json.loads(json.dumps(CALL_TOOLS))
     for tool in tools[1:]:
         del tool["function"]["strict"]
     texts = _drawn(case, is_required=False, tools=tools, opening=case.form.call_triggers[0])
     calls = [call for text in texts for call in _read(case.form, text).calls]
-    assert {call.name for call in calls} > {"note"}, "no call of a tool that is not strict"
+    assert {call.name for call in calls} > {"note"}, (
+        "the grammar must allow calls of tools that are not strict"
+    )
     fits = [call.name in ("weather", "ping") or _fits_note(call) for call in calls]
-    assert not all(fits), "arguments that are not strict are held, too"
+    assert not all(fits), "arguments of a tool that is not strict must be unconstrained"
 
 
-def names_that_cannot_be_written_are_refused(case: CallCase) -> None:
-    """By field; or else they are read back as what they are."""
+def unwritable_names_are_refused(case: CallCase) -> None:
+    """A function name must parse back unchanged, or be refused with the field that holds it."""
     for name in ("a b", "a>b", "a:b", "ä", "a\nb", "{", "x" * 300):
         tool = {"type": "function", "function": {"name": name}}
         texts: list[str] = []
@@ -175,7 +189,9 @@ def names_that_cannot_be_written_are_refused(case: CallCase) -> None:
         if texts:
             assert [call.name for call in _read(case.form, texts[0]).calls] == [name], texts[0]
         else:
-            assert field == "tools[0].function.name", f"{name!r} is refused by {field!r}"
+            assert field == "tools[0].function.name", (
+                f"the refusal of {name!r} must name its field, not {field!r}"
+            )
 
 
 CALL_RULES: Mapping[str, CallRule] = {
@@ -183,20 +199,20 @@ CALL_RULES: Mapping[str, CallRule] = {
     for rule in map(
         CallRule,
         (
-            what_models_write_is_allowed,
-            demanded_calls_are_read_back,
-            a_named_call_is_of_that_tool,
-            strict_calls_are_held_in_free_text,
-            calls_of_tools_that_are_not_strict_are_free,
-            names_that_cannot_be_written_are_refused,
+            native_call_syntax_is_allowed,
+            required_calls_parse_back,
+            named_calls_use_that_tool,
+            strict_calls_follow_schemas_in_free_text,
+            non_strict_calls_are_unconstrained,
+            unwritable_names_are_refused,
         ),
     )
 }
-"""Every rule by name."""
+"""Every rule, by name."""
 
 
 def allows(grammar: Grammar, text: str, backend: BackendName = "llguidance") -> bool:
-    """Whether a grammar lets a text through, as a whole."""
+    """Returns whether a grammar allows a text as a complete output."""
     ids = [*encode(text), EOS_TOKEN_IDS[0]]
     return _backend(backend).compile(grammar).accept(ids).num_tokens == len(ids)
 
@@ -221,7 +237,7 @@ def _grammar(
 
 
 def _drawn(case: CallCase, *, opening: str = "", first_seed: int = 0, **options: Any) -> list[str]:
-    """Texts that the grammar lets through, each to its end."""
+    """Returns complete texts drawn from a grammar."""
     backend, grammar = _backend(case.backend), _grammar(case.form, **options)
     fragments = [*_FRAGMENTS, *_texts(json.loads(grammar.text)), *case.form.call_triggers]
     texts = []
@@ -234,7 +250,7 @@ def _drawn(case: CallCase, *, opening: str = "", first_seed: int = 0, **options:
 
 
 def _texts(part: Any) -> Iterator[str]:
-    """What stands between the values in a grammar."""
+    """Yields the literal texts of a structural tag: begins, ends and separators."""
     if isinstance(part, dict):
         for key, value in part.items():
             if key in ("begin", "end", "separator") and value:
@@ -247,9 +263,9 @@ def _texts(part: Any) -> Iterator[str]:
 
 
 def _draw(matcher: Matcher, chance: random.Random, fragments: Sequence[str]) -> str:
-    """A text made of fragments, or of their beginnings, where the grammar takes them.
+    """Returns a text made of fragments, or of prefixes of fragments, that the grammar allows.
 
-    Bytes drawn evenly would never close a string, nor come near to what ends one.
+    Bytes drawn uniformly would hardly ever close a string or form an end marker.
     """
     ids: list[int] = []
     rows = np.zeros((1, num_mask_words(VOCAB_SIZE)), np.uint32)
@@ -280,10 +296,12 @@ def _read(form: Any, text: str) -> AssistantTurn:
 
 
 def _check(call: ToolCall, text: str) -> None:
-    """A whole call that follows its schema."""
-    assert call.is_whole, f"{call.name} is cut off in {text!r}"
-    assert call.name in _FITS, f"{call.name} is no tool, in {text!r}"
-    assert _FITS[call.name](call), f"{call.name} of {call.arguments!r}, in {text!r}"
+    """Checks that a call is complete and valid under its schema."""
+    assert call.is_whole, f"the call of {call.name} is incomplete in {text!r}"
+    assert call.name in _FITS, f"the call names {call.name}, which is not a tool, in {text!r}"
+    assert _FITS[call.name](call), (
+        f"invalid arguments for {call.name}: {call.arguments!r}, in {text!r}"
+    )
 
 
 def _fits_weather(call: ToolCall) -> bool:
@@ -317,7 +335,7 @@ def _loads(call: ToolCall) -> dict[str, Any]:
     try:
         value = json.loads(call.arguments)
     except ValueError as error:
-        raise AssertionError(f"{call.arguments!r} is no JSON: {error}") from error
+        raise AssertionError(f"{call.arguments!r} is not JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
 

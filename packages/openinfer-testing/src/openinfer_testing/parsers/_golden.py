@@ -1,4 +1,4 @@
-"""Golden streams: what a model writes, and what a client is to be told of it."""
+"""Golden streams: outputs of models, and what a parser must find in them."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from openinfer_text import AssistantTurn, OutputParser, ParseContext, ParserFact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
-    """The parsers of a family of models, either may be missing."""
+    """Parsers of one family of models. Either may be None."""
 
     tools: ParserFactory | None = None
     reasoning: ParserFactory | None = None
@@ -18,53 +18,53 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenStream:
-    """An answer as a model writes it, and what is in it."""
+    """Output of a model, and the parts that a parser must find in it."""
 
     text: str
     content: str = ""
     reasoning: str = ""
     calls: Sequence[tuple[str, str]] = ()
-    """Name and arguments of each."""
+    """Name and arguments of each call."""
     num_whole: int | None = None
-    """How many of the calls are whole, the first ones; None for all."""
+    """Number of leading calls that are complete. None if all are."""
     call_ids: Sequence[str] | None = None
-    """Ids that the calls must have; None where any will do."""
+    """Expected call ids. None if any ids are accepted."""
     is_streamed: bool = False
-    """Whether the arguments are there to see in many pieces."""
+    """Whether arguments must arrive in several pieces."""
     turn: str = ""
-    """What the prompt already holds of the answer."""
+    """Beginning of the output that the prompt already holds."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """Definitions that the model was offered."""
+    """Definitions of the tools that the model was offered."""
     earlier_call_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was found in a stream."""
+class ParsedOutput:
+    """Parts that the parsers found in an output."""
 
     content: str
     reasoning: str
     calls: Sequence[tuple[str, str, str, bool]]
-    """Id, name, arguments, and whether the call is whole."""
+    """Id, name and arguments of each call, and whether it is complete."""
     reasons: tuple[str, str]
-    """The finish reasons of an answer that stopped by itself, and of one that was cut off."""
+    """Finish reasons if the output stopped by itself, and if it was truncated."""
 
 
 def pieces_of(parsers: Parsers, stream: GoldenStream, deltas: Iterable[str]) -> list[Piece]:
-    """The pieces of a stream, or of a part of it, that arrives in the given texts."""
+    """Returns the pieces of an output that arrives as `deltas`."""
     parser = _parser(parsers, stream)
     return [*(piece for delta in deltas for piece in parser.push(delta)), *parser.finish()]
 
 
-def answer(parsers: Parsers, stream: GoldenStream, deltas: Iterable[str]) -> Answer:
-    """What a client is told of a stream, or of a part of it."""
+def parse_output(parsers: Parsers, stream: GoldenStream, deltas: Iterable[str]) -> ParsedOutput:
+    """Returns what the parsers find in an output that arrives as `deltas`."""
     parser, turn = _parser(parsers, stream), AssistantTurn()
     for delta in deltas:
         turn.add(parser.push(delta))
     turn.add(parser.finish())
     calls = [(call.call_id, call.name, call.arguments, call.is_whole) for call in turn.calls]
     reasons = (parser.finish_reason("stop"), parser.finish_reason("length"))
-    return Answer(turn.content, turn.reasoning, calls, reasons)
+    return ParsedOutput(turn.content, turn.reasoning, calls, reasons)
 
 
 def _parser(parsers: Parsers, stream: GoldenStream) -> OutputParser:
@@ -79,10 +79,9 @@ def _parser(parsers: Parsers, stream: GoldenStream) -> OutputParser:
 
 
 def cuts_of(text: str) -> Iterator[list[str]]:
-    """The text in two parts, cut at every byte, and in single characters.
+    """Yields the text cut in two at every byte, and then cut into single characters.
 
-    A byte inside a character comes with the rest of it, as a detokeniser has it: the first part
-    ends before the character.
+    A cut inside a character moves to its beginning: a detokenizer never delivers half a character.
     """
     data = text.encode()
     for at in range(len(data) + 1):

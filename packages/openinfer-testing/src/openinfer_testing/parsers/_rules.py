@@ -1,14 +1,14 @@
-"""Every rule that a parser keeps, for every golden stream of its family."""
+"""Rules of parsers. Each is checked with every golden stream of a family."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from openinfer_testing.parsers._golden import (
-    Answer,
     GoldenStream,
+    ParsedOutput,
     Parsers,
-    answer,
     cuts_of,
+    parse_output,
     pieces_of,
 )
 from openinfer_text import Content, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -19,26 +19,27 @@ _MAX_HELD_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class ParserRule:
-    """Something every parser does.
+    """Requirement that every parser must satisfy.
 
     Attributes:
-        body: tries it with one stream; raises AssertionError if the parsers do not.
+        body: Checks the requirement with one stream; raises AssertionError if the parsers violate
+            it.
     """
 
     body: Callable[[Parsers, GoldenStream], None]
 
     @property
     def name(self) -> str:
-        """The rule in a few words."""
+        """Name of the rule, which is the name of its function."""
         return self.body.__name__
 
     def check(self, parsers: Parsers, streams: Mapping[str, GoldenStream]) -> None:
-        """Holds parsers to the rule.
+        """Checks the parsers of a family with all its golden streams.
 
         Raises:
-            AssertionError: naming the stream in which they break it.
+            AssertionError: The parsers violate the rule. The message names the stream.
         """
-        assert streams, "no golden streams"
+        assert streams, "the fixture golden_streams must return at least one stream"
         for name, stream in streams.items():
             try:
                 self.body(parsers, stream)
@@ -47,12 +48,15 @@ class ParserRule:
 
 
 def _expect(found: object, wanted: object, what: str) -> None:
-    assert found == wanted, f"{what} is {found!r}, not {wanted!r}"
+    assert found == wanted, f"{what} must be {wanted!r}, not {found!r}"
 
 
-def finds_what_is_there(parsers: Parsers, stream: GoldenStream) -> None:
-    """Content, reasoning and calls are the golden ones, and the finish reason follows."""
-    found = answer(parsers, stream, [stream.text])
+def finds_content_reasoning_and_calls(parsers: Parsers, stream: GoldenStream) -> None:
+    """The parsers must find the golden content, reasoning and calls.
+
+    The finish reason must be `tool_calls` if there are calls and all of them are complete.
+    """
+    found = parse_output(parsers, stream, [stream.text])
     num_whole = len(stream.calls) if stream.num_whole is None else stream.num_whole
     _expect(found.content, stream.content, "the content")
     _expect(found.reasoning, stream.reasoning, "the reasoning")
@@ -64,81 +68,93 @@ def finds_what_is_there(parsers: Parsers, stream: GoldenStream) -> None:
     _expect(found.reasons[0], "tool_calls" if is_done else "stop", "the finish reason")
 
 
-def does_not_depend_on_cuts(parsers: Parsers, stream: GoldenStream) -> None:
-    """Cut at any byte, and character by character, a stream says the same."""
-    whole = answer(parsers, stream, [stream.text])
+def result_is_independent_of_chunking(parsers: Parsers, stream: GoldenStream) -> None:
+    """The result must not depend on how the text is cut: at any byte, or into single characters."""
+    whole = parse_output(parsers, stream, [stream.text])
     for deltas in cuts_of(stream.text):
-        told = answer(parsers, stream, deltas)
-        assert told == whole, f"cut as {deltas[:2]}: {told} instead of {whole}"
+        found = parse_output(parsers, stream, deltas)
+        assert found == whole, f"cut as {deltas[:2]}: {found} instead of {whole}"
 
 
-def tells_calls_in_order(parsers: Parsers, stream: GoldenStream) -> None:
-    """Indices count from 0, a call starts once, before its arguments, and ends once or never."""
+def call_pieces_are_in_order(parsers: Parsers, stream: GoldenStream) -> None:
+    """Call indices count from 0.
+
+    A call starts once, then sends arguments, then ends at most once. No piece is empty.
+    """
     pieces = pieces_of(parsers, stream, stream.text)
-    assert all(getattr(piece, "text", "x") for piece in pieces), "there is an empty piece"
+    assert all(getattr(piece, "text", "x") for piece in pieces), "a piece must not be empty"
     started: list[ToolCallStart] = []
     ended: set[int] = set()
     for piece in pieces:
         if isinstance(piece, ToolCallStart):
             _expect(piece.index, len(started), "the index of the next call")
-            assert piece.name, "a call has no name"
-            assert piece.call_id not in {call.call_id for call in started}, "an id comes twice"
+            assert piece.name, "a call must have a name"
+            assert piece.call_id not in {call.call_id for call in started}, (
+                "call ids must be unique"
+            )
             started.append(piece)
         elif isinstance(piece, ToolCallArguments | ToolCallEnd):
             _expect(piece.index, len(started) - 1, "the index of the present call")
-            assert piece.index not in ended, "a call goes on behind its end"
+            assert piece.index not in ended, "a call must send no piece after its end"
             if isinstance(piece, ToolCallEnd):
                 ended.add(piece.index)
 
 
 def streams_arguments(parsers: Parsers, stream: GoldenStream) -> None:
-    """Where arguments can be streamed they come as they are written."""
+    """If a golden stream has `is_streamed`, its arguments must arrive while they are written."""
     if not stream.is_streamed:
         return
     pieces = pieces_of(parsers, stream, stream.text)
     texts = [piece.text for piece in pieces if isinstance(piece, ToolCallArguments)]
     longest = max(map(len, texts), default=0)
     size = sum(map(len, texts))
-    assert longest <= max(_MAX_HELD_CHARS, size // 4), f"{longest} of {size} came at once"
+    assert longest <= max(_MAX_HELD_CHARS, size // 4), (
+        f"{longest} of {size} characters of arguments arrived in one piece"
+    )
 
 
-def holds_no_prose_back(parsers: Parsers, stream: GoldenStream) -> None:
-    """Text that looks like nothing arrives as it is written; a mention of a marker does, too."""
+def streams_prose_without_delay(parsers: Parsers, stream: GoldenStream) -> None:
+    """Prose must arrive while it is written. A marker mentioned in prose is content."""
     prose = GoldenStream(text=_PROSE, tools=stream.tools)
     texts = [p.text for p in pieces_of(parsers, prose, _PROSE) if isinstance(p, Content)]
     _expect("".join(texts), _PROSE, "the content")
     longest = max(map(len, texts))
-    assert longest <= _MAX_HELD_CHARS, f"{longest} characters of prose came at once"
+    assert longest <= _MAX_HELD_CHARS, (
+        f"{longest} characters of prose arrived in one piece; at most {_MAX_HELD_CHARS} may"
+    )
     for marker in parsers.tools.markers if parsers.tools else ():
         text = f"Models write {marker} there."
         mention = GoldenStream(text=text, tools=stream.tools)
-        _expect(answer(parsers, mention, [text]).content, text, "the content")
+        _expect(parse_output(parsers, mention, [text]).content, text, "the content")
 
 
-def makes_no_call_whole_that_is_cut_off(parsers: Parsers, stream: GoldenStream) -> None:
-    """Cut off anywhere, whole calls are the first ones of the stream, and the reason stays."""
-    whole = answer(parsers, stream, [stream.text])
+def truncated_calls_are_incomplete(parsers: Parsers, stream: GoldenStream) -> None:
+    """If a stream is truncated, the complete calls must be the first ones of the whole stream.
+
+    The finish reason of a truncated output is `length`.
+    """
+    whole = parse_output(parsers, stream, [stream.text])
     for end in range(len(stream.text)):
-        part = answer(parsers, stream, [stream.text[:end]])
-        _expect(part.reasons[1], "length", f"cut off at {end}, the finish reason")
+        part = parse_output(parsers, stream, [stream.text[:end]])
+        _expect(part.reasons[1], "length", f"truncated at {end}, the finish reason")
         _check_cut_off(part, whole, end)
 
 
-def _check_cut_off(part: Answer, whole: Answer, end: int) -> None:
+def _check_cut_off(part: ParsedOutput, whole: ParsedOutput, end: int) -> None:
     finished = [call[1:3] for call in part.calls if call[3]]
     wanted = [call[1:3] for call in whole.calls if call[3]]
-    _expect(finished, wanted[: len(finished)], f"cut off at {end}, the whole calls")
+    _expect(finished, wanted[: len(finished)], f"truncated at {end}, the complete calls")
 
 
 PARSER_RULES = {
     body.__name__: ParserRule(body)
     for body in (
-        finds_what_is_there,
-        does_not_depend_on_cuts,
-        tells_calls_in_order,
+        finds_content_reasoning_and_calls,
+        result_is_independent_of_chunking,
+        call_pieces_are_in_order,
         streams_arguments,
-        holds_no_prose_back,
-        makes_no_call_whole_that_is_cut_off,
+        streams_prose_without_delay,
+        truncated_calls_are_incomplete,
     )
 }
-"""All rules by name."""
+"""Every rule, by name."""

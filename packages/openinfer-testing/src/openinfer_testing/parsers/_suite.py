@@ -1,4 +1,4 @@
-"""The suite as pytest runs it."""
+"""Parser suites for pytest."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from openinfer_testing.parsers._rules import PARSER_RULES, ParserRule
 
 
 class ParserConformance:
-    """Subclass it, provide the fixtures, and pytest holds your parser to every rule.
+    """Test class with one test for each rule of parsers. Subclass it and provide both fixtures.
 
     class TestMyParser(ParserConformance):
         @pytest.fixture
@@ -24,24 +24,26 @@ class ParserConformance:
 
     @pytest.fixture
     def parsers(self) -> Parsers:
-        """The parsers under test."""
+        """Returns the parsers under test."""
         raise NotImplementedError("provide the fixture parsers")
 
     @pytest.fixture
     def golden_streams(self) -> Mapping[str, GoldenStream]:
-        """What models of the family write."""
+        """Returns outputs of the family's models, by name."""
         raise NotImplementedError("provide the fixture golden_streams")
 
     @pytest.mark.parametrize("rule", PARSER_RULES.values(), ids=PARSER_RULES.keys())
     def test_rule(
         self, rule: ParserRule, parsers: Parsers, golden_streams: Mapping[str, GoldenStream]
     ) -> None:
-        """One rule."""
+        """Checks one rule."""
         rule.check(parsers, golden_streams)
 
 
 class CallConformance:
-    """The same for a parser that is a `CallForm`.
+    """Test class with one test for each rule of `CallForm`.
+
+    Subclass it and provide the fixture `case`.
 
     class TestMyCalls(CallConformance):
         @pytest.fixture
@@ -51,10 +53,10 @@ class CallConformance:
 
     @pytest.fixture
     def case(self) -> CallCase:
-        """The parser under test, and what its models write to call `CALL_TOOLS`."""
+        """Returns the call form under test, with samples of calls of `CALL_TOOLS`."""
         raise NotImplementedError("provide the fixture case")
 
     @pytest.mark.parametrize("rule", CALL_RULES.values(), ids=CALL_RULES.keys())
     def test_rule(self, rule: CallRule, case: CallCase) -> None:
-        """One rule."""
+        """Checks one rule."""
         rule.check(case)

@@ -1,4 +1,4 @@
-"""The conformance suite of `CacheTier`, and the broken tiers that prove it."""
+"""Conformance suite of `CacheTier`, and broken tiers that each of its rules must catch."""
 
 from openinfer_testing.tier._broken import BROKEN_TIERS, BrokenTier
 from openinfer_testing.tier._harness import TierFactory, TierSession

@@ -1,4 +1,4 @@
-"""Tiers that break one rule each, and the rules that catch them."""
+"""Tiers that break one rule each, and the rules that must catch them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ _Copy = Callable[[], None]
 
 
 class _Transfer:
-    """Copies at its second poll, as late as it may."""
+    """Transfer that copies at its second poll, which is as late as the contract allows."""
 
     def __init__(self, copy: _Copy) -> None:
         self._copy: _Copy | None = copy
@@ -53,7 +53,7 @@ class _Hit:
 
 
 class BrokenTier:
-    """A tier without a fault, which the broken ones change in one place."""
+    """Correct tier in memory. Each subclass changes one thing."""
 
     name = "broken"
 
@@ -79,18 +79,18 @@ class BrokenTier:
         self.blocks.clear()
 
     def num_found(self, keys: Sequence[bytes]) -> int:
-        """Leading blocks that are here."""
+        """Returns the number of leading blocks that the tier holds."""
         num = 0
         while num < len(keys) and keys[num] in self.blocks:
             num += 1
         return num
 
     def make_hit(self, keys: Sequence[bytes]) -> _Hit:
-        """A hit of these blocks."""
+        """Returns a hit of these blocks."""
         return _Hit(self, keys)
 
     def copy_in(self, span: BlockSpan, block_ids: Sequence[int], generation: int) -> None:
-        """The end of a save."""
+        """Completes a save."""
         if generation != self.generation:
             return
         size = span.bytes_per_block
@@ -101,11 +101,11 @@ class BrokenTier:
             self.blocks.setdefault(key, (token_ids, self.memory.read(block)))
 
     def evict(self) -> None:
-        """Forget the oldest block."""
+        """Evicts the oldest block."""
         del self.blocks[next(iter(self.blocks))]
 
     def copy_out(self, hit: _Hit, block_ids: Sequence[int]) -> None:
-        """The end of a load."""
+        """Completes a load."""
         for block, (_, content) in zip(block_ids, hit.found, strict=False):
             self.memory.write(block, content)
 
@@ -118,7 +118,7 @@ class MixesBlocks(BrokenTier):
 
 
 class LosesTokenIds(BrokenTier):
-    """Answers with the token ids that were asked for, not with those sealed."""
+    """Returns the token ids that were asked for instead of those that were sealed."""
 
     def resolve(self, span: BlockSpan, /) -> _Hit | None:
         hit = super().resolve(span)
@@ -128,7 +128,7 @@ class LosesTokenIds(BrokenTier):
 
 
 class SkipsGaps(BrokenTier):
-    """Counts blocks wherever they are."""
+    """Finds blocks after a missing one."""
 
     def resolve(self, span: BlockSpan, /) -> _Hit | None:
         keys = [key for key in span.keys if key in self.blocks]
@@ -136,7 +136,7 @@ class SkipsGaps(BrokenTier):
 
 
 class IndexesEarly(BrokenTier):
-    """Finds blocks whose bytes are not there yet."""
+    """Finds blocks before their bytes have arrived."""
 
     def seal(self, span: BlockSpan, block_ids: BlockIds, /) -> _Transfer:
         for key in span.keys:
@@ -145,7 +145,7 @@ class IndexesEarly(BrokenTier):
 
 
 class ReadsLate(BrokenTier):
-    """Reads the source when a block is first wanted."""
+    """Reads the source after the save has completed."""
 
     def copy_in(self, span: BlockSpan, block_ids: Sequence[int], generation: int) -> None:
         super().copy_in(span, block_ids, generation)
@@ -180,7 +180,7 @@ class LoadsEverything(BrokenTier):
 
 
 class EvictsPinned(BrokenTier):
-    """A hit is only a list of keys."""
+    """Evicts blocks that a hit refers to."""
 
     def copy_out(self, hit: _Hit, block_ids: Sequence[int]) -> None:
         hit.found = [self.blocks.get(key, (b"", b"")) for key in hit.keys]
@@ -194,8 +194,8 @@ class Grows(BrokenTier):
         super().__init__(memory, 10**9)
 
 
-class StopsWhenFull(BrokenTier):
-    """Forgets everything when it is full and takes nothing any more."""
+class StopsSavingWhenFull(BrokenTier):
+    """Drops everything when it is full and saves nothing afterwards."""
 
     def evict(self) -> None:
         self.generation += 1
@@ -203,7 +203,7 @@ class StopsWhenFull(BrokenTier):
 
 
 class CountsTwice(BrokenTier):
-    """Makes room for a block that it has."""
+    """Evicts to save a block that it already holds."""
 
     def copy_in(self, span: BlockSpan, block_ids: Sequence[int], generation: int) -> None:
         twice = sum(key in self.blocks for key in span.keys)
@@ -213,23 +213,23 @@ class CountsTwice(BrokenTier):
             self.evict()
 
 
-class RemembersRetired(BrokenTier):
-    """Retires nothing."""
+class KeepsRetiredBlocks(BrokenTier):
+    """Keeps its blocks when it is retired."""
 
     def retire(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
-class RetiresTooLittle(BrokenTier):
-    """Lets saves finish that began before."""
+class IndexesUnfinishedSaves(BrokenTier):
+    """Indexes saves that began before it was retired."""
 
     def retire(self) -> None:
-        """Forget what is here."""
+        """Drops only the blocks that are saved."""
         self.blocks.clear()
 
 
 class ServesUsedHits(BrokenTier):
-    """Loads a hit as often as it is asked to."""
+    """Loads a hit any number of times."""
 
     def make_hit(self, keys: Sequence[bytes]) -> _Hit:
         class Reusable(_Hit):
@@ -240,19 +240,19 @@ class ServesUsedHits(BrokenTier):
 
 
 BROKEN_TIERS: Mapping[type[BrokenTier], tuple[str, ...]] = {
-    MixesBlocks: ("what_is_sealed_comes_back", "a_load_writes_what_it_was_given"),
-    LosesTokenIds: ("token_ids_are_those_sealed",),
-    SkipsGaps: ("a_gap_ends_a_hit",),
-    IndexesEarly: ("nothing_is_found_before_it_has_landed",),
-    ReadsLate: ("a_finished_transfer_touches_nothing",),
-    WritesAgain: ("a_finished_transfer_touches_nothing",),
-    LoadsEverything: ("a_load_writes_what_it_was_given",),
-    EvictsPinned: ("a_hit_outlives_pressure",),
-    Grows: ("a_full_tier_keeps_working",),
-    StopsWhenFull: ("a_full_tier_keeps_working",),
-    CountsTwice: ("sealing_twice_changes_nothing",),
-    RemembersRetired: ("retire_forgets",),
-    RetiresTooLittle: ("retire_forgets",),
+    MixesBlocks: ("sealed_blocks_can_be_loaded", "loads_write_only_the_given_blocks"),
+    LosesTokenIds: ("hits_return_the_sealed_token_ids",),
+    SkipsGaps: ("a_hit_ends_at_the_first_missing_block",),
+    IndexesEarly: ("blocks_are_found_only_after_their_transfer",),
+    ReadsLate: ("finished_transfers_access_no_blocks",),
+    WritesAgain: ("finished_transfers_access_no_blocks",),
+    LoadsEverything: ("loads_write_only_the_given_blocks",),
+    EvictsPinned: ("hits_survive_eviction",),
+    Grows: ("a_full_tier_evicts",),
+    StopsSavingWhenFull: ("a_full_tier_evicts",),
+    CountsTwice: ("sealing_twice_uses_no_more_space",),
+    KeepsRetiredBlocks: ("retire_drops_every_block",),
+    IndexesUnfinishedSaves: ("retire_drops_every_block",),
     ServesUsedHits: ("a_hit_is_used_once",),
 }
-"""Each broken tier and the rules that catch it. Every rule has at least one."""
+"""The rules that must catch each broken tier. Every rule has at least one tier."""

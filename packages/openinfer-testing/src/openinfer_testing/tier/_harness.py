@@ -1,4 +1,4 @@
-"""What a rule of the tier suite meets: a device of bytes, a tier over it, spans to move."""
+"""Harness of the tier suite: a device of bytes, a tier over it, and spans to copy."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +9,8 @@ from openinfer_kv_cache import BlockIds, BlockKeys
 from openinfer_kv_cache.tiers import BlockMemory, BlockSpan, CacheTier, TierHit, TierTransfer
 
 TierFactory = Callable[[BlockMemory, int], CacheTier]
-"""Makes an empty tier over a device's blocks, with room for so many."""
+"""Makes an empty tier over a device's blocks. The number is the upper bound of blocks it may hold.
+"""
 
 PATIENCE_S = 10.0
 NUM_DEVICE_BLOCKS = 32
@@ -17,11 +18,11 @@ TOKENS_PER_BLOCK = 4
 
 
 class Device:
-    """Blocks of bytes that remember which of them were written.
+    """Blocks of bytes that record which blocks were written.
 
     Attributes:
-        blocks: content by block id.
-        written: ids written since it was last cleared.
+        blocks: Content by block id.
+        written: Ids of the blocks written since the set was last cleared.
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,12 @@ class Device:
 
 
 class TierSession:
-    """One empty tier, and the ways to fill it and ask it.
+    """One empty tier under test, with methods to fill and query it.
 
     Attributes:
-        device: the blocks it copies from and to.
-        tier: the tier under test.
-        max_blocks: its room.
+        device: The blocks that the tier copies from and to.
+        tier: The tier under test.
+        max_blocks: Upper bound of the blocks that the tier may hold.
     """
 
     def __init__(self, factory: TierFactory, max_blocks: int) -> None:
@@ -53,7 +54,7 @@ class TierSession:
         self.tier = factory(self.device, max_blocks)
 
     def span(self, name: int, stop: int, start: int = 0) -> BlockSpan:
-        """Blocks `[start, stop)` of the chain with this name."""
+        """Returns blocks `[start, stop)` of the chain number `name`."""
         keys = BlockKeys(TOKENS_PER_BLOCK, keeps_token_ids=True)
         rng = np.random.default_rng(name)
         keys.extend(rng.integers(0, 2**32, 64 * TOKENS_PER_BLOCK, dtype=np.uint32))
@@ -62,35 +63,35 @@ class TierSession:
         )
 
     def content(self, name: int, index: int) -> bytes:
-        """What block `index` of a chain holds."""
+        """Returns the bytes of block `index` of a chain."""
         return name.to_bytes(4, "little") * 8 + index.to_bytes(4, "little") * 8
 
     def seal(self, name: int, stop: int, start: int = 0) -> TierTransfer:
-        """Begin to save blocks `[start, stop)` of a chain from the device's first blocks."""
+        """Begins to save blocks `[start, stop)` of a chain from the device's first blocks."""
         for index in range(start, stop):
             self.device.blocks[index - start] = self.content(name, index)
         ids = np.arange(stop - start, dtype=np.int32)
         return self.tier.seal(self.span(name, stop, start), ids)
 
     def save(self, name: int, stop: int, start: int = 0) -> None:
-        """The same, to the end; the device's blocks are scribbled over afterwards."""
+        """Saves blocks `[start, stop)` of a chain, then overwrites the device's blocks."""
         self.finish(self.seal(name, stop, start))
         self.scribble(range(stop - start))
 
     def scribble(self, blocks: Iterable[int]) -> None:
-        """Overwrite device blocks that nobody holds any more."""
+        """Overwrites device blocks that no transfer may read any more."""
         for block in blocks:
             self.device.blocks[block] = b"\xff" * 64
 
     def finish(self, transfer: TierTransfer) -> None:
-        """Poll a transfer until it is over, without error."""
+        """Polls a transfer until it has completed without error."""
         end = time.monotonic() + PATIENCE_S
         while not transfer.poll():
-            assert time.monotonic() < end, f"a transfer takes longer than {PATIENCE_S:g} s"
+            assert time.monotonic() < end, f"a transfer did not complete within {PATIENCE_S:g} s"
         assert transfer.error is None, transfer.error
 
     def count(self, name: int, stop: int, start: int = 0) -> int:
-        """Blocks of a span that the tier finds."""
+        """Returns the number of leading blocks of a span that the tier finds."""
         hit = self.tier.resolve(self.span(name, stop, start))
         if hit is None:
             return 0
@@ -99,11 +100,11 @@ class TierSession:
         return num
 
     def load(self, hit: TierHit, block_ids: BlockIds) -> None:
-        """Load a hit to the end."""
+        """Loads a hit completely."""
         self.finish(hit.load(block_ids))
 
     def hit(self, name: int, stop: int, start: int = 0) -> TierHit:
-        """A hit that must be there."""
+        """Returns a hit, which must exist."""
         hit = self.tier.resolve(self.span(name, stop, start))
-        assert hit is not None, "what was saved is not found"
+        assert hit is not None, "the tier must find a block whose save has completed"
         return hit

@@ -1,4 +1,4 @@
-"""Every rule a `CacheTier` keeps."""
+"""Rules of `CacheTier`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ _MAX_BLOCKS = 16
 
 @dataclass(frozen=True, slots=True)
 class TierRule:
-    """Something every tier does.
+    """Requirement that every `CacheTier` must satisfy.
 
     Attributes:
-        body: tries it in a session; raises AssertionError if the tier does not.
+        body: Checks the requirement in a session; raises AssertionError if the tier violates it.
     """
 
     body: Callable[[TierSession], None]
 
     @property
     def name(self) -> str:
-        """The rule in a few words."""
+        """Name of the rule, which is the name of its function."""
         return self.body.__name__
 
     def check(self, factory: TierFactory) -> None:
-        """Hold one tier to the rule.
+        """Checks one tier.
 
         Raises:
-            AssertionError: the tier breaks it.
+            AssertionError: The tier violates the rule.
         """
         self.body(TierSession(factory, _MAX_BLOCKS))
 
 
-def what_is_sealed_comes_back(session: TierSession) -> None:
-    """Every byte of every block, into whichever device blocks are asked for."""
+def sealed_blocks_can_be_loaded(session: TierSession) -> None:
+    """Loading a hit must write the sealed bytes into the given device blocks, in order."""
     session.save(1, 4)
     session.save(2, 3)
     for name, num, target in ((1, 4, [9, 20, 8, 30]), (2, 3, [7, 5, 6])):
@@ -46,30 +46,34 @@ def what_is_sealed_comes_back(session: TierSession) -> None:
         session.load(hit, np.array(target, np.int32))
         for index, block in enumerate(target):
             assert session.device.blocks[block] == session.content(name, index), (
-                f"block {index} came back with other bytes"
+                f"block {index} was loaded with other bytes than were sealed"
             )
 
 
-def token_ids_are_those_sealed(session: TierSession) -> None:
-    """A hit tells the token ids of its blocks, as they were sealed."""
+def hits_return_the_sealed_token_ids(session: TierSession) -> None:
+    """`hit.token_ids` must be the token ids with which its blocks were sealed."""
     session.save(1, 4)
     hit = session.hit(1, 6)
-    assert hit.token_ids == session.span(1, 4).token_ids, "other token ids than were sealed"
+    assert hit.token_ids == session.span(1, 4).token_ids, (
+        "a hit must return the token ids that were sealed"
+    )
     hit.close()
 
 
-def a_gap_ends_a_hit(session: TierSession) -> None:
-    """A hit has no holes, begins where the span does, and goes as far as it can."""
+def a_hit_ends_at_the_first_missing_block(session: TierSession) -> None:
+    """A hit must begin at the first block of the span and end before the first missing block."""
     session.save(1, 2)
     session.save(1, 6, start=3)
-    assert session.count(1, 6) == 2, "a hit goes to the first block that is missing"
-    assert session.count(1, 6, start=2) == 0, "a span whose first block is missing is no hit"
+    assert session.count(1, 6) == 2, "a hit must end before the first missing block"
+    assert session.count(1, 6, start=2) == 0, (
+        "a span whose first block is missing must not be found"
+    )
     assert session.count(1, 6, start=3) == 3, "a span may begin within a chain"
-    assert session.count(2, 3) == 0, "another chain is found"
+    assert session.count(2, 3) == 0, "a chain that was never saved must not be found"
 
 
-def nothing_is_found_before_it_has_landed(session: TierSession) -> None:
-    """A block is found once its transfer is over, not before."""
+def blocks_are_found_only_after_their_transfer(session: TierSession) -> None:
+    """A tier may find a block only once its bytes have been read from the device."""
     transfer = session.seal(1, 3)
     assert session.count(1, 3) in (0, 3)
     if session.count(1, 3):
@@ -77,15 +81,15 @@ def nothing_is_found_before_it_has_landed(session: TierSession) -> None:
         hit = session.hit(1, 3)
         session.load(hit, np.arange(10, 13, dtype=np.int32))
         assert session.device.blocks[10:13] == [session.content(1, i) for i in range(3)], (
-            "found before its bytes had been read"
+            "a block was found before its bytes had been read"
         )
         return
     session.finish(transfer)
     assert session.count(1, 3) == 3
 
 
-def a_finished_transfer_touches_nothing(session: TierSession) -> None:
-    """The source may be reused as soon as a save is over, the target of a load likewise."""
+def finished_transfers_access_no_blocks(session: TierSession) -> None:
+    """After a transfer has completed, the tier must not read its source or write its target."""
     session.save(1, 3)
     first = np.array([10, 11, 12], np.int32)
     session.load(session.hit(1, 3), first)
@@ -93,14 +97,16 @@ def a_finished_transfer_touches_nothing(session: TierSession) -> None:
     session.load(session.hit(1, 3), np.array([20, 21, 22], np.int32))
     session.save(2, 3)
     assert session.count(1, 3) == 3
-    assert session.device.written == {20, 21, 22}, "blocks of a transfer that was over are written"
+    assert session.device.written == {20, 21, 22}, (
+        "a completed load must not write its blocks again"
+    )
     assert session.device.blocks[20:23] == [session.content(1, i) for i in range(3)], (
-        "a save read its source after it was over"
+        "a completed save must not read its source again"
     )
 
 
-def a_load_writes_what_it_was_given(session: TierSession) -> None:
-    """As many blocks as there are ids, from the first on, and no others."""
+def loads_write_only_the_given_blocks(session: TierSession) -> None:
+    """`load` must write one block for each given id, in order, and no other."""
     session.save(1, 4)
     session.device.written.clear()
     session.load(session.hit(1, 4), np.array([15, 14], np.int32))
@@ -109,20 +115,20 @@ def a_load_writes_what_it_was_given(session: TierSession) -> None:
     assert session.device.blocks[14] == session.content(1, 1)
 
 
-def a_hit_outlives_pressure(session: TierSession) -> None:
-    """What was resolved can be loaded, whatever is sealed meanwhile."""
+def hits_survive_eviction(session: TierSession) -> None:
+    """A hit must stay loadable while other blocks are sealed: its blocks are pinned."""
     session.save(1, 4)
     hit = session.hit(1, 4)
     for name in range(2, 12):
         session.save(name, 4)
     session.load(hit, np.arange(20, 24, dtype=np.int32))
     assert session.device.blocks[20:24] == [session.content(1, i) for i in range(4)], (
-        "a pinned block was evicted"
+        "a block of an open hit was evicted"
     )
 
 
-def a_full_tier_keeps_working(session: TierSession) -> None:
-    """It keeps no more than it has room for, and what it keeps is right."""
+def a_full_tier_evicts(session: TierSession) -> None:
+    """A full tier must evict blocks to save new ones. What it finds must have the right bytes."""
     for name in range(1, 12):
         session.save(name, 4)
     found = {name: session.count(name, 4) for name in range(1, 12)}
@@ -134,25 +140,28 @@ def a_full_tier_keeps_working(session: TierSession) -> None:
             assert session.device.blocks[20 : 20 + num] == contents
 
 
-def sealing_twice_changes_nothing(session: TierSession) -> None:
-    """Equal keys are equal blocks: saved once, whoever comes first."""
+def sealing_twice_uses_no_more_space(session: TierSession) -> None:
+    """Sealing blocks that the tier already holds must use no more space."""
     for _ in range(5):
         session.save(1, session.max_blocks // 2)
     session.save(2, session.max_blocks // 2)
     assert session.count(1, session.max_blocks // 2) == session.max_blocks // 2, (
-        "copies of one block take room"
+        "a block that was sealed again must not take space twice"
     )
 
 
-def retire_forgets(session: TierSession) -> None:
-    """Also what is on its way; hits made before can still be loaded; life goes on."""
+def retire_drops_every_block(session: TierSession) -> None:
+    """`retire` drops saved blocks and unfinished saves.
+
+    Open hits stay loadable, later saves work.
+    """
     session.save(1, 3)
     hit = session.hit(1, 3)
     late = session.seal(2, 3)
     session.tier.retire()
-    assert session.count(1, 3) == 0, "a retired block is found"
+    assert session.count(1, 3) == 0, "a block must not be found after retire"
     session.finish(late)
-    assert session.count(2, 3) == 0, "a block sealed before is found after"
+    assert session.count(2, 3) == 0, "a save that began before retire must not be found after it"
     session.load(hit, np.arange(20, 23, dtype=np.int32))
     assert session.device.blocks[20] == session.content(1, 0)
     session.save(2, 3)
@@ -160,7 +169,7 @@ def retire_forgets(session: TierSession) -> None:
 
 
 def a_hit_is_used_once(session: TierSession) -> None:
-    """Loaded or closed, and then it raises."""
+    """After `load` or `close` a hit must raise `LeaseUsed`."""
     session.save(1, 3)
     loaded, closed = session.hit(1, 3), session.hit(1, 3)
     session.load(loaded, np.arange(20, 23, dtype=np.int32))
@@ -171,7 +180,7 @@ def a_hit_is_used_once(session: TierSession) -> None:
                 use()
             except LeaseUsed:
                 continue
-            raise AssertionError("a hit that was used can be used again")
+            raise AssertionError("using a hit twice must raise LeaseUsed")
 
 
 def _load_again(hit: TierHit) -> None:
@@ -181,17 +190,17 @@ def _load_again(hit: TierHit) -> None:
 TIER_RULES: Mapping[str, TierRule] = {
     body.__name__: TierRule(body)
     for body in (
-        what_is_sealed_comes_back,
-        token_ids_are_those_sealed,
-        a_gap_ends_a_hit,
-        nothing_is_found_before_it_has_landed,
-        a_finished_transfer_touches_nothing,
-        a_load_writes_what_it_was_given,
-        a_hit_outlives_pressure,
-        a_full_tier_keeps_working,
-        sealing_twice_changes_nothing,
-        retire_forgets,
+        sealed_blocks_can_be_loaded,
+        hits_return_the_sealed_token_ids,
+        a_hit_ends_at_the_first_missing_block,
+        blocks_are_found_only_after_their_transfer,
+        finished_transfers_access_no_blocks,
+        loads_write_only_the_given_blocks,
+        hits_survive_eviction,
+        a_full_tier_evicts,
+        sealing_twice_uses_no_more_space,
+        retire_drops_every_block,
         a_hit_is_used_once,
     )
 }
-"""Every rule by name."""
+"""Every rule, by name."""

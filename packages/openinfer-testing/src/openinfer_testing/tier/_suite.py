@@ -1,4 +1,4 @@
-"""The suite as pytest runs it."""
+"""Tier suite for pytest."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from openinfer_testing.tier._rules import TIER_RULES, TierRule
 
 
 class TierConformance:
-    """Subclass it, provide the fixture, and pytest holds your tier to every rule.
+    """Test class with one test for each rule. Subclass it and provide the fixture `tier_factory`.
 
     class TestMyTier(TierConformance):
         @pytest.fixture
@@ -17,10 +17,10 @@ class TierConformance:
 
     @pytest.fixture
     def tier_factory(self) -> TierFactory:
-        """Makes the tier under test."""
+        """Returns the factory of the tier under test."""
         raise NotImplementedError("provide the fixture tier_factory")
 
     @pytest.mark.parametrize("rule", TIER_RULES.values(), ids=TIER_RULES.keys())
     def test_rule(self, rule: TierRule, tier_factory: TierFactory) -> None:
-        """One rule."""
+        """Checks one rule."""
         rule.check(tier_factory)
