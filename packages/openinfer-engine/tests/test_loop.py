@@ -203,10 +203,10 @@ def test_commands_run_with_nothing_in_flight_and_in_order(
 
 
 def quiet_bench(make_bench: Make, make_request: Request) -> tuple[Bench, Recorder]:
-    """Runs a request until it decodes, with many steps left that repeat the one in flight."""
+    """Runs a request until it decodes, with many steps left that only decode."""
     bench = make_bench()
     recorder = bench.submit(make_request(max_tokens=40))
-    while bench.loop.num_repeats < 5:
+    while bench.loop.num_skippable_steps < 5:
         bench.loop.step()
     return bench, recorder
 
@@ -223,7 +223,7 @@ def test_steps_that_a_host_has_run_go_on_where_they_end(
         executor.launch(dataclasses.replace(newest, step_id=newest.step_id + number, ends=()))
         executor.sample(newest.step_id + number, {})
         tokens += executor.wait(newest.step_id + number - 1).token_ids.tolist()
-    bench.loop.repeat([pack_ids(tokens)], 5)
+    bench.loop.skip_decode_steps([pack_ids(tokens)], 5)
     assert bench.loop.step_id == step_id + 5
     assert recorder.tokens[num_known:] == tokens
     bench.run()
@@ -244,7 +244,7 @@ def test_a_loop_that_somebody_wants_something_of_is_not_quiet(
         bench.loop.start_trace(StartTrace(str(tmp_path / "trace.json")))
     else:
         bench.submit(make_request(request_id="late", max_tokens=2))
-    assert bench.loop.num_repeats == 0
+    assert bench.loop.num_skippable_steps == 0
     bench.run()
     bench.loop.close()
 

@@ -115,7 +115,7 @@ def test_many_steps_at_once_give_the_tokens_and_the_times_of_each():
             plan = engine.step()
         engine.executor.launch(replace(plan, step_id=4))
     until = ours.clock() + 0.5
-    num_steps, columns = ours.executor.repeat(60, until)
+    num_steps, columns = ours.executor.run_decode_steps(60, until)
     one_by_one, times = [], []
     for step_id in range(4, 4 + num_steps):
         assert theirs.clock() < until
@@ -138,8 +138,8 @@ def test_it_is_known_how_long_repeated_steps_take_at_least():
     for _ in range(3):
         plan = engine.step()
     engine.executor.launch(replace(plan, step_id=4))
-    least = engine.executor.busy_with(40)
-    assert engine.executor.repeat(40, inf)[0] == 40
+    least = engine.executor.earliest_end(40)
+    assert engine.executor.run_decode_steps(40, inf)[0] == 40
     assert 0.99 < least / engine.clock() < 1.0
 
 

@@ -81,7 +81,7 @@ def test_many_steps_at_once_are_the_same_steps(monkeypatch, options):
     """To the bit: clients, and the times between all tokens."""
     trace = agent_trace(sessions=8, ramp=2.0, mix=_AGENTS, seed=4)
     at_once = _seen(trace, **options)
-    monkeypatch.setattr("openinfer_engine.loop._engine_loop.EngineLoop.num_repeats", 0)
+    monkeypatch.setattr("openinfer_engine.loop._engine_loop.EngineLoop.num_skippable_steps", 0)
     assert _seen(trace, **options) == at_once
 
 

@@ -16,7 +16,7 @@ from openinfer_scheduler.admit._intake import PROMPT_NOT_HERE, Intake
 from openinfer_scheduler.errors import PolicyError, StepOrderError
 from openinfer_scheduler.plan._planner import Planner
 from openinfer_scheduler.plan._prefill_pace import PrefillPace
-from openinfer_scheduler.plan._repeat import num_repeats, repeat
+from openinfer_scheduler.plan._step_skipping import num_skippable_steps, skip_decode_steps
 from openinfer_scheduler.settle._forced_tokens import force
 from openinfer_scheduler.settle._settle import Effects, own_faults, settle
 from openinfer_scheduler.state._adapter_slots import AdapterSlots
@@ -273,11 +273,10 @@ class Scheduler:
         return settle(self._state, step, result, now, faults)
 
     @property
-    def num_repeats(self) -> int:
-        """Number of steps that may follow the step in flight and only repeat it; often 0.
+    def num_skippable_steps(self) -> int:
+        """Number of steps after the step in flight that will only decode the same rows; often 0.
 
-        They have the same rows, all of them decode rows. No request waits, no row needs a block,
-        and none of their tokens can end a request.
+        In these steps no request waits, no row needs a block, and no token can end a request.
         """
         is_fixed = (
             self._config.depth == 2
@@ -285,19 +284,19 @@ class Scheduler:
             and not self._capacity.counts_promises
             and not self._state.deadlines
         )
-        return num_repeats(self._state) if is_fixed else 0
+        return num_skippable_steps(self._state) if is_fixed else 0
 
-    def repeat(self, columns: Sequence[bytes], num_steps: int, now: float) -> Effects:
-        """Plans and applies many steps at once that only repeat the step in flight.
+    def skip_decode_steps(self, columns: Sequence[bytes], num_steps: int, now: float) -> Effects:
+        """Plans and applies many steps at once that only decode the rows of the step in flight.
 
-        For simulations, which save most of their run time by it. Has the effect of `num_steps`
+        Meant for simulations, where it saves most of the run time. It has the effect of `num_steps`
         calls of `plan` and `apply`: the step in flight and all new ones except the last are
         applied, and the last is in flight then.
 
         Args:
-            columns: `num_steps` tokens of each row of the step in flight, as a u32 column.
-            num_steps: from 1 to `num_repeats`.
-            now: when the last of the applied steps completed, monotonic seconds.
+            columns: For each row of the step in flight, its `num_steps` tokens as a u32 column.
+            num_steps: Number of new steps, from 1 to `num_skippable_steps`.
+            now: Time at which the last of the applied steps completed, monotonic seconds.
 
         Returns:
             One event for each row, with all its tokens.
@@ -305,10 +304,12 @@ class Scheduler:
         Raises:
             StepOrderError: `num_steps` is out of bounds.
         """
-        most = self.num_repeats
-        if not 0 < num_steps <= most:
-            raise StepOrderError(f"num_steps={num_steps} must be from 1 to num_repeats={most}")
-        effects = repeat(self._state, columns, num_steps)
+        limit = self.num_skippable_steps
+        if not 0 < num_steps <= limit:
+            raise StepOrderError(
+                f"num_steps={num_steps} must be from 1 to num_skippable_steps={limit}"
+            )
+        effects = skip_decode_steps(self._state, columns, num_steps)
         self._last_completed_at = now
         return effects
 

@@ -238,33 +238,34 @@ class EngineLoop:
         return is_launched or has_waited or has_run_commands
 
     @property
-    def num_repeats(self) -> int:
-        """Upper bound of steps after the one in flight that would only repeat it, unobserved.
+    def num_skippable_steps(self) -> int:
+        """Number of steps after the step in flight that will only decode the same rows, unobserved.
 
         A host with a virtual clock, whose executor returns nothing but tokens, may simulate that
-        many steps at once and report them with `repeat` instead of calling `step` for each.
+        many steps at once. It reports them with `skip_decode_steps` instead of calling `step` for
+        each.
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
         commands = self._commands
         is_held_up = commands.is_settling or commands.is_paused or commands or len(self._intake)
         if is_watched or is_held_up or self._grammars is not None:
             return 0
-        return self._scheduler.num_repeats
+        return self._scheduler.num_skippable_steps
 
-    def repeat(self, columns: Sequence[bytes], num_steps: int) -> None:
-        """Settles `num_steps` further steps that repeat the one in flight.
+    def skip_decode_steps(self, columns: Sequence[bytes], num_steps: int) -> None:
+        """Settles `num_steps` further steps that only decode the rows of the step in flight.
 
-        The effect is that of as many calls of `step`, except that each request gets one event with
-        all its tokens.
+        The effect is that of `num_steps` calls of `step`, except that each request gets one event
+        with all its tokens.
 
         Args:
-            columns: by row, the `num_steps` tokens of the steps waited for, as a u32 column.
-            num_steps: from 1 to `num_repeats`.
+            columns: For each row, the `num_steps` tokens of the completed steps as a u32 column.
+            num_steps: Number of steps, from 1 to `num_skippable_steps`.
         """
         newest = self._in_flight.popleft() + num_steps
         self._in_flight.append(newest)
         self.step_id = newest - 1
-        self._sinks.deliver(self._scheduler.repeat(columns, num_steps, self._clock()))
+        self._sinks.deliver(self._scheduler.skip_decode_steps(columns, num_steps, self._clock()))
 
     def start_trace(self, command: StartTrace) -> None:
         """Starts a trace before the first step. Later, `control` does that.

@@ -62,7 +62,7 @@ class ModelledExecutor:
         self._places = [0] * info.max_num_seqs
         self._free_at = clock()
         self.step_times: list[float] = []
-        """When each of the steps was over that the last `repeat` waited for."""
+        """When each of the steps was over that the last `run_decode_steps` waited for."""
         self._results: deque[tuple[float, StepResult]] = deque()
         self._steady_slots: list[int] = []
         self._num_steady_steps = 0
@@ -114,15 +114,15 @@ class ModelledExecutor:
         self._clock.wait_until(due)
         return result
 
-    def busy_with(self, num_steps: int) -> float:
-        """A time before which `repeat` is not through with so many steps, at least one."""
+    def earliest_end(self, num_steps: int) -> float:
+        """Returns a lower bound of the time at which `run_decode_steps` has run `num_steps`."""
         due, _ = self._results[0]
         num_rows = len(self._steady_slots)
         # They get longer from one to the next.
         shortest = self._cost.decode_s(num_rows, self._steady_kv_tokens)
         return due + (num_steps - 1) * shortest
 
-    def repeat(self, num_steps: int, until: float) -> tuple[int, list[bytes]]:
+    def run_decode_steps(self, num_steps: int, until: float) -> tuple[int, list[bytes]]:
         """Launches steps like the last one and waits for as many, oldest first.
 
         As if by `launch` and `wait` in turn, for a virtual clock. To be called where one step of

@@ -45,7 +45,7 @@ class Replica:
             HostCosts(step_s=overheads.host_step_s, row_s=overheads.host_row_s),
         )
         self._loop = assemble(self._executor, options, clock=self.clock, raises_policy_errors=True)
-        self._num_repeats = 0
+        self._num_skippable = 0
         """Steps that only repeat the one in flight."""
 
     def go_on(self, until: float) -> bool:
@@ -55,20 +55,21 @@ class Replica:
             False: nothing could be done.
         """
         loop = self._loop
-        if not self._num_repeats:
+        if not self._num_skippable:
             is_done = loop.step()
         else:
-            num_steps, columns = self._executor.repeat(self._num_repeats, until)
-            loop.repeat(columns, num_steps)
+            num_steps, columns = self._executor.run_decode_steps(self._num_skippable, until)
+            loop.skip_decode_steps(columns, num_steps)
             is_done = True
-        self._num_repeats = loop.num_repeats
+        self._num_skippable = loop.num_skippable_steps
         return is_done
 
     @property
     def quiet_until(self) -> float:
         """Before this time it samples but tokens that nobody acts on, unless a request comes."""
-        num_repeats = self._num_repeats
-        return self._executor.busy_with(num_repeats) if num_repeats else self.clock.now
+        if not self._num_skippable:
+            return self.clock.now
+        return self._executor.earliest_end(self._num_skippable)
 
     @property
     def step_times(self) -> list[float]:
@@ -97,4 +98,4 @@ class Replica:
         """Hands a request to the engine; an idle one wakes at `now`."""
         self.clock.wait_until(now)
         self._loop.submit(request, sink)
-        self._num_repeats = 0
+        self._num_skippable = 0

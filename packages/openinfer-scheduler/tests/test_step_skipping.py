@@ -1,4 +1,4 @@
-"""Many repeated steps at once have the effect of single ones."""
+"""Skipping many decode steps at once has the effect of single steps."""
 
 import random
 from dataclasses import replace
@@ -33,7 +33,7 @@ class Charged(Fair):
         super().charge(sequence, num_tokens)
 
 
-def repeat(subject, plan, num_steps):
+def skip(subject, plan, num_steps):
     """Launches steps like `plan` and waits for as many, as an engine on a virtual clock does."""
     columns = [[] for _ in plan.rows]
     for number in range(1, num_steps + 1):
@@ -45,10 +45,12 @@ def repeat(subject, plan, num_steps):
         for column, token_id in zip(columns, result.token_ids.tolist(), strict=True):
             column.append(token_id)
         subject.now += 1.0
-    subject.take(subject.scheduler.repeat(list(map(pack_ids, columns)), num_steps, subject.now))
+    subject.take(
+        subject.scheduler.skip_decode_steps(list(map(pack_ids, columns)), num_steps, subject.now)
+    )
 
 
-def run(loop, seed, policy, *, is_repeating, **options):
+def run(loop, seed, policy, *, is_skipping, **options):
     """Runs requests that arrive at random steps; returns their outcome and that of the cache."""
     rng = random.Random(seed)
     subject = loop(**({"num_blocks": 40, "policy": policy} | options))
@@ -63,20 +65,20 @@ def run(loop, seed, policy, *, is_repeating, **options):
         }
         for _ in coming
     ]
-    step = num_repeated = 0
+    step = num_skipped = 0
     newest = None
     while coming or subject.scheduler.has_work:
         subject.now = float(step)
         while coming and coming[0] <= step:
             del coming[0]
             subject.add(**requests.pop(0))
-        num_steps = min(subject.scheduler.num_repeats, (coming or [step + 99])[0] - step)
-        if is_repeating and num_steps:
+        num_steps = min(subject.scheduler.num_skippable_steps, (coming or [step + 99])[0] - step)
+        if is_skipping and num_steps:
             num_steps = rng.randint(1, num_steps)
-            repeat(subject, newest, num_steps)
+            skip(subject, newest, num_steps)
             newest = replace(newest, step_id=newest.step_id + num_steps)
             step += num_steps
-            num_repeated += num_steps
+            num_skipped += num_steps
         else:
             while (plan := subject.plan()) is not None:
                 newest = plan
@@ -93,7 +95,7 @@ def run(loop, seed, policy, *, is_repeating, **options):
         (stats.num_queried_tokens, stats.num_hit_tokens),
         getattr(policy, "charges", None),
     )
-    return outcome, num_repeated
+    return outcome, num_skipped
 
 
 @pytest.mark.parametrize(
@@ -107,14 +109,14 @@ def run(loop, seed, policy, *, is_repeating, **options):
     ],
 )
 def test_many_at_once_are_the_same_steps(loop, policy, options):
-    num_repeated = 0
+    num_skipped = 0
     for seed in range(6):
-        alone, none = run(loop, seed, policy(), is_repeating=False, **options)
-        together, num = run(loop, seed, policy(), is_repeating=True, **options)
+        alone, none = run(loop, seed, policy(), is_skipping=False, **options)
+        together, num = run(loop, seed, policy(), is_skipping=True, **options)
         assert together == alone
         assert none == 0
-        num_repeated += num
-    assert num_repeated > 100
+        num_skipped += num
+    assert num_skipped > 100
 
 
 def quiet(loop, **options):
@@ -127,41 +129,41 @@ def quiet(loop, **options):
     return subject
 
 
-def test_no_step_repeats_if_anything_may_change(loop):
-    assert quiet(loop).scheduler.num_repeats > 10
-    assert quiet(loop, depth=1).scheduler.num_repeats == 0
-    assert quiet(loop, target_itl_s=0.05).scheduler.num_repeats == 0
+def test_no_step_is_skipped_if_anything_may_change(loop):
+    assert quiet(loop).scheduler.num_skippable_steps > 10
+    assert quiet(loop, depth=1).scheduler.num_skippable_steps == 0
+    assert quiet(loop, target_itl_s=0.05).scheduler.num_skippable_steps == 0
     waited_for = quiet(loop)
     waited_for.add([3], max_tokens=1)
-    assert waited_for.scheduler.num_repeats == 0
+    assert waited_for.scheduler.num_skippable_steps == 0
     limited, unlimited = quiet(loop), quiet(loop)
     limited.add([3], max_tokens=30, ignore_eos=True, deadline=1e6)
     unlimited.add([3], max_tokens=30, ignore_eos=True)
     for _ in range(6):
         limited.step()
         unlimited.step()
-    assert limited.scheduler.num_repeats == 0
-    assert unlimited.scheduler.num_repeats > 10
+    assert limited.scheduler.num_skippable_steps == 0
+    assert unlimited.scheduler.num_skippable_steps > 10
     left = quiet(loop)
     left.abort("r0")
-    assert left.scheduler.num_repeats == 0
+    assert left.scheduler.num_skippable_steps == 0
     for subject in (waited_for, limited, unlimited, left):
         subject.run()
 
 
 @pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
-def test_no_step_repeats_while_promises_are_counted(loop, admission):
+def test_no_step_is_skipped_while_promises_are_counted(loop, admission):
     """With lifetime admission and state groups, promises are counted every 32 plans."""
     state = CacheGroup(name="s", kind="state", planes=(Plane(name="s", bytes_per_token=256),))
     full = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=16),))
     subject = quiet(loop, groups=(full, state), num_slabs=200, admission=admission)
-    assert (subject.scheduler.num_repeats > 0) == (admission == "optimistic")
+    assert (subject.scheduler.num_skippable_steps > 0) == (admission == "optimistic")
     subject.run()
 
 
-def test_more_than_may_repeat_is_refused(loop):
+def test_too_many_steps_are_refused(loop):
     subject = quiet(loop)
-    for num_steps in (0, subject.scheduler.num_repeats + 1):
-        with pytest.raises(StepOrderError, match="num_repeats"):
-            subject.scheduler.repeat([b"", b""], num_steps, subject.now)
+    for num_steps in (0, subject.scheduler.num_skippable_steps + 1):
+        with pytest.raises(StepOrderError, match="num_skippable_steps"):
+            subject.scheduler.skip_decode_steps([b"", b""], num_steps, subject.now)
     subject.run()

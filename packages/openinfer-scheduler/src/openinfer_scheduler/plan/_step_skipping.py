@@ -1,4 +1,4 @@
-"""Many decode steps at once that only repeat the step in flight: for simulations.
+"""Skipping over many decode steps at once, for simulations.
 
 A simulation on a virtual clock knows how long such steps take. Planning and applying each of them
 would be most of its run time: 2 to 8 times as long, see docs/decisions/0031.
@@ -16,11 +16,11 @@ from openinfer_scheduler.state._scheduler_state import SchedulerState
 from openinfer_scheduler.state._sequence import BYTES_PER_ID
 
 
-def num_repeats(state: SchedulerState) -> int:
-    """Returns how many steps may follow the step in flight that have its rows and nothing else.
+def num_skippable_steps(state: SchedulerState) -> int:
+    """Returns how many steps after the step in flight will only decode the same rows.
 
-    No request waits, no row needs a block, and no token of these steps can end a request or fill
-    blocks that the cache must seal.
+    In these steps no request waits, no row needs a block, and no token can end a request or fill a
+    block that the cache must seal.
     """
     if len(state.in_flight) != 1 or state.waiting or state.settling:
         return 0
@@ -35,13 +35,13 @@ def num_repeats(state: SchedulerState) -> int:
     return max(0, min(num_plain, num_unchecked // BYTES_PER_ID))
 
 
-def repeat(state: SchedulerState, columns: Sequence[bytes], num_steps: int) -> Effects:
-    """Settles the step in flight and the steps after it except the last, which is in flight then.
+def skip_decode_steps(state: SchedulerState, columns: Sequence[bytes], num_steps: int) -> Effects:
+    """Applies the step in flight and the steps after it except the last, which is in flight then.
 
     Args:
-        state: changed.
-        columns: `num_steps` tokens of each row as a u32 column.
-        num_steps: from 1 to `num_repeats`.
+        state: The scheduler's state, which is changed.
+        columns: For each row, its `num_steps` tokens as a u32 column.
+        num_steps: Number of new steps, from 1 to `num_skippable_steps`.
     """
     step = state.in_flight.popleft()
     oldest = step.plan.step_id
