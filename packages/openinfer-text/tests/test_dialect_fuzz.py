@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openinfer_testing.parsers import GoldenStream, Parsers, answer
+from openinfer_testing.parsers import GoldenStream, Parsers, parse_output
 from openinfer_text import choose_parser
 
 PROPERTIES = {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": ["string", "null"]}}
@@ -59,8 +59,8 @@ def test_random_texts_cut_anywhere(name, data):
     bounds = [0, *cuts, len(text)]
     parts = [text[start:end] for start, end in itertools.pairwise(bounds)]
     parsers = parsers_of(name)
-    whole = answer(parsers, stream, [text])
-    assert answer(parsers, stream, parts) == whole == answer(parsers, stream, text)
+    whole = parse_output(parsers, stream, [text])
+    assert parse_output(parsers, stream, parts) == whole == parse_output(parsers, stream, text)
     if not whole.calls and "<think>" not in text and "</think>" not in text:
         assert whole.content == text
 
@@ -117,7 +117,7 @@ def test_time_is_linear_in_the_text(name, case, size):
         gc.disable()
         try:
             begun = time.process_time()
-            answer(parsers, stream, deltas)
+            parse_output(parsers, stream, deltas)
             return time.process_time() - begun
         finally:
             gc.enable()
