@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from openinfer_contract import (
     EventBuffer,
     Finished,
@@ -34,6 +36,7 @@ def test_parts_keep_their_order() -> None:
     assert buffer.merge_all() == whole + "end"
 
 
+@pytest.mark.timed
 def test_a_reader_that_sleeps_costs_the_engine_little() -> None:
     buffer, begun = EventBuffer(), time.process_time()
     for number in range(16_384):

@@ -148,6 +148,7 @@ def test_it_may_be_closed_from_a_sink(make_request: Request) -> None:
     assert not engine._thread.is_alive()
 
 
+@pytest.mark.timed
 def test_idle_costs_nothing_and_load_settles(
     engine: InProcessEngine, make_request: Request
 ) -> None:

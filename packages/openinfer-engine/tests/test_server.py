@@ -129,6 +129,7 @@ def test_a_quiet_engine_prepares(make_request: Request, tmp_path: Path) -> None:
         parent.until(is_ended)
 
 
+@pytest.mark.timed
 def test_idle_says_nothing_and_costs_nothing(tmp_path: Path) -> None:
     with serving(tmp_path) as (parent, _):
         parent.say(Hello())

@@ -386,6 +386,7 @@ class Counting(LoopTrace):
         return super().__getattribute__(name)
 
 
+@pytest.mark.timed
 def test_a_trace_that_is_off_costs_next_to_nothing(make_request: Request) -> None:
     """Without a trace, a step makes seven calls that do nothing, in under three microseconds."""
     shape = CountingShape(max_num_seqs=8)

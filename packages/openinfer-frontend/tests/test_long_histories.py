@@ -19,6 +19,7 @@ def seconds(work):
     return time.process_time() - begun
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("item", [SYSTEM, THOUGHT], ids=["system", "reasoning"])
 def test_items_that_become_one_message(item):
     request = ResponsesRequest(input=[item] * 20_000 + [USER])
@@ -33,6 +34,7 @@ def test_the_texts_of_items_are_joined(item):
     assert messages[0][key] == between.join([TEXT, TEXT])
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "messages",
     [

@@ -16,6 +16,7 @@ SCORES = TokenLogprobs(
 )
 
 
+@pytest.mark.timed
 def test_a_slow_reader_finds_the_scores_merged():
     async def read(count):
         fan_in = EventFanIn(asyncio.get_running_loop())
@@ -33,6 +34,7 @@ def test_a_slow_reader_finds_the_scores_merged():
     assert seconds < 1
 
 
+@pytest.mark.timed
 def test_a_whole_choice_merges_its_scores_once():
     result = ChoiceResult()
     begun = time.process_time()

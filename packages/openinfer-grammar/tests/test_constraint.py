@@ -114,6 +114,7 @@ def test_an_output_may_begin_with_reasoning(backend, opens):
         assert allowed(subject) == encode("c")
 
 
+@pytest.mark.timed
 def test_a_long_replay_takes_time_in_proportion(backend):
     subject = constraint(backend, "(c|d)+", start_after=pack_ids(CLOSE))
     begin = time.thread_time()

@@ -143,6 +143,7 @@ def test_what_no_string_or_stack_can_hold_is_refused(grammar, backend):
         backend.compile(grammar)
 
 
+@pytest.mark.timed
 def test_the_search_for_a_keyword_ends_in_time():
     """Every part is tried together with all the definitions, which take long."""
     definitions = {

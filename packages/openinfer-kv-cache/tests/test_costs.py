@@ -9,6 +9,8 @@ import pytest
 from openinfer_kv_cache import KVCache
 from openinfer_kv_cache.arena._arena import Arena
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture(scope="module")
 def benchmark():

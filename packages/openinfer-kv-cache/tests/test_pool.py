@@ -124,6 +124,7 @@ def test_size_is_checked(num_blocks):
         BlockPool(num_blocks)
 
 
+@pytest.mark.timed
 def test_a_million_blocks_start_fast_and_small():
     tracemalloc.start()
     start = time.perf_counter()

@@ -26,6 +26,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.timed
 def test_it_starts_within_a_second(new_cache):
     times = []
     for _ in range(5):

@@ -167,6 +167,7 @@ def found(groups, slots):
     return result, time.process_time() - begin
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("step", [1, 7])
 @pytest.mark.parametrize(("num_rows", "bound"), [(256, 1e-3), (512, 2e-3)])
 def test_rows_that_share_ever_more_are_grouped_in_bounded_time(num_rows, bound, step):

@@ -244,6 +244,7 @@ def test_a_replica_alone_does_not_depend_on_the_others():
     assert records(short, long) == sorted(records(short) + records(long))
 
 
+@pytest.mark.timed
 @pytest.mark.long
 def test_five_minutes_at_8_requests_a_second_keep_the_pace_of_an_hour_in_90_s():
     trace = parse_trace("poisson:rate=8,duration=300")

@@ -103,6 +103,7 @@ HOSTILE = {
 CASES = [(name, case) for name, cases in HOSTILE.items() for case in cases]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[" ".join(case) for case in CASES])
 @pytest.mark.parametrize("size", [4, 10**9], ids=["pieces", "whole"])
 def test_time_is_linear_in_the_text(name, case, size):

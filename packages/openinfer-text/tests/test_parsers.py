@@ -328,6 +328,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("size", [4, 10**9], ids=["pieces", "whole"])
 def test_time_is_linear_in_the_text(name, size):

@@ -61,6 +61,7 @@ def test_an_empty_stop_string_is_refused():
         StopStrings(["a", ""])
 
 
+@pytest.mark.timed
 def test_long_stops_take_memory_once_and_in_proportion():
     stops = [f"{number:04}" + "ab" * 510 for number in range(64)]
     tracemalloc.start()
