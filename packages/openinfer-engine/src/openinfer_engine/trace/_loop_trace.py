@@ -1,11 +1,12 @@
 """The loop's part of a trace: steps and their phases, requests, and counters."""
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from openinfer_contract import Finished, GenerateRequest, Load, TokenEvent
-from openinfer_engine.trace._tracer import Tracer
-from openinfer_scheduler import PlannedRow, StepPlan
+from openinfer_engine.trace._tracer import Details, Tracer
+from openinfer_scheduler import StepPlan
 
 COUNTER_INTERVAL_S = 0.01
 """Minimum seconds between two samples of the counters."""
@@ -124,8 +125,10 @@ class StepTrace(LoopTrace):
         if step is None:
             return
         track = self._tracks[step_id % len(self._tracks)]
-        args = step.describe() | ({"failure": failure} if failure else {})
-        self._tracer.span(track, step.kind, step.begin, self._cursor, args)
+        kind, args = step.describe()
+        if failure:
+            args["failure"] = failure
+        self._tracer.span(track, kind, step.begin, self._cursor, args)
         for phase, begin, end in step.phases:
             self._tracer.span(track, phase, begin, end)
         if self._cursor - self._counted_at >= COUNTER_INTERVAL_S or not self._phase_of:
@@ -135,13 +138,15 @@ class StepTrace(LoopTrace):
         """Opens a request at the time of its arrival."""
         at = now if request.arrival is None else min(now, request.arrival)
         request_id = request.request_id
-        args = {
+        args: dict[str, Any] = {
             "request_id": request_id,
             "prompt_tokens": request.num_prompt_tokens,
             "max_tokens": request.stop.max_tokens,
         }
-        named = {"session_id": request.session_id, "traceparent": request.trace_parent}
-        args |= {name: value for name, value in named.items() if value}
+        if request.session_id:
+            args["session_id"] = request.session_id
+        if request.trace_parent:
+            args["traceparent"] = request.trace_parent
         self._tracer.begin(_REQUEST, request_id, _REQUEST, at, args)
         self._tracer.begin(_REQUEST, request_id, _QUEUED, at)
         self._phase_of[request_id] = _QUEUED
@@ -158,9 +163,7 @@ class StepTrace(LoopTrace):
             self._close(request_id, now, {"end": "after the trace"})
         self._count(now)
 
-    def _enter(
-        self, request_id: str, phase: str, at: float, args: dict[str, Any] | None = None
-    ) -> None:
+    def _enter(self, request_id: str, phase: str, at: float, args: Details = None) -> None:
         self._tracer.end(_REQUEST, request_id, self._phase_of[request_id], at)
         self._tracer.begin(_REQUEST, request_id, phase, at, args)
         self._phase_of[request_id] = phase
@@ -170,12 +173,10 @@ class StepTrace(LoopTrace):
         self._tracer.end(_REQUEST, request_id, _REQUEST, at, args)
 
     def _count(self, at: float) -> None:
-        load = self._load()
-        requests = {"running": load.num_running, "waiting": load.num_waiting}
-        self._tracer.counter("requests", at, requests)
+        load, count = self._load(), self._tracer.counter
+        count("requests", at, {"running": load.num_running, "waiting": load.num_waiting})
         held = load.num_total_blocks - load.num_free_blocks - load.num_evictable_blocks
-        blocks = {"held": held, "evictable": load.num_evictable_blocks}
-        self._tracer.counter("KV blocks", at, blocks)
+        count("KV blocks", at, {"held": held, "evictable": load.num_evictable_blocks})
         self._counted_at = at
 
 
@@ -189,29 +190,20 @@ class _Step:
         self.begin = begin
         self.planned_at = planned_at
         self.phases = [("plan", begin, planned_at)]
-        self.prefill_rows: list[PlannedRow] = []
-        for row in reversed(plan.rows):  # decode rows come first
-            if row.token_ids is None:
-                break
-            self.prefill_rows.append(row)
+        prefill = takewhile(lambda row: row.token_ids is not None, reversed(plan.rows))
+        self.prefill_rows = list(prefill)  # decode rows come first in a plan
 
-    @property
-    def kind(self) -> str:
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """Returns the kind of the step and its details."""
         num_prefill, num_rows = len(self.prefill_rows), len(self._plan.rows)
-        if not num_rows:
-            return "no rows"
-        if not num_prefill:
-            return "decode"
-        return "prefill" if num_prefill == num_rows else "mixed"
-
-    def describe(self) -> dict[str, Any]:
-        num_prefill, num_rows = len(self.prefill_rows), len(self._plan.rows)
-        num_prefill_tokens = sum(row.num_tokens for row in self.prefill_rows)
-        return {
+        kind = "decode" if num_rows else "no rows"
+        if num_prefill:
+            kind = "prefill" if num_prefill == num_rows else "mixed"
+        return kind, {
             "step": self._plan.step_id,
             "decode_rows": num_rows - num_prefill,
             "prefill_rows": num_prefill,
-            "prefill_tokens": num_prefill_tokens,
+            "prefill_tokens": sum(row.num_tokens for row in self.prefill_rows),
         }
 
 

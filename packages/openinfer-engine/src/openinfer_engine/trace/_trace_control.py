@@ -157,11 +157,10 @@ class TraceControl:
         trace.close()
         tracer.close()
         self._failure = tracer.failure or ""
-        if tracer.failure is None:
-            dropped = f"; {tracer.num_dropped} events were dropped because it was full"
-            _logger.info(
-                "the trace %s is complete%s", tracer.path, dropped if tracer.num_dropped else ""
-            )
+        if not self._failure:
+            num = tracer.num_dropped
+            dropped = f"; {num} events were dropped because it was full" if num else ""
+            _logger.info("the trace %s is complete%s", tracer.path, dropped)
 
     def _default_path(self) -> str:
         if self._folder is None:

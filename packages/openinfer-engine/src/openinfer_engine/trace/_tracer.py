@@ -10,6 +10,9 @@ from openinfer_engine.trace._trace_file import TraceEvent, TraceFile
 
 MAX_BUFFERED_EVENTS = 512
 
+Details = dict[str, Any] | None
+"""Values shown with a span, by name."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -76,9 +79,7 @@ class Tracer:
             )
         return tid
 
-    def span(
-        self, track: int, name: str, begin: float, end: float, args: dict[str, Any] | None = None
-    ) -> None:
+    def span(self, track: int, name: str, begin: float, end: float, args: Details = None) -> None:
         """Records a span. Spans of one track nest, and the outer span is recorded first.
 
         Args:
@@ -89,19 +90,11 @@ class Tracer:
             args: details shown with the span.
         """
         ts = _microseconds(begin)
-        self._events.append(
-            TraceEvent(name, "X", self._pid, track, ts, _microseconds(end) - ts, args=args)
-        )
+        dur = _microseconds(end) - ts
+        self._events.append(TraceEvent(name, "X", self._pid, track, ts, dur, args=args))
 
     def begin(
-        self,
-        kind: str,
-        key: str,
-        name: str,
-        at: float,
-        args: dict[str, Any] | None = None,
-        *,
-        pid: int | None = None,
+        self, kind: str, key: str, name: str, at: float, args: Details = None, pid: int = 0
     ) -> None:
         """Begins a span that may overlap others of its kind. Spans of one kind and key nest.
 
@@ -111,23 +104,16 @@ class Tracer:
             name: name of the span; `end` repeats it.
             at: in seconds of `clock`.
             args: details shown with the span.
-            pid: process of the span; None: this one.
+            pid: process of the span; 0: this one.
         """
         self._overlapping("b", kind, key, name, at, args, pid)
 
     def instant(self, kind: str, key: str, name: str, at: float) -> None:
         """Records an instant within the open spans of one kind and key."""
-        self._overlapping("n", kind, key, name, at, None, None)
+        self._overlapping("n", kind, key, name, at)
 
     def end(
-        self,
-        kind: str,
-        key: str,
-        name: str,
-        at: float,
-        args: dict[str, Any] | None = None,
-        *,
-        pid: int | None = None,
+        self, kind: str, key: str, name: str, at: float, args: Details = None, pid: int = 0
     ) -> None:
         """Ends a span that `begin` began."""
         self._overlapping("e", kind, key, name, at, args, pid)
@@ -154,20 +140,11 @@ class Tracer:
         self._file.close()
 
     def _overlapping(
-        self,
-        ph: Any,
-        kind: str,
-        key: str,
-        name: str,
-        at: float,
-        args: dict[str, Any] | None,
-        pid: int | None,
+        self, ph: Any, kind: str, key: str, name: str, at: float, args: Details = None, pid: int = 0
     ) -> None:
-        self._events.append(
-            TraceEvent(
-                name, ph, pid or self._pid, ts=_microseconds(at), cat=kind, id=key, args=args
-            )
-        )
+        ts = _microseconds(at)
+        event = TraceEvent(name, ph, pid or self._pid, ts=ts, cat=kind, id=key, args=args)
+        self._events.append(event)
 
 
 def _microseconds(seconds: float) -> float:
