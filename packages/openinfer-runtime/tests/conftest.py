@@ -22,7 +22,6 @@ from openinfer_contract import (
 from openinfer_engine import EngineLoop, EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor, _executor
-from openinfer_runtime.graphs._capture import run_each_time
 from openinfer_runtime.steps._prefix_groups import SharingThresholds
 from openinfer_testing.torch import TINY_CHECKPOINTS
 
@@ -97,7 +96,7 @@ class Engine:
     def pad_steps(self, tokenizer: Path | None = None) -> "Engine":
         """Takes the path of captured steps from now on; every replay runs all operations."""
         old = self.executor
-        self.executor = TorchExecutor(old._model, old._cache, old.info, run_each_time)
+        self.executor = TorchExecutor(old._model, old._cache, old.info, lambda work: work)
         self.loop = assemble(self.executor, self.options, model_line="qwen3", tokenizer=tokenizer)
         return self
 

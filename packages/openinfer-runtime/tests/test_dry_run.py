@@ -51,7 +51,6 @@ from openinfer_contract import (
 from openinfer_engine import EngineOptions, LaunchSpec, assemble
 from openinfer_qwen3 import LINE
 from openinfer_runtime import TorchExecutor
-from openinfer_runtime.graphs._capture import run_each_time
 
 for order in (find_op(name).order for name in op_names()):
     order["cpu"] = order["cuda"]
@@ -110,7 +109,7 @@ requests = [
     )
     for index, (length, wish) in enumerate([*((3, wish) for wish in wishes), (50, {})])
 ]
-executor = TorchExecutor(old._model, old._cache, old.info, run_each_time)
+executor = TorchExecutor(old._model, old._cache, old.info, lambda work: work)
 loop = assemble(executor, options, model_line="qwen3")
 ends = []
 for request in requests:

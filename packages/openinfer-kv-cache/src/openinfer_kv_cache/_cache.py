@@ -122,14 +122,6 @@ class KVCache:
         """
         return self._space.num_available
 
-    @property
-    def num_returning_blocks(self) -> int:
-        """Blocks of closed sequences that wait for a step in flight.
-
-        An upper bound of the gain of `num_available_blocks`: shared blocks are counted too.
-        """
-        return self._ledger.num_parked_blocks
-
     def num_blocks_for(self, num_tokens: int) -> int:
         """Returns the blocks, or slabs, that `num_tokens` positions need."""
         return self._space.num_needed(0, num_tokens)

@@ -101,11 +101,6 @@ class StepLedger:
         return sum(len(step.parked) for step in self._steps)
 
     @property
-    def num_parked_blocks(self) -> int:
-        """Number of blocks in their tables; shared blocks count more than once."""
-        return sum(blocks.num_blocks for step in self._steps for blocks in step.parked)
-
-    @property
     def planned(self) -> int:
         """Id of the step being planned.
 

@@ -1,6 +1,7 @@
 """The choice of an op's back end: made once, when a model is built, never in a step."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -56,8 +57,8 @@ def why_not(op: str, spec: Any, device: torch.device, backend: str) -> str | Non
         module = find_op(op).load(backend)
     except BackendUnavailable as error:
         return error.reason
-    reason: str | None = module.supports(spec, device)
-    return reason
+    supports: Callable[..., str | None] | None = getattr(module, "supports", None)
+    return None if supports is None else supports(spec, device)
 
 
 def choose(op: str, spec: Any, device: torch.device) -> Choice:

@@ -3,7 +3,8 @@
 An op is a package with a spec, a `plan_<op>` function and two tables: `ORDER` (device type to back
 ends, the preferred one first; other devices take the order of "cuda") and `EXAMPLES` (name to spec,
 for the report). A back end of an op is a module with `supports(spec, device)`, which returns None
-for yes or the reason why not, and `plan(spec, device)`. It may have two more functions:
+for yes or the reason why not, and `plan(spec, device)`. In this package, a back end without
+`supports` runs every spec on every device. It may have two more functions:
 `regimes(spec, device)` names its kernels by number of rows, and `compile_cases()` names the kernels
 that the compile gate compiles.
 

@@ -42,11 +42,6 @@ class GroupedBlocks:
         return tuple(table.num_dropped[0] for table in self._tables)
 
     @property
-    def num_blocks(self) -> int:
-        """Upper bound of the slabs that become available when the blocks are released."""
-        return sum(len(table.ids) for table in self._tables)
-
-    @property
     def num_published(self) -> int:
         """Leading positions that are indexed in every full and window group."""
         return min(

@@ -23,11 +23,6 @@ class Capture(Protocol):
         ...
 
 
-def run_each_time(work: Callable[[], T]) -> Callable[[], T]:
-    """Captures nothing, as a `Capture` for devices without graphs: every replay runs the work."""
-    return work
-
-
 class CudaGraphs:
     """A `Capture` that makes a CUDA graph of each work. Use from one thread.
 

@@ -137,11 +137,6 @@ class SequenceState:
         return self.num_known_tokens - self.output_start
 
     @property
-    def num_planned_tokens(self) -> int:
-        """Number of positions whose cache entries exist or are planned; 0 while waiting."""
-        return 0 if self.tenancy is None else self.tenancy.num_planned
-
-    @property
     def num_hit_tokens(self) -> int:
         """Leading tokens of a waiting sequence that the prefix cache holds.
 

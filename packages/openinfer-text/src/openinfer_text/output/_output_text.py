@@ -1,6 +1,5 @@
 """`OutputText`: token ids of one output to visible text, with stop strings applied."""
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,7 +35,6 @@ class OutputText:
         "_silent",
         "_starts",
         "_stops",
-        "_waiting",
         "_whole_text",
     )
 
@@ -85,10 +83,8 @@ class OutputText:
         self._num_unwatched = min_tokens
         self._num_decoded = 0
         self._starts: list[int] | None = [] if is_located else None
-        # For each token not yet shown completely: the length of decoded text at which it will be.
-        self._waiting: deque[int] = deque()
         self._is_clean = not self._detokenizer.has_pending
-        """Whether no text and no bytes are held back."""
+        """Whether no bytes are held back."""
         is_short = (
             self._detokenizer.is_plain
             and not (stops or is_located)
@@ -106,17 +102,11 @@ class OutputText:
         """Whether `take_starts` may be called."""
         return self._starts is not None
 
-    @property
-    def num_held_tokens(self) -> int:
-        """Number of trailing tokens whose text or bytes were not shown yet."""
-        return len(self._waiting)
-
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Appends tokens. After a stop string no further token is used or shown."""
         if self._is_clean and self._whole_text is not None and len(token_ids) == 1:
             text = self._whole_text(token_ids[0])
             if text is not None:
-                self._num_decoded += len(text)
                 return TextDelta(text, None, 1)
         shown: list[str] = []
         num_tokens = 0
@@ -137,7 +127,6 @@ class OutputText:
             text = self._stops.push(self._detokenizer.flush())
             if self._stops.matched is None:
                 text += self._stops.flush()
-        self._waiting.clear()
         return TextDelta(text, self._stops.matched, 0)
 
     def take_starts(self) -> list[int]:
@@ -166,18 +155,5 @@ class OutputText:
         else:
             shown = self._stops.push(text)
         self._num_decoded += len(text)
-        pending = self._detokenizer.has_pending
-        if pending or self._stops.held or self._waiting:
-            self._settle(pending)
-        self._is_clean = not (pending or self._waiting)
+        self._is_clean = not self._detokenizer.has_pending
         return shown
-
-    def _settle(self, pending: bool) -> None:
-        if self._stops.matched is not None:
-            self._waiting.clear()
-            return
-        # A token whose bytes are held is complete once one more character was decoded.
-        self._waiting.append(self._num_decoded + pending)
-        num_shown = self._num_decoded - len(self._stops.held)
-        while self._waiting and self._waiting[0] <= num_shown:
-            self._waiting.popleft()

@@ -29,7 +29,7 @@ class Tokenizer:
 
     Attributes:
         special_tokens: contents of the named ones (`bos_token` and so on), as templates read them.
-        bos_token_id, eos_token_id, pad_token_id: their ids, None if the checkpoint has none.
+        bos_token_id, eos_token_id: their ids, None if the checkpoint has none.
         whole_text_reason: why texts are not encoded by segments, None if they are.
     """
 
@@ -61,7 +61,6 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
-        self.pad_token_id = self._named_id("pad_token")
         found = around if around is not None else _ids_around(engine)
         self._around = None if found is None else (pack_ids(found[0]), pack_ids(found[1]))
         self._cutter: Cutter | None = None

@@ -11,11 +11,6 @@ from openinfer_kernels.ops.advance_rows import (
 )
 
 
-def supports(spec: AdvanceRowsSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: AdvanceRowsSpec, device: torch.device | str) -> AdvanceRows:
     """Binds the operators to a spec."""
     block_size = spec.block_size

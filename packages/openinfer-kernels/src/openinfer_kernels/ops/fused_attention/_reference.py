@@ -6,11 +6,6 @@ from openinfer_kernels.ops.fused_attention import FusedAttention, FusedAttention
 from openinfer_kernels.ops.fused_attention._composed import plan as plan_composed
 
 
-def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:
     """Binds the definitions of the parts."""
     return plan_composed(spec, device, backend="reference")

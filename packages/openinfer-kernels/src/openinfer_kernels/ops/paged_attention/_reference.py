@@ -5,11 +5,6 @@ import torch
 from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
 
 
-def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention to a spec."""
     group_size = spec.num_heads // spec.num_kv_heads

@@ -11,11 +11,6 @@ import torch.nn.functional as F
 from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
 
 
-def supports(spec: PagedAttentionSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds paged_attention to a spec."""
     num_kv_heads, head_dim, block_size = spec.num_kv_heads, spec.head_dim, spec.block_size

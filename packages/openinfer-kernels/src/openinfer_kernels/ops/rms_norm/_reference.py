@@ -5,11 +5,6 @@ import torch
 from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
-def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
     """Binds rms_norm."""
 

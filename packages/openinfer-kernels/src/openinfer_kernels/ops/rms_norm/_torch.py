@@ -6,11 +6,6 @@ import torch.nn.functional as F
 from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
-def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
     """Binds rms_norm."""
     shape, eps = (spec.hidden_size,), spec.eps

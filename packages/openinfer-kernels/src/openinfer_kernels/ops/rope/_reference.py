@@ -5,11 +5,6 @@ import torch
 from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
-def supports(spec: RopeSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
     """Binds rope."""
 

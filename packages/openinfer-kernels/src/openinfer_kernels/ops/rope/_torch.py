@@ -14,11 +14,6 @@ from openinfer_kernels.ops.rope import Rope, RopeSpec
 _CPU_BLOCK = 1 << 17
 
 
-def supports(spec: RopeSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
     """Binds rope."""
     rope = _plan_whole(spec)

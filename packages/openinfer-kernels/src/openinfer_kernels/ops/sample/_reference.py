@@ -20,11 +20,6 @@ from openinfer_kernels.ops.sample._controls import write_row
 from openinfer_kernels.ops.sample._random import counters, random_bits, row_keys
 
 
-def supports(spec: SampleSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
     """Binds the definition to the tables."""
     return _Reference(state)

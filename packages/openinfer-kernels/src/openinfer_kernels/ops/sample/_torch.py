@@ -18,11 +18,6 @@ from openinfer_kernels.ops.sample._filter import filter_
 from openinfer_kernels.ops.sample._random import counters, gumbel_noise, random_bits, row_keys
 
 
-def supports(spec: SampleSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: SampleSpec, state: SampleState, device: torch.device | str) -> Sample:
     """Binds the operators to a spec and its tables."""
     return TorchSample(spec, state, torch.device(device))

@@ -6,11 +6,6 @@ import torch
 from openinfer_kernels.ops.score_tokens import Indices, ScoreTokens, ScoreTokensSpec
 
 
-def supports(spec: ScoreTokensSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: ScoreTokensSpec, device: torch.device | str) -> ScoreTokens:
     """Binds the definition."""
     del spec, device

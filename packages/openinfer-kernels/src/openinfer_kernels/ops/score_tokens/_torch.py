@@ -7,11 +7,6 @@ from openinfer_kernels.memory._upload import upload
 from openinfer_kernels.ops.score_tokens import Indices, ScoreTokens, ScoreTokensSpec
 
 
-def supports(spec: ScoreTokensSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: ScoreTokensSpec, device: torch.device | str) -> ScoreTokens:
     """Binds the operators."""
     return score_tokens

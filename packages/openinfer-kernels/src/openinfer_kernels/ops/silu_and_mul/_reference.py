@@ -5,11 +5,6 @@ import torch
 from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
-def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
     """Binds silu_and_mul."""
 

@@ -5,11 +5,6 @@ import torch
 from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
-def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
-    """Returns None: every spec runs on every device."""
-    return None
-
-
 def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
     """Binds store_kv."""
 
