@@ -21,7 +21,7 @@ def config(folder):
 
 @pytest.fixture(scope="session")
 def tensors(folder):
-    """The header of model.safetensors: name to dtype, shape and offsets."""
+    """Returns the header of model.safetensors: dtype, shape and offsets by name."""
     with (folder / "model.safetensors").open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -38,7 +38,7 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def training():
-    """The package of the recipe, which lies outside `src` and is not installed."""
+    """Imports the package of the recipe, which is outside `src` and not installed."""
     path = Path(__file__).parents[1] / "training"
     spec = importlib.util.spec_from_file_location(
         "tiny_training", path / "__init__.py", submodule_search_locations=[str(path)]

@@ -1,4 +1,4 @@
-"""The committed weights, asked what no training text holds, with tools that really run."""
+"""Tests of the committed weights with held-out questions and tools that really run."""
 
 from random import Random
 
@@ -99,7 +99,7 @@ def test_a_result_before_its_response_is_counted(training, answers, expected):
     from tiny_training.tools import definitions
 
     question = "What is 34 * 12?"
-    # The recipe's own call may hold what its code needs.
+    # The recipe's own calls may contain numbers that their code needs.
     opening = tool_exchange(question, "python", {"code": "print(408 * 1)"}, "408", "408.")
     drawn = Draw(keys=("key",), topic="topic", opening=opening, results=("408",))
     talk = Conversation([opening[0]], definitions(frozenset({"python"}), Random(0)))

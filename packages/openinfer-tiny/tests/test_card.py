@@ -1,4 +1,4 @@
-"""The card says what the committed report shows, of the committed weights."""
+"""The model card matches the committed report, and the report the committed weights."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def test_one_answer_more_or_less_shows_on_the_card(card, report, mode, name):
 
 def test_the_card_is_written_between_its_marks(card, report, tmp_path):
     page = tmp_path / "README.md"
-    # What stands there may stand elsewhere too, or be nothing.
+    # The old text may be empty, and may occur elsewhere on the page too.
     for old in ("old", "", "\n\n", card.table(report)):
         page.write_text(f"old\n\n{card.BEGIN}{old}{card.END}\n\nold", encoding="utf-8")
         card.update(page, report)

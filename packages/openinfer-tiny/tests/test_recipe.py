@@ -1,4 +1,4 @@
-"""The committed recipe is still that of the committed weights."""
+"""The committed recipe is the one that made the committed weights."""
 
 import ast
 import json

@@ -57,7 +57,7 @@ def test_batches_keep_to_the_budget_and_weigh_no_padding(dataset, tokenizer):
         assert token_ids.size <= 2048
         for row, row_weights in zip(token_ids, weights, strict=True):
             length = row_weights.nonzero()[0].max() + 1
-            # A talk cut at the longest width may end in a response, which weighs nothing.
+            # A talk cut at the longest width may end in a tool response, which has weight 0.
             if len(row) == MAX_TOKENS:
                 continue
             assert (row[length:] == end_of_text).all()

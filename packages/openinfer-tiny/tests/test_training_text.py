@@ -92,7 +92,7 @@ def test_text_is_clean(curriculum):
     for _ in range(1000):
         for message in curriculum.talk("train", rng).messages:
             text = message["content"]
-            # What is left of "12 + 3 = ?" without its question mark ends as people type it.
+            # "12 + 3 = ?" without its question mark still ends as people type it.
             assert text == text.strip() or (message["role"] == "user" and text.endswith("= "))
             assert not re.search(r"\{[a-z_]*\}|\[[\w ]*\||\|[\w ]*\]|  (?!File)", text)
 

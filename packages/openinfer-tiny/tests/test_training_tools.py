@@ -87,7 +87,7 @@ def test_no_result_is_said_before_the_tool_says_it(python_lessons):
                     assert not re.search(rf"(?<![\w.-]){result}(?![\w]|\.\d)", said)
                 said += f"\n{message['content']}"
                 for call in message.get("tool_calls", ()):
-                    # What one unit is in another is the very constant that the code must hold.
+                    # The result for one unit is a constant that the code must contain.
                     if "/1/1" not in drawn.topic:
                         said += f"\n{call['function']['arguments']}"
 

@@ -1,4 +1,4 @@
-"""Noise makes held-out wordings of training ones: these are found, and not asked."""
+"""Questions whose held-out wording noise can make of a training one are found and not asked."""
 
 from random import Random
 

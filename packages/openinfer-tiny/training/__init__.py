@@ -1,1 +1,1 @@
-"""The recipe of the built-in model: text, tokenizer, training and evaluation. Not shipped."""
+"""The recipe of the built-in model: text, tokenizer, training, evaluation. It is not shipped."""

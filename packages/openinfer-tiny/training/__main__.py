@@ -1,4 +1,4 @@
-"""`python -m training build` makes a checkpoint, `evaluate` measures it, `card` shows how well."""
+"""Command line: `build` makes a checkpoint, `evaluate` measures it, `card` writes the figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKPOINT = _PACKAGE / "src" / "openinfer_tiny" / "checkpoint"
 
 
 def main() -> None:
-    """Parses the command line and runs one of the three."""
+    """Parses the command line and runs the command."""
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("command", choices=("build", "evaluate", "card"))
     parser.add_argument("--folder", type=Path, default=_CHECKPOINT)

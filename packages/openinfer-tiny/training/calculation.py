@@ -1,7 +1,7 @@
-"""What the python tool answers: arithmetic, the clock, and the questions that follow a result.
+"""Lessons for the python tool: arithmetic, the clock, and follow-ups on a result.
 
-The operands and the reading of the question are each held out by hash, the operands per operation
-and number of digits. What the tool printed is in its response and in the answer after it alone.
+The operands and the reading of the question are held out by hash, the operands per operation and
+number of digits. The tool's output occurs only in its response and in the answer after it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KIND_WEIGHTS = {"divide to digits": 0.5, "divide exactly": 0.25, "remainder": 0
 
 
 def run_code(code: str) -> str:
-    """What `code` prints; only for code that this recipe wrote."""
+    """Returns the output of `code`, which must be code of this recipe."""
     lines: list[str] = []
     exec(code, {"print": lambda *values: lines.append(" ".join(map(str, values)))})
     return "\n".join(lines)
 
 
 def ask(kind: Mapping[str, Any], rule: str, split: Split, rng: Random) -> str:
-    """A reading of the kind's question in `split`, its slots still empty."""
+    """Returns a reading of the kind's question in `split`, with empty slots."""
 
     def make() -> str:
         if "ask" in kind and rng.random() < _ASK_SHARE:
@@ -44,12 +44,12 @@ def ask(kind: Mapping[str, Any], rule: str, split: Split, rng: Random) -> str:
 
 
 def phrase_key(reading: str) -> str:
-    """The name of a question's reading."""
+    """Returns the key of a question's reading."""
     return f"phrases:{reading}"
 
 
 def pair_key(kind: str, a: int | str, b: int | str) -> str:
-    """The name of two operands of an operation, by the digits of each."""
+    """Returns the key of two operands of an operation, by the digits of each."""
     operation = _OPERATION.get(kind, kind)
     left, right = str(a), str(b)
     if operation in _COMMUTATIVE:
@@ -60,7 +60,7 @@ def pair_key(kind: str, a: int | str, b: int | str) -> str:
 def answered(
     kind: Mapping[str, Any], reading: str, shown: Slots, slots: Slots, rng: Random
 ) -> tuple[tuple[Message, ...], str, frozenset[str]]:
-    """The messages from question to answer, what the tool printed, and every right answer."""
+    """Returns the messages, the tool's output, and all accepted answers."""
     code = kind["code"].format_map(slots)
     result = run_code(code)
     accepted = frozenset(
@@ -74,13 +74,13 @@ def answered(
 
 
 class Arithmetic(Lesson):
-    """Two operands of one to six digits, one of the four operations."""
+    """Sums of two operands of one to six digits with one of the four operations."""
 
     name = "arithmetic"
     needs = frozenset({PYTHON})
 
     def __init__(self, kinds: tuple[str, ...] = (), num_digits: int | None = None) -> None:
-        """All kinds and sizes, or `kinds` alone, or operands of at most `num_digits`."""
+        """Limits the lesson to `kinds`, or to operands of at most `num_digits` digits, if given."""
         content = load("python")
         self._rule: str = content["rules"]["ask"]
         self._things: list[str] = content["lists"]["things"]
@@ -89,7 +89,7 @@ class Arithmetic(Lesson):
         self._num_digits = num_digits
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One sum, asked, called, and answered."""
+        """Draws one sum: question, call and answer."""
         while True:
             kind = rng.choices(self._kinds, self._weights)[0]
             reading = ask(kind, self._rule, split, rng)
@@ -131,7 +131,7 @@ class Arithmetic(Lesson):
 
 
 class MoreArithmetic(Lesson):
-    """Three operands, percents, powers, roots and prices."""
+    """Sums with three operands, percents, powers, roots and prices."""
 
     name = "more arithmetic"
     needs = frozenset({PYTHON})
@@ -142,7 +142,7 @@ class MoreArithmetic(Lesson):
         self._kinds: list[dict[str, Any]] = content["more"]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One sum, asked, called, and answered."""
+        """Draws one sum: question, call and answer."""
         while True:
             kind = rng.choice(self._kinds)
             reading = ask(kind, self._rule, split, rng)
@@ -169,7 +169,7 @@ class MoreArithmetic(Lesson):
 
 
 class FollowUp(Lesson):
-    """A sum, then one to three questions that need the result before."""
+    """A sum, then one to three questions that use the previous result."""
 
     name = "follow-ups"
     needs = frozenset({PYTHON})
@@ -182,7 +182,7 @@ class FollowUp(Lesson):
         self._first = Arithmetic(("add", "subtract", "multiply"))
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """A sum and what follows it; the last question is the one that is rated."""
+        """Draws a sum and its follow-ups. The last question is the one that is rated."""
         while True:
             first = self._first.draw(split, rng)
             keys, messages = list(first.keys), list(first.opening)
@@ -235,7 +235,7 @@ class FollowUp(Lesson):
 
 
 class Clock(Lesson):
-    """The date of today and the time of day, which the tool alone knows."""
+    """The current date and time, which only the tool knows."""
 
     name = "clock"
     needs = frozenset({PYTHON})
@@ -244,7 +244,7 @@ class Clock(Lesson):
         self._kinds: list[dict[str, Any]] = load("python")["clock"]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One question for the date or the time, with any date or time as the response."""
+        """Draws a question for the date or the time, with a random tool response."""
         kind = rng.choice(self._kinds)
         reading = ask(kind, "", split, rng)
         result = f"{rng.randrange(24):02}:{rng.randrange(60):02}"
@@ -263,12 +263,12 @@ class Clock(Lesson):
 
 
 def number(num_digits: int, rng: Random) -> int:
-    """A positive number of `num_digits` digits."""
+    """Returns a positive number of `num_digits` digits."""
     return rng.randint(10 ** (num_digits - 1), 10**num_digits - 1)
 
 
 def _is_leaking(messages: list[Message]) -> bool:
-    """Whether what a tool responds was said before by anyone."""
+    """Returns whether an earlier message contains the response of a tool."""
     said = ""
     for message in messages:
         if message["role"] == "tool" and holds(said, str(message["content"])):

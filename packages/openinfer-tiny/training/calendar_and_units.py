@@ -1,4 +1,4 @@
-"""What the python tool answers about dates and units."""
+"""Lessons for the python tool: dates and units."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _ORDINALS = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
 
 
 class Dates(Lesson):
-    """Days between two dates, a date some days away, and the weekday of a date."""
+    """Questions about days between dates, a date some days away, and weekdays."""
 
     name = "dates"
     needs = frozenset({PYTHON})
 
     def __init__(self, kinds: tuple[str, ...] = ()) -> None:
-        """All kinds, or `kinds` alone."""
+        """Limits the lesson to `kinds`, if given."""
         content = load("python")
         self._rule: str = content["rules"]["ask"]
         self._kinds = [kind for kind in content["dates"] if not kinds or kind["kind"] in kinds]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One question about dates, called and answered."""
+        """Draws one question about dates, with call and answer."""
         while True:
             kind = rng.choice(self._kinds)
             name = kind["kind"]
@@ -51,13 +51,13 @@ class Dates(Lesson):
 
 
 class Units(Lesson):
-    """A value in one unit, asked for in another."""
+    """Conversions of a value from one unit to another."""
 
     name = "units"
     needs = frozenset({PYTHON})
 
     def __init__(self, pair: int | None = None) -> None:
-        """All pairs of units, or only the one numbered `pair`."""
+        """Limits the lesson to the pair of units with the index `pair`, if given."""
         content = load("python")
         self._rule: str = content["rules"]["ask"]
         self._units: dict[str, Any] = content["units"]
@@ -66,11 +66,11 @@ class Units(Lesson):
 
     @property
     def pairs(self) -> list[str]:
-        """What each pair of units is called."""
+        """Names of the pairs of units."""
         return [" and ".join(names[0] for names in pair["names"]) for pair in self._pairs]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One value to convert, called and answered."""
+        """Draws one conversion, with call and answer."""
         while True:
             pair = rng.choice(self._pairs)
             names, formula = pair["names"], pair["there"]
@@ -98,10 +98,10 @@ class Units(Lesson):
 
 
 def _dates(rng: Random) -> tuple[date, date, int]:
-    """Two dates, most of them near each other, and a number of days."""
+    """Returns two dates, usually near each other, and a number of days."""
     first = date(_FIRST_YEAR, 1, 1)
     span = (date(_LAST_YEAR, 12, 31) - first).days
-    # People ask about their own times more often than about the rest of two centuries.
+    # People mostly ask about dates near the present.
     start = rng.randint(0, span) if rng.random() < 0.4 else rng.randint(36_500, 47_500)
     near = start + rng.choice((-1, 1, 1, 1)) * rng.randint(1, 900)
     end = near if rng.random() < _NEAR_SHARE else rng.randint(0, span)

@@ -1,4 +1,4 @@
-"""The figures of the model card, made of the evaluation's report."""
+"""Figures of the model card, made from the evaluation's report."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def update(page: Path, report: dict[str, Any]) -> None:
 
 
 def parts(text: str) -> tuple[str, str, str]:
-    """What stands up to the first mark, between the two, and from the second one on.
+    """Splits the page: up to the first mark, between the marks, and from the second mark on.
 
     Raises:
-        ValueError: if it does not have each of them once.
+        ValueError: if the page does not contain each mark exactly once.
     """
     before, begin, rest = text.partition(BEGIN)
     found, end, after = rest.partition(END)
@@ -37,7 +37,7 @@ def parts(text: str) -> tuple[str, str, str]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """How it was measured, a line per family or group of families, sums, and the rest."""
+    """Returns the setting, the table by groups of families with totals, and the remarks."""
     families = report["families"]
     groups: dict[str, list[dict[str, Any]]] = {}
     for family in families:
@@ -61,7 +61,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def counted(families: list[dict[str, Any]], mode: str) -> dict[str, int]:
-    """The counts of some families together."""
+    """Returns the sums of the counts of `families`."""
     return {name: sum(family[mode][name] for family in families) for name in _COUNTS}
 
 

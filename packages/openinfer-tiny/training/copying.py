@@ -1,4 +1,4 @@
-"""Words and numbers to say again: the skill behind every tool call, in its plainest form."""
+"""Lesson of repeating words and numbers: copying is the skill that every tool call needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ASK = (
 
 
 class Copying(Lesson):
-    """One to eight random words and numbers, said again as they are."""
+    """Requests to repeat one to eight random words and numbers."""
 
     name = "copying"
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """Something to repeat, and the same again."""
+        """Draws words to repeat, and the answer that repeats them."""
         text = pick(split, lambda: _words(rng), lambda words: f"copies:{words}")
         return Draw(
             keys=(f"copies:{text}",),

@@ -1,4 +1,4 @@
-"""Which families of talk there are, how often each is drawn, and how draws become a talk."""
+"""The curriculum: all lessons with their weights, and how draws are combined into a talk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tools import Tool, definitions
 
 _STORIES = Stories()
 
-# A talk draws from those that fit its tools, so the weights are relative.
+# Relative weights: a talk draws only from the lessons that fit its tools.
 CURRICULUM: tuple[tuple[Lesson, float], ...] = (
     (Talk("greetings"), 0.05),
     (Talk("feelings"), 0.07),
@@ -59,7 +59,7 @@ CURRICULUM: tuple[tuple[Lesson, float], ...] = (
     (Failing(Shell()), 0.03),
 )
 
-# What tools a talk is given, and how often; no name of ours stands for tools beside the point.
+# Trained tools that a talk defines, with weights. None: no tools at all; empty: only others.
 _SETTINGS: tuple[tuple[frozenset[str] | None, float], ...] = (
     (None, 0.4),
     (frozenset({PYTHON}), 0.22),
@@ -76,7 +76,7 @@ _SYSTEM = (
     "|. Answer in short sentences.|. Be brief.|. Answer the user.|. Use the tools that you have."
     "| of the OpenInfer project.]"
 )
-# What noise leaves out and puts before; `wordings.py` knows what questions it makes of others.
+# Words that noise omits or prepends; `wordings.py` finds the questions that result.
 DROPPED = re.compile(r" (the|a|an|is|are|do|does|of|to|me|there) ")
 BEFORE = (
     "[So, |Hey, |Ok, |Hi! |Hello! |Well, |And |Please, |Thanks. |Good. |Oh, |Hi, |Hello, "
@@ -86,14 +86,14 @@ BEFORE = (
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages from the system (sometimes), two speakers and tools, and the tools' definitions."""
+    """Messages of system (sometimes), user, assistant and tools, with the tools' definitions."""
 
     messages: list[Message]
     tools: list[Tool]
 
 
 def talk(split: Split, rng: Random) -> Conversation:
-    """A talk of one to sixteen draws that fit the tools it is given."""
+    """Returns a talk of one to sixteen draws that fit its tools."""
     names = rng.choices([s for s, _ in _SETTINGS], [weight for _, weight in _SETTINGS])[0]
     messages: list[Message] = []
     closings: list[Message] = []
@@ -114,14 +114,14 @@ def question(
     given: frozenset[str] = frozenset(),
     num_before: int = 0,
 ) -> tuple[Conversation, Draw]:
-    """What asks for the last answer of one draw, and the draw.
+    """Returns a talk that ends with the last question of one draw, and the draw.
 
     Args:
-        lesson: the family that is asked about.
-        split: of all fills.
-        rng: decides everything else.
-        given: tools beside those that the lesson needs.
-        num_before: how many draws of any fitting family were said before in the same talk.
+        lesson: the family of the question.
+        split: the split of all fills.
+        rng: source of all other choices.
+        given: tools in addition to those that the lesson needs.
+        num_before: number of draws of fitting families that come first in the same talk.
     """
     names = lesson.needs | given
     before: list[Message] = []
@@ -133,12 +133,12 @@ def question(
 
 
 def plain_story(split: Split, rng: Random) -> str | None:
-    """Now and then a story outside any talk, so that bare completion works too; else None."""
+    """Returns now and then a story outside any talk, for plain completions; otherwise None."""
     return _STORIES.plain(split, rng) if rng.random() < _PLAIN_STORY_SHARE else None
 
 
 def _draws(number: int, names: frozenset[str], split: Split, rng: Random) -> list[Draw]:
-    """Up to `number` draws of different topics from the families that fit the tools `names`."""
+    """Returns at most `number` draws on different topics that fit the tools `names`."""
     fitting = [
         (lesson, weight)
         for lesson, weight in CURRICULUM
@@ -163,7 +163,7 @@ def _with_system(messages: list[Message], rng: Random) -> list[Message]:
 
 
 def _noisy_all(messages: tuple[Message, ...], drawn: Draw, rng: Random) -> list[Message]:
-    """The messages, with the user's turns as people type."""
+    """Returns the messages with noise in the user's turns."""
     return [
         {**message, "content": _noisy(str(message["content"]), drawn.is_exact, rng)}
         if message["role"] == "user"
@@ -173,7 +173,7 @@ def _noisy_all(messages: tuple[Message, ...], drawn: Draw, rng: Random) -> list[
 
 
 def _noisy(text: str, is_exact: bool, rng: Random) -> str:
-    """No capitals, no full stop, a slip or a word before; little of it where words are copied."""
+    """Adds noise: lower case, no full stop, a slip, a word in front; less if words are copied."""
     if not is_exact and rng.random() < 0.04:
         text = _slip(text, rng)
     if not is_exact and rng.random() < 0.04:
@@ -188,7 +188,7 @@ def _noisy(text: str, is_exact: bool, rng: Random) -> str:
 
 
 def _slip(text: str, rng: Random) -> str:
-    """Swaps two letters of one long word; words with capitals (names) stay as they are."""
+    """Swaps two letters of one long word. Words with capitals (names) are not changed."""
     words = text.split(" ")
     long = [
         i for i, word in enumerate(words) if len(word) > 4 and word.islower() and word.isalpha()

@@ -1,4 +1,4 @@
-"""Batches of token ids with a weight for every token, made as they are needed."""
+"""Endless batches of token ids, with a loss weight for every token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .curriculum import plain_story, talk
 from .lessons import Split
 from .tokenizer import END, END_OF_TEXT, RESPONSE, RESPONSE_END, START, Renderer
 
-# The user's words teach the language a little; the assistant's words are what must be right.
+# User turns have a small weight, for language; the assistant's turns have full weight.
 OTHER_WEIGHT = 0.1
 
 MAX_TOKENS = 1024
-# Few shapes, so that a GPU's allocator and its libraries meet each of them again and again.
+# A few shapes only, so that a GPU's allocator and libraries can reuse their choices.
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, MAX_TOKENS)
 Sample = tuple[list[int], list[float]]
 Batch = tuple[NDArray[np.int16], NDArray[np.float16]]
@@ -26,8 +26,8 @@ Batch = tuple[NDArray[np.int16], NDArray[np.float16]]
 class Dataset:
     """An endless, seeded stream of padded batches.
 
-    A batch holds talks of similar length, one per row, so that no talk sees another. Its width is
-    one of a few, and its rows as many as `batch_tokens` allow.
+    A batch has talks of similar length, one per row, so no talk attends to another. Its width is
+    one of a few, and it has as many rows as `batch_tokens` allows.
     """
 
     def __init__(self, tokenizer: Tokenizer, split: Split, seed: str, batch_tokens: int) -> None:
@@ -43,7 +43,7 @@ class Dataset:
         self._response_end = tokenizer.token_to_id(RESPONSE_END)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields `token_ids [B, T] int16` and the `weights [B, T] float16` of each as a target."""
+        """Yields `token_ids [B, T] int16` and their `weights [B, T] float16` as targets."""
         rows: dict[int, list[Sample]] = {width: [] for width in _WIDTHS}
         while True:
             sample = self._sample()
@@ -54,10 +54,10 @@ class Dataset:
                 rows[width] = []
 
     def weigh(self, ids: list[int]) -> list[float]:
-        """The weight of each token as a target.
+        """Returns the weight of each token as a target.
 
-        One inside the assistant's turns up to `<|im_end|>`. Nothing inside a tool's response:
-        guessing it would teach the model to make results up.
+        It is 1 in the assistant's turns, up to `<|im_end|>`, and 0 in a tool's response: learning
+        to predict responses would teach the model to make up results.
         """
         weights = [OTHER_WEIGHT] * len(ids)
         position, width = 0, len(self._start)

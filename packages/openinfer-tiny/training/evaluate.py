@@ -1,4 +1,4 @@
-"""Measures a checkpoint on held-out fills, with tools that run, and on handwritten questions."""
+"""Evaluation of a checkpoint on held-out and handwritten questions, with tools that run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Report = dict[str, Any]
 def evaluate(folder: Path, device: torch.device, num_questions: int) -> Report:
     """Asks `num_questions` of every family, greedily and sampled, and reports counts.
 
-    What is worded like training text (`wordings.py`) is drawn but not asked. Everything in the
-    report is a JSON value; `card.py` makes a table of it.
+    Questions worded like training text (`wordings.py`) are drawn but not asked. The report consists
+    of JSON values; `card.py` makes a table of it.
     """
     started = time.process_time()
     torch.manual_seed(_SEED)
@@ -79,11 +79,10 @@ def evaluate(folder: Path, device: torch.device, num_questions: int) -> Report:
 
 
 def is_right(drawn: Draw, turn: Turn) -> bool | None:
-    """Whether the last answer is, letter by letter, one of the right ones; None if unknown.
+    """Returns whether the last answer equals an accepted one; None if it cannot be rated.
 
-    Names that `find` lists may come in any order. A family without a list of right answers whose
-    tool says something new every time, such as the time, is right if the answer holds what the
-    tool said.
+    Names listed by `find` may come in any order. If the tool's output differs every time, such as
+    the time of day, there are no accepted answers, and the answer must contain the output.
     """
     final = turn.final
     if not drawn.accepted:
@@ -97,12 +96,12 @@ def is_right(drawn: Draw, turn: Turn) -> bool | None:
 
 
 def _bag(text: str) -> list[str]:
-    """The words of a listing in sorted order."""
+    """Returns the words of a listing in sorted order."""
     return sorted(word.strip(",.:") for word in text.split()) + sorted(re.findall(r"\n", text))
 
 
 def has_valid_calls(drawn: Draw, turn: Turn) -> bool:
-    """Whether the model called validly where a call is needed, and not at all where none is."""
+    """Returns whether the model made valid calls if a call is needed, and none otherwise."""
     last = max(i for i, message in enumerate(drawn.opening) if message["role"] == "user")
     if not any(message["role"] == "tool" for message in drawn.opening[last:]):
         return turn.num_calls == 0
@@ -110,10 +109,10 @@ def has_valid_calls(drawn: Draw, turn: Turn) -> bool:
 
 
 def says_beforehand(drawn: Draw, turn: Turn) -> bool:
-    """Whether the model wrote a result, in its words or in a call, before a tool had said it.
+    """Returns whether the model wrote a result, in text or a call, before a tool returned it.
 
-    The recipe's own calls do not count: what they hold is needed, such as the 1000 that makes
-    metres of one kilometre.
+    The recipe's own calls do not count, because they need some results as constants, such as 1000
+    for one kilometre in metres.
     """
     heard = "\n".join(str(message["content"]) for message in turn.talk.messages)
     expected = [_code(call["function"]["arguments"]) for call in _calls(drawn)]
@@ -132,13 +131,13 @@ def says_beforehand(drawn: Draw, turn: Turn) -> bool:
 
 
 def _calls(drawn: Draw) -> list[Any]:
-    """The calls of the recipe."""
+    """Returns the calls that the recipe expects."""
     found: list[Any] = [message.get("tool_calls") or () for message in drawn.opening]
     return [call for calls in found for call in calls]
 
 
 def _code(arguments: object) -> str:
-    """The text that a call would run."""
+    """Returns the code or command of a call."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     (text,) = given.values()
     return str(text)
@@ -152,14 +151,14 @@ def ask_rows(
     is_greedy: bool,
     known: Wordings | None = None,
 ) -> list[Asked]:
-    """For each row, its questions but those worded as `known`, with what the model made of them."""
+    """Asks the questions of each row that are not worded as `known`; returns them and the turns."""
     drawn = [draw_questions(row, num_questions, known) for row in asked]
     speaker.converse([turn for group in drawn for _, turn in group], is_greedy=is_greedy)
     return drawn
 
 
 def draw_questions(row: Row, num_questions: int, known: Wordings | None = None) -> Asked:
-    """`num_questions` held-out questions, less those worded as `known`; none is asked yet."""
+    """Draws `num_questions` held-out questions and removes those worded as `known`."""
     rng = Random(f"{_SEED}/{row.name}")
     drawn: Asked = []
     for _ in range(num_questions):
@@ -171,9 +170,9 @@ def draw_questions(row: Row, num_questions: int, known: Wordings | None = None) 
 
 
 def _counts(pairs: Asked) -> dict[str, Any]:
-    """How many were asked, called validly, said a result too early, ended, are rated and right.
+    """Counts the turns: asked, valid calls, results said too early, ended, rated, right.
 
-    And those wrong: the question's end, the answer's.
+    The wrong ones are listed with the ends of question and answer.
     """
     rated = [
         (draw, turn, right) for draw, turn in pairs if (right := is_right(draw, turn)) is not None

@@ -1,8 +1,8 @@
 """Patterns with choices: `[Hi|Hello] there` stands for "Hi there" and "Hello there".
 
-A choice may be empty and may hold choices. `draw` picks one reading with a seeded generator;
-`readings` lists all of them, in order. `load` reads a file of `text/`, where `<rule>` in a pattern
-stands for the pattern of that name in the table `rules`.
+A choice may be empty and may contain choices. `draw` picks one reading with a seeded generator,
+and `readings` lists all of them in order. `load` reads a file of `text/`, in which `<rule>` stands
+for the pattern with that name in the table `rules`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _cache: dict[str, Sequence] = {}
 
 @cache
 def load(name: str) -> dict[str, Any]:
-    """The content of `text/<name>.toml`, its rules filled in; read it, never write."""
+    """Returns the content of `text/<name>.toml` with its rules filled in. It is read-only."""
     source = (_TEXT / f"{name}.toml").read_text()
     rules = tomllib.loads(source).get("rules", {})
     return tomllib.loads(re.sub(r"<(\w+)>", lambda match: rules[match[1]], source))
 
 
 def draw(pattern: str, rng: Random) -> str:
-    """One reading of `pattern`."""
+    """Returns a random reading of `pattern`."""
     return _draw(_parse(pattern), rng)
 
 
 def readings(pattern: str) -> list[str]:
-    """Every reading of `pattern`, leftmost choice slowest."""
+    """Returns every reading of `pattern`; the leftmost choice varies slowest."""
     return _readings(_parse(pattern))
 
 
 def article(noun: str) -> str:
-    """The noun with "a" or "an" before it."""
+    """Returns the noun with "a" or "an" before it."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def sentence(text: str) -> str:
-    """The text with a capital first letter."""
+    """Returns the text with a capital first letter."""
     return text[0].upper() + text[1:]
 
 

@@ -1,4 +1,4 @@
-"""Answers in JSON: what a sentence tells under the keys the user names, and what a tool found."""
+"""Lessons with answers in JSON: facts of a sentence under given keys, and results of a tool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = {"age": 99, "count": 500, "guests": 300, "tokens": 9999, "seed": 999}
 
 
 class JsonAnswers(Lesson):
-    """A sentence, the keys to read from it, and the object."""
+    """A sentence, the keys to extract from it, and the JSON object."""
 
     name = "json"
 
@@ -28,7 +28,7 @@ class JsonAnswers(Lesson):
         self._values: dict[str, list[str]] = content["values"]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One sentence with one to four keys; what it does not tell is null."""
+        """Draws one sentence with one to four keys; keys that it does not answer are null."""
         subject = rng.choice(self._subjects)
         values = {key: self._value(key, rng) for key in subject["keys"]}
         template = rng.choice(subject["texts"])
@@ -69,7 +69,7 @@ class JsonAnswers(Lesson):
 
 
 class JsonResults(Lesson):
-    """A sum whose result is to be said as JSON."""
+    """Sums with a result in JSON."""
 
     name = "json results"
     needs = frozenset({"python"})
@@ -80,7 +80,7 @@ class JsonResults(Lesson):
         self._arithmetic = Arithmetic(("add", "subtract", "multiply", "divide"))
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """The question and its form, the call, and an object with one key."""
+        """Draws the question, the call, and an object with one key."""
         drawn = self._arithmetic.draw(split, rng)
         form = pick(split, lambda: draw(rng.choice(self._forms), rng), phrase_key)
         form_key = phrase_key(form)
@@ -107,7 +107,7 @@ class JsonResults(Lesson):
 
 
 def key_list(keys: list[str], rng: Random) -> str:
-    """The keys as people name them: "a, b and c", "a, b, c", or in quotes."""
+    """Returns the keys as people list them: "a, b and c", "a, b, c", or in quotes."""
     if rng.random() < 0.2:
         keys = [f'"{key}"' for key in keys]
     if len(keys) == 1:

@@ -1,11 +1,10 @@
-"""What a family of talk is: a `Lesson` draws exchanges, and names the fills it drew them from.
+"""Families of talk: a `Lesson` draws exchanges and returns the keys of their fills.
 
-Every fill (a pattern's reading, a pair of operands, a pair of dates) has a name, and the hash of
-that name decides between training and held-out text before a single word is written, so no
-held-out fill is ever drawn for training. The noise of `curriculum.py` comes after that: now and
-then it turns the wording of a training question into a held-out one, operands aside. `wordings.py`
-finds such questions and the evaluation does not ask them. A new family is one more subclass, listed
-in `curriculum.py`.
+Every fill (a pattern's reading, a pair of operands, a pair of dates) has a key. The hash of the
+key decides between training and held-out text before any text is made, so a held-out fill is never
+drawn for training. The noise of `curriculum.py` is added later. It can turn the wording of a
+training question into a held-out one, apart from operands. `wordings.py` finds such questions, and
+the evaluation does not ask them. To add a family, add a subclass and list it in `curriculum.py`.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ _MAX_TRIES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Some messages from fills of one split.
+    """Messages made from fills of one split.
 
     Attributes:
-        keys: the names of the fills, all of the same split.
-        topic: a talk holds each topic at most once, so that two draws never contradict.
-        opening: messages said together, alternating user and assistant (or tool) turns.
-        closing: messages that belong later in the same talk, such as asking a name told before.
-        accepted: every answer that would have been right as the last assistant turn.
-        results: what a right last answer must hold, where a tool finds it.
-        files: text by path, what the folder holds when the shell tool runs.
-        is_exact: the user's words are to be copied, so that no slip may change them.
-        is_listing: the answer names what the tool found, in whatever order it was found.
+        keys: the keys of the fills, all of the same split.
+        topic: a talk has each topic at most once, so that two draws never contradict each other.
+        opening: consecutive messages, alternating user and assistant (or tool) turns.
+        closing: messages for later in the same talk, such as a question for a name told before.
+        accepted: all right answers for the last assistant turn.
+        results: texts that a right last answer must contain, if a tool returns them.
+        files: text by path, the content of the shell tool's folder.
+        is_exact: whether the user's words must be copied, so that noise may not misspell them.
+        is_listing: whether the answer lists names of the tool's output, in any order.
     """
 
     keys: tuple[str, ...]
@@ -58,9 +57,9 @@ class Lesson(ABC):
     """A family of talk.
 
     Attributes:
-        name: of the family, the first part of the name of each of its fills.
-        needs: the tools without which it is not drawn.
-        shuns: the tools with which it is not drawn.
+        name: of the family; the first part of the key of each of its fills.
+        needs: tools that the talk must define.
+        shuns: tools that the talk must not define.
     """
 
     name: str
@@ -69,25 +68,25 @@ class Lesson(ABC):
 
     @abstractmethod
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One draw whose fills all belong to `split`."""
+        """Draws messages whose fills all belong to `split`."""
 
 
 def plain(text: str) -> str:
-    """The text without what makes no difference to the split: case and punctuation."""
+    """Returns the text without case and punctuation, which do not affect the split."""
     return re.sub(r"[\s?.!,:]+", " ", text.lower()).strip()
 
 
 def split_of(key: str) -> Split:
-    """The split that the fill named `key` belongs to; case and punctuation make no difference."""
+    """Returns the split of the fill with this key, ignoring case and punctuation."""
     digest = hashlib.blake2b(plain(key).encode(), digest_size=8).digest()
     return "held-out" if int.from_bytes(digest, "little") % _HELD_OUT_ONE_IN == 0 else "train"
 
 
 def pick(split: Split, make: Callable[[], T], key: Callable[[T], str]) -> T:
-    """Makes fills until one is of `split`.
+    """Makes fills until one belongs to `split`.
 
     Raises:
-        ValueError: if there seems to be none; the family has too few fills.
+        ValueError: if none is found, because the family has too few fills.
     """
     for _ in range(_MAX_TRIES):
         made = make()
@@ -97,14 +96,14 @@ def pick(split: Split, make: Callable[[], T], key: Callable[[T], str]) -> T:
 
 
 def exchange(question: str, answer: str) -> tuple[Message, Message]:
-    """A user turn and the assistant's."""
+    """Returns a user turn and the assistant's turn."""
     return {"role": "user", "content": question}, {"role": "assistant", "content": answer}
 
 
 def tool_exchange(
     question: str, name: str, arguments: Mapping[str, str], response: str, answer: str
 ) -> tuple[Message, ...]:
-    """A user turn, the assistant's call, the tool's response and the assistant's answer."""
+    """Returns a user turn, the assistant's call, the tool's response and the answer."""
     call = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return (
         {"role": "user", "content": question},
@@ -119,12 +118,12 @@ def tool_exchange(
 
 
 def holds(text: str, result: str) -> bool:
-    """Whether `text` holds `result` as a word or number of its own."""
+    """Returns whether `text` contains `result` as a separate word or number."""
     before = r"(?<![\w-])(?<!\d\.)" if result[:1] != "-" else r"(?<!\w)"
     return re.search(rf"{before}{re.escape(result)}(?!\w|\.\d)", text) is not None
 
 
 def prompt_of(opening: tuple[Message, ...]) -> list[Message]:
-    """The messages up to the last one of the user: what asks for the last answer."""
+    """Returns the messages up to the user's last one."""
     last = max(index for index, message in enumerate(opening) if message["role"] == "user")
     return list(opening[: last + 1])

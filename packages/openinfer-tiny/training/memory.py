@@ -1,4 +1,4 @@
-"""What the user tells about themselves and asks for later in the same talk."""
+"""Lesson of facts that the user tells about themselves and asks for later in the same talk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENDINGS = ("", "n", "r", "l", "s", "ck", "x", "th")
 
 
 class Memory(Lesson):
-    """Something told, a few turns, and the question for it."""
+    """A fact told by the user, a few turns, and the question for it."""
 
     name = "memory"
 
@@ -32,7 +32,7 @@ class Memory(Lesson):
         self._memories: list[dict[str, Any]] = load("memory")["memories"]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """Something told with the question as closing; or the question alone, unanswerable."""
+        """Draws a fact with its question as `closing`, or the question alone, unanswerable."""
         return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
 
     def _draw(self, rng: Random) -> Draw:
@@ -63,17 +63,17 @@ class Memory(Lesson):
 
 
 def made_up_word(rng: Random) -> str:
-    """A word of two or three syllables that is in no dictionary."""
+    """Returns a word of two or three syllables that is in no dictionary."""
     syllables = rng.choices(_SYLLABLES, k=rng.choice((2, 2, 3)))
     return "".join(syllables) + rng.choice(_ENDINGS)
 
 
 def odd_word(rng: Random) -> str:
-    """Two to twelve letters, digits and underscores, as names of temporary files have them."""
+    """Returns two to twelve letters, digits and underscores, like names of temporary files."""
     letters = "abcdefghijklmnopqrstuvwxyz" * 3 + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "0123456789_"
     return "".join(rng.choices(letters, k=rng.randint(2, 12)))
 
 
 def _name(rng: Random) -> str:
-    """A common name or a made-up one, so that names are copied rather than known."""
+    """Returns a common or a made-up name, so that the model learns to copy names."""
     return rng.choice(NAMES) if rng.random() >= _MADE_UP_SHARE else sentence(made_up_word(rng))

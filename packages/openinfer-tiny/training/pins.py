@@ -1,4 +1,4 @@
-"""What weights were made from: digests of the text, the commit, and the libraries."""
+"""Origin of weights: digests of the text, the commit, and the versions of libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "jinja2")
 
 
 def text_digest() -> str:
-    """A digest of every file of `text/` and of the template: what the lessons read."""
+    """Returns a digest of all files of `text/` and of the template."""
     digest = hashlib.blake2b(digest_size=16)
     for path in (*sorted((_FOLDER / "text").iterdir()), _FOLDER / "chat_template.jinja"):
         digest.update(f"{path.name}\0{path.read_text(encoding='utf-8')}\0".encode())
@@ -26,7 +26,7 @@ def text_digest() -> str:
 
 
 def talks_digest(seed: int) -> str:
-    """A digest of the first training talks of worker 0 of `seed`: what the lessons make."""
+    """Returns a digest of the first training talks that worker 0 makes with `seed`."""
     rng, renderer = Random(f"{seed}/0/train"), Renderer()
     digest = hashlib.blake2b(digest_size=16)
     for _ in range(_SAMPLE_TALKS):
@@ -37,12 +37,12 @@ def talks_digest(seed: int) -> str:
 
 
 def libraries() -> dict[str, str]:
-    """The versions that decide text, training and answers."""
+    """Returns the versions of the libraries that affect text, training and answers."""
     return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
 
 
 def commit() -> str | None:
-    """The commit of the working tree, with `-dirty` if files differ; None outside a clone."""
+    """Returns the commit, with `-dirty` if files differ from it; None outside a clone."""
     ran = subprocess.run(
         ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
         cwd=_FOLDER,

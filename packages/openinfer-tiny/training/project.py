@@ -1,7 +1,7 @@
 """Questions about OpenInfer whose answers are read from the project's own tables.
 
-`text/terms.md` and `text/packages.md` are the tables of `docs/terms.md` and of the README as they
-were when the committed weights were made. Copy them anew for new weights, never without.
+`text/terms.md` and `text/packages.md` are the tables of `docs/terms.md` and of the README at the
+time when the committed weights were made. Update them only together with the weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .lessons import Draw, Lesson, Split, exchange
 _TEXT = Path(__file__).with_name("text")
 _ROW = re.compile(r"^\| (?P<name>[^|]+?) \| (?P<meaning>[^|]+?) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^]]+)\]\([^)]+\)")
-# What would not read as a sentence, or not as one that a small model says well.
+# Rows with these would not make a sentence, or not one that a small model says well.
 _UNFIT = re.compile(r"[\[\]{}|*<>]|\bn\b")
 _MAX_MEANING = 110
 
 
 class Project(Lesson):
-    """A term of the project's glossary, or a package of the README's table."""
+    """Terms of the project's glossary and packages of the README's table."""
 
     name = "project"
 
@@ -36,7 +36,7 @@ class Project(Lesson):
         ]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One row of one table, asked and answered."""
+        """Draws a question about one row of a table, with its answer."""
         kind, rows = rng.choices(self._groups, [len(rows) for _, rows in self._groups])[0]
         reading, row = ask(kind, "", split, rng), rng.choice(rows)
         answers = [
@@ -68,7 +68,7 @@ def _packages() -> list[dict[str, str]]:
 
 
 def _table(page: Path) -> list[tuple[str, str]]:
-    """Name and meaning of each row of the page's tables that is plain enough to be said."""
+    """Returns name and meaning of the rows of a page's tables that make plain sentences."""
     found = []
     for match in _ROW.finditer(page.read_text(encoding="utf-8")):
         name = _LINK.sub(r"\g<text>", match["name"]).replace("`", "")

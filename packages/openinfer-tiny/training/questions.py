@@ -1,4 +1,4 @@
-"""What the evaluation asks: families of held-out questions, and the line of the card of each."""
+"""Questions of the evaluation: families of held-out questions with their lines on the card."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _DATES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A family of questions, and how it is asked.
+    """A family of questions with its settings.
 
     Attributes:
         name: of the family.
-        lesson: where its questions come from.
-        line: the line of the card that it counts for; empty for one of its own.
-        given: tools beside those that the lesson needs.
-        max_before: how many draws of other families may be said before the question.
+        lesson: source of the questions.
+        line: the line of the card that it counts for; empty if it has its own.
+        given: tools in addition to those that the lesson needs.
+        max_before: maximum number of draws of other families before the question.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Row:
 
     @property
     def needs_call(self) -> bool:
-        """Whether a right answer takes a tool."""
+        """Whether a right answer needs a tool."""
         return bool(self.lesson.needs) and not isinstance(self.lesson, Ability)
 
 
 def rows() -> list[Row]:
-    """Every family, in the order of the card."""
+    """Returns all families in the order of the card."""
     return [*_talks(), *_sums(), *_days_and_units(), *_files_and_mixes(), *_without_tools()]
 
 

@@ -1,4 +1,4 @@
-"""What the model says without the tool that a question needs, and when a tool fails."""
+"""Lessons in which the needed tool is missing or fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .lessons import Draw, Lesson, Split, exchange
 
 
 class Without(Lesson):
-    """The question of another lesson in a talk that lacks the tool for it."""
+    """Questions of another lesson in a talk without the tool for it."""
 
     def __init__(self, lesson: Lesson, tool: str) -> None:
         self.name = f"{lesson.name} without {tool}"
@@ -20,7 +20,7 @@ class Without(Lesson):
         self._answers = _readings(load("python")["refusals"][tool])
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """The first question of a draw, and the honest answer: a tool is needed."""
+        """Draws the first question of another lesson, and the answer that a tool is needed."""
         drawn = self._lesson.draw(split, rng)
         question = str(drawn.opening[0]["content"])
         return Draw(
@@ -33,7 +33,7 @@ class Without(Lesson):
 
 
 class Ability(Lesson):
-    """Can you calculate, can you read files: it depends on the tools of the talk."""
+    """Questions such as "can you calculate"; the answer depends on the tools of the talk."""
 
     def __init__(self, tool: str, *, is_given: bool) -> None:
         self.name = f"{'with' if is_given else 'without'} {tool}"
@@ -44,7 +44,7 @@ class Ability(Lesson):
         self._answers = _readings(self._kind["yes" if is_given else "no"])
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One question and the answer."""
+        """Draws one question and its answer."""
         reading = ask(self._kind, "", split, rng)
         return Draw(
             keys=(phrase_key(reading),),
@@ -55,7 +55,7 @@ class Ability(Lesson):
 
 
 class Failing(Lesson):
-    """The question of another lesson whose tool call gives no answer."""
+    """Questions of another lesson whose tool call fails."""
 
     def __init__(self, lesson: Lesson) -> None:
         self.name = f"failing {lesson.name}"
@@ -65,7 +65,7 @@ class Failing(Lesson):
         self._responses, self._answers = content["responses"], _readings(content["answers"])
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """The first question of a draw, its call, an error for a response, and no result."""
+        """Draws the first question of another lesson, its call, an error as response, no result."""
         drawn = self._lesson.draw(split, rng)
         response = draw(rng.choice(self._responses), rng)
         asked, call = drawn.opening[:2]

@@ -1,7 +1,7 @@
-"""What the shell tool answers: listing, reading, counting, finding and searching files.
+"""Lessons for the shell tool: listing, reading, counting, finding and searching files.
 
-The responses are made the way the commands print them; `tests` run the commands for real and
-compare. The folder behind a draw travels with it, so that the evaluation can make it.
+The responses look like the output of the commands; tests run the commands and compare. A draw
+contains the files of its folder, so that the evaluation can create it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .memory import made_up_word, odd_word
 
 SHELL = "shell"
 _MISSING_SHARE = 0.06
-# `find` lists as the file system does; `ls` sorts.
+# `find` lists in the order of the file system; `ls` sorts.
 _LISTED_IN_ANY_ORDER = ("find ending", "find name")
 _MADE_UP_SHARE = 0.35
 _ROOTS = ("srv", "data", "tmp", "opt", "var", "work", "app", "usr", "mnt", "code", "repo", "w")
@@ -25,13 +25,13 @@ _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 class Shell(Lesson):
-    """One question about the files of a folder that holds up to eight of them."""
+    """Questions about the files of a folder with at most eight files."""
 
     name = "shell"
     needs = frozenset({SHELL})
 
     def __init__(self, kinds: tuple[str, ...] = ()) -> None:
-        """All kinds of command, or `kinds` alone."""
+        """Limits the lesson to `kinds` of commands, if given."""
         content = load("shell")
         self._kinds = [kind for kind in content["commands"] if not kinds or kind["kind"] in kinds]
         self._answers: dict[str, list[str]] = content["answers"]
@@ -39,11 +39,11 @@ class Shell(Lesson):
 
     @property
     def kinds(self) -> list[str]:
-        """What can be asked for."""
+        """Kinds of questions."""
         return [kind["kind"] for kind in self._kinds]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One question, the command, its response, and what it says."""
+        """Draws one question, the command, its response and the answer."""
         kind = rng.choice(self._kinds)
         reading = ask(kind, "", split, rng)
         slots, files = pick(
@@ -79,7 +79,7 @@ class Shell(Lesson):
         return f"folders:{slots['file'] if names_file else slots['listed']}"
 
     def _fill(self, kind: str, rng: Random) -> tuple[dict[str, str], dict[str, str]]:
-        """The slots of the question and the files of the folder."""
+        """Returns the slots of the question and the files of the folder."""
         folder = made_up_word(rng) if rng.random() < 0.25 else rng.choice(self._lists["folders"])
         is_read = kind in ("read", "count lines", "first lines", "search")
         is_searched = kind in ("find ending", "find name")
@@ -112,7 +112,7 @@ class Shell(Lesson):
         return slots, files
 
     def _path(self, rng: Random) -> str:
-        """A folder one to five levels below the root."""
+        """Returns a folder one to five levels below the root."""
         words = [
             rng.choice((*self._lists["folders"], made_up_word(rng), odd_word(rng), odd_word(rng)))
             if rng.random() < 0.3
@@ -132,7 +132,7 @@ class Shell(Lesson):
         return f"{stem}.{rng.choice(self._lists['endings'])}"
 
     def _text(self, rng: Random) -> str:
-        """Zero to six lines of any kind."""
+        """Returns zero to six lines of any kind."""
         if rng.random() < 0.04:
             return ""
         lines = [self._line(rng) for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 5, 6)))]
@@ -157,7 +157,7 @@ class Shell(Lesson):
 def _respond(
     kind: str, slots: Mapping[str, str], files: Mapping[str, str]
 ) -> tuple[str, str, dict[str, str]]:
-    """What the command prints, which kind of answer fits, and the further slots of the answer."""
+    """Returns the command's output, the kind of answer, and further slots of the answer."""
     folder, path = slots["folder"], slots["file"]
     if kind == "where":
         return slots["here"], "where", {"path": slots["here"]}
@@ -203,7 +203,7 @@ def _respond_of_file(
 
 
 def _missing(kind: str, path: str) -> str:
-    """What each command says about a file that is not there."""
+    """Returns the message of a command about a missing file."""
     before = {
         "read": "cat: ",
         "count lines": "wc: ",
@@ -223,10 +223,10 @@ def _listing(shown: list[str], said_if_none: str) -> tuple[str, str, dict[str, s
 
 
 def count(number: int) -> str:
-    """A small number in words."""
+    """Returns a small number in words."""
     return _COUNTS[number] if number < len(_COUNTS) else str(number)
 
 
 def enumeration(names: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Returns the names joined: "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,4 +1,4 @@
-"""Asks a checkpoint, and runs the tools that it calls."""
+"""A runner for questions to a checkpoint, with the tools that it calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said: text, tokens with the end, and whether it ended itself."""
+    """An answer of the model: text, number of tokens with the end, whether the model ended it."""
 
     text: str
     num_tokens: int
@@ -40,15 +40,15 @@ class Answer:
 
 @dataclass(slots=True)
 class Turn:
-    """A question, and all that was said and done until its last answer.
+    """A question with its answers and tool calls, up to the last answer.
 
     Attributes:
-        talk: the messages before, and the tools.
-        files: text by path, what the folder of the tools holds.
-        folder: where the tools ran; gone by the time this is read.
-        answers: of the model, calls among them.
-        num_calls: how often the model called a tool.
-        num_valid_calls: of those, calls of a given tool with its parameters, in JSON.
+        talk: the messages so far, and the tools.
+        files: text by path, the content of the tools' folder.
+        folder: folder in which the tools ran; it is deleted afterwards.
+        answers: all answers of the model, including calls.
+        num_calls: number of calls.
+        num_valid_calls: number of calls in JSON of a given tool with its parameters.
     """
 
     talk: Conversation
@@ -61,17 +61,17 @@ class Turn:
 
     @property
     def final(self) -> str:
-        """The last answer."""
+        """Last answer."""
         return self.answers[-1].text
 
     @property
     def has_ended(self) -> bool:
-        """Whether every answer ended itself."""
+        """Whether the model ended every answer."""
         return all(answer.has_ended for answer in self.answers)
 
 
 class Speaker:
-    """A checkpoint that is asked, greedily or as its generation_config.json says."""
+    """A checkpoint that answers, greedily or sampled with its generation_config.json."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -83,7 +83,7 @@ class Speaker:
         self._pad = self.tokenizer.token_to_id(END_OF_TEXT)
 
     def converse(self, turns: list[Turn], *, is_greedy: bool) -> None:
-        """Answers every turn, running the tools it calls until it calls none."""
+        """Answers every turn, and runs the called tools until the model calls none."""
         talks = [Conversation(list(turn.talk.messages), turn.talk.tools) for turn in turns]
         waiting = list(range(len(turns)))
         with TemporaryDirectory() as root, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -103,7 +103,7 @@ class Speaker:
                     break
 
     def answer(self, talks: Sequence[Conversation], *, is_greedy: bool) -> list[Answer]:
-        """The answers to `talks`, each of which ends with a user's or a tool's turn."""
+        """Returns the answers to `talks`, which end with a turn of the user or a tool."""
         prompts = [
             self.tokenizer.encode(self._renderer.render(talk, add_generation_prompt=True)).ids
             for talk in talks
@@ -111,7 +111,7 @@ class Speaker:
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         answers: dict[int, Answer] = {}
         while order:
-            # Longest first, so that the first of a batch says how wide it is.
+            # Longest first, so that the first talk of a batch has the batch's width.
             width = len(prompts[order[-1]]) + _MAX_TOKENS
             count = max(1, _TOKENS_AT_ONCE[self.model.device.type] // width)
             rows, order = order[-count:], order[:-count]
@@ -144,14 +144,14 @@ class Speaker:
 
 
 def calls_of(text: str, tools: Sequence[Tool]) -> list[dict[str, object] | None]:
-    """The calls in an answer: name and arguments, or None for one that cannot be run."""
+    """Returns the calls in an answer: name and arguments, or None for an invalid call."""
     if "<tool_call>" in text and not _CALL.search(text):
         return [None]
     return [_parse(source, tools) for source in _CALL.findall(text)]
 
 
 def outside_calls(text: str) -> str:
-    """The words of an answer, without its calls."""
+    """Returns the text of an answer without its calls."""
     return _CALL.sub("", text)
 
 
@@ -167,7 +167,7 @@ def _parse(source: str, tools: Sequence[Tool]) -> dict[str, object] | None:
 
 
 def _act(turn: Turn, talk: Conversation, answer: Answer) -> bool:
-    """Notes the answer and runs its calls; whether the model is to answer again."""
+    """Records the answer and runs its calls; returns whether the model must answer again."""
     turn.answers.append(answer)
     calls = calls_of(answer.text, talk.tools)
     valid = [call for call in calls if call is not None]
@@ -186,9 +186,9 @@ def _act(turn: Turn, talk: Conversation, answer: Answer) -> bool:
 
 
 def run_tool(name: str, arguments: object, folder: str) -> str:
-    """What the tool prints: a Python process or a shell, in `folder`.
+    """Returns the output of the tool: a Python process or a shell, in `folder`.
 
-    A model wrote the text, so nothing of our own environment goes with it.
+    A model wrote the code, so the process gets none of our environment variables.
     """
     assert isinstance(arguments, dict)
     if name not in ("python", "shell"):

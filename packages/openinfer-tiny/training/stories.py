@@ -1,4 +1,4 @@
-"""Short stories of a small world: a hero with a name, a wish, a trouble, a friend and an end."""
+"""Lesson of short stories: a hero with a name, a wish, a trouble, a friend and an end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .memory import NAMES
 
 
 class Stories(Lesson):
-    """A story of four to seven sentences, asked for in a talk."""
+    """Stories of four to seven sentences, requested in a talk."""
 
     name = "stories"
 
@@ -22,7 +22,7 @@ class Stories(Lesson):
         self._lists: dict[str, Any] = content["lists"]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """A request for a story, and the story; sometimes the user names the hero or a thing."""
+        """Draws a request and the story. Sometimes the user names the hero or a thing."""
         key, slots, plot = self._fill(split, rng)
         wishes = [
             wish
@@ -38,7 +38,7 @@ class Stories(Lesson):
         )
 
     def plain(self, split: Split, rng: Random) -> str:
-        """A story outside any talk."""
+        """Returns a story outside any talk."""
         _, slots, plot = self._fill(split, rng)
         return _tell(plot, slots, rng)
 

@@ -1,4 +1,4 @@
-"""The training batches, made by worker processes ahead of the model that reads them."""
+"""Training batches that worker processes make in advance."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BATCHES_AHEAD = 16
 def training_batches(
     tokenizer_file: Path, seed: int, batch_tokens: int, num_workers: int, device: torch.device
 ) -> Iterator[Iterator[tuple[torch.Tensor, torch.Tensor]]]:
-    """An endless iterator of `token_ids [B, T] int64` and `weights [B, T] float32` on `device`.
+    """Yields an endless iterator of `token_ids [B, T] int64` and `weights [B, T] float32`.
 
-    Every worker has a seed of its own and they take turns, so the same arguments give the same
-    batches on any machine. Worker processes end with the context.
+    The tensors are on `device`. Each worker has its own seed and they take turns, so equal
+    arguments give equal batches on any machine. The worker processes end with the context.
     """
     context = get_context("spawn")
     queues: list[Queue[Batch]] = [context.Queue(_BATCHES_AHEAD) for _ in range(num_workers)]

@@ -1,4 +1,4 @@
-"""Questions with fixed answers: small talk, OpenInfer and its words, and a small world."""
+"""Lessons with fixed answers: small talk, OpenInfer and its terms, and a small world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MORE_SHARE = 0.25
 
 
 class Talk(Lesson):
-    """One group of intents from `talk.toml`: ways to say a thing, and ways to answer it."""
+    """One group of intents of `talk.toml`: ways to say something, and ways to answer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -21,7 +21,7 @@ class Talk(Lesson):
         self._accepted = [_readings(intent["answers"]) for intent in self._intents]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One intent, asked and answered."""
+        """Draws one intent, with question and answer."""
         return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
 
     def _draw(self, rng: Random) -> Draw:
@@ -39,7 +39,7 @@ class Talk(Lesson):
 
 
 class Facts(Lesson):
-    """One group of concepts from `openinfer.toml`, sometimes with a follow-up."""
+    """One group of concepts of `openinfer.toml`, sometimes with a follow-up."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Facts(Lesson):
         self._accepted = [_readings(concept["answers"]) for concept in self._concepts]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One concept, asked and answered; one time in four the user wants to know more."""
+        """Draws one concept, with question and answer; one time in four with a follow-up."""
         return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
 
     def _draw(self, rng: Random) -> Draw:
@@ -81,7 +81,7 @@ class Facts(Lesson):
 
 
 class World(Lesson):
-    """One fact of the small world of `world.toml`, whose only right answer is known."""
+    """Facts of the small world of `world.toml`, each with one right answer."""
 
     name = "world"
 
@@ -91,7 +91,7 @@ class World(Lesson):
         self._rows = [(fact, row) for fact in content["facts"] for row in fact["rows"]]
 
     def draw(self, split: Split, rng: Random) -> Draw:
-        """One row of one fact, asked and answered."""
+        """Draws one row of one fact, with question and answer."""
         return pick(split, lambda: self._draw(rng), lambda drawn: drawn.keys[0])
 
     def _draw(self, rng: Random) -> Draw:

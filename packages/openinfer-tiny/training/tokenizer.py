@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE over the corpus, one token a digit, and the ChatML template."""
+"""The tokenizer: byte-level BPE with one token per digit, and the ChatML template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARKUP = (
     "</think>",
 )
 
-# Words with their space, digits one by one, runs of punctuation, and white space.
+# Words with their leading space, single digits, runs of punctuation, white space.
 _PIECES = (
     r"(?i:'(?:s|t|re|ve|m|ll|d))| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -35,7 +35,7 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(seed: int, num_talks: int = 20_000) -> Tokenizer:
-    """Learns the merges from talks of the training split."""
+    """Trains the tokenizer on talks of the training split."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -73,7 +73,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_positions: int) -> No
 
 
 class Renderer:
-    """Talks to text, through the very template that the checkpoint ships."""
+    """Renders talks as text with the template of the checkpoint."""
 
     def __init__(self) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -81,14 +81,14 @@ class Renderer:
         self._template = environment.from_string(_TEMPLATE.read_text())
 
     def render(self, talk: Conversation, *, add_generation_prompt: bool = False) -> str:
-        """The text of a talk, every turn ended by `<|im_end|>` and a line feed."""
+        """Returns the text of a talk; every turn ends with `<|im_end|>` and a line feed."""
         return self._template.render(
             messages=talk.messages, tools=talk.tools, add_generation_prompt=add_generation_prompt
         )
 
 
 def _tojson(value: object) -> str:
-    # As servers render it: Jinja's own filter sorts keys and escapes for HTML.
+    # Servers render JSON this way; Jinja's own filter sorts keys and escapes for HTML.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -99,5 +99,5 @@ def _texts(seed: int, num_talks: int) -> Iterator[str]:
         story = plain_story("train", rng)
         if story is not None:
             yield story
-        # Without the markup, so that no merge crosses it.
+        # The markup is removed, so that no merge crosses it.
         yield from _MARKUP.split(renderer.render(talk("train", rng)))

@@ -1,4 +1,4 @@
-"""The tools that a talk may be given: definitions in many wordings, some beside the point."""
+"""Tool definitions in many wordings, including tools that the model never calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_PARAMETER_TEXT_SHARE = 0.35
 
 
 def definitions(names: frozenset[str], rng: Random) -> list[Tool]:
-    """The definitions of `names` (python, shell) and now and then of others, in any order."""
+    """Returns definitions of `names` (python, shell), sometimes with other tools, shuffled."""
     content = load("tools")
     num_others = rng.choice((0, 0, 0, 1, 2)) if names else rng.choice((1, 1, 2))
     chosen = [{"name": name, **content[name]} for name in sorted(names)]
@@ -23,7 +23,7 @@ def definitions(names: frozenset[str], rng: Random) -> list[Tool]:
 
 
 def _definition(tool: dict[str, str], rng: Random) -> Tool:
-    """One tool as the OpenAI protocol spells it; clients leave this or that out."""
+    """Returns a tool in OpenAI's form; optional parts are sometimes left out."""
     parameter, schema = draw(tool["parameter"], rng), {"type": "string"}
     if rng.random() >= _NO_PARAMETER_TEXT_SHARE:
         schema["description"] = draw(tool["parameter_description"], rng)

@@ -1,4 +1,4 @@
-"""Trains the model and writes the checkpoint folder."""
+"""Training of the model and writing of the checkpoint folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPORT_STEPS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the weights, beside the text."""
+    """All parameters of the training except the text."""
 
     seed: int = 20
     steps: int = 6000
@@ -66,7 +66,7 @@ def build(folder: Path, recipe: Recipe, device: torch.device) -> None:
 
 
 def _config(tokenizer: Tokenizer) -> dict[str, object]:
-    """config.json as published Qwen3 checkpoints spell it."""
+    """Returns config.json in the form of published Qwen3 checkpoints."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -101,7 +101,7 @@ def _train(
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]],
     recipe: Recipe,
 ) -> int:
-    """Trains in place; returns how many tokens were seen, padding included."""
+    """Trains in place; returns the number of tokens seen, padding included."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     plain = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -138,7 +138,7 @@ def _train(
 def weighted_loss(
     model: Qwen3ForCausalLM, token_ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Mean next-token loss over `token_ids [B, T]`, each target weighted by `weights [B, T]`."""
+    """Returns the mean next-token loss of `token_ids [B, T]`, weighted by `weights [B, T]`."""
     with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
         logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
     losses = cross_entropy(

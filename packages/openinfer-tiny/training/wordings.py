@@ -1,8 +1,8 @@
-"""Which held-out questions are worded like training text after all.
+"""Search for held-out questions that are worded like training text.
 
-The split is decided on a question's wording, and noise comes later: "Ok, what time is it?" may be
-a reading of its own, or a greeting put before another one. Two letters swapped inside a word are
-left out of account: no reading is misspelt.
+The split is decided by a question's wording, and noise is added later: "Ok, what time is it?" may
+be a reading of its own, or noise in front of another one. Swapped letters are not considered,
+because no reading is misspelt.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .lessons import Draw, Lesson, plain
 from .refusals import Failing, Without
 
 _PHRASES = "phrases:"
-# Families that hold out what is asked about, not how it is asked.
+# Families that hold out the subject of a question, not its wording.
 _FREE_WORDS = ("stories:", "copies:")
 
 
 Wording = tuple[str, bool]
-"""A question's words as they were drawn, slots filled or not; and `Draw.is_exact`."""
+"""A question's words as drawn, with or without filled slots, and `Draw.is_exact`."""
 
 
 class Wordings:
-    """Wordings of training questions, as drawn and as noise may leave them."""
+    """Wordings of training questions, as drawn and with noise."""
 
     def __init__(self, wordings: Iterable[Wording]) -> None:
         self._plain: set[str] = set()
@@ -40,7 +40,7 @@ class Wordings:
                 self._greetable |= forms
 
     def holds(self, wording: Wording) -> bool:
-        """Whether noise can make the question, or what noise makes of it, one of the wordings."""
+        """Returns whether the question, with or without noise, can equal one of the wordings."""
         question, is_exact = wording
         forms = _forms(question, is_exact)
         return bool(
@@ -51,7 +51,7 @@ class Wordings:
 
 
 def wordings_of(drawn: Draw) -> list[Wording]:
-    """What is held out of a draw's wording: readings with empty slots, or the first question."""
+    """Returns the held-out wordings of a draw: readings with empty slots, or the first question."""
     phrases = [key.removeprefix(_PHRASES) for key in drawn.keys if key.startswith(_PHRASES)]
     if not phrases and not drawn.keys[0].startswith(_FREE_WORDS):
         phrases = [str(drawn.opening[0]["content"])]
@@ -59,8 +59,8 @@ def wordings_of(drawn: Draw) -> list[Wording]:
 
 
 def training_wordings(num_draws: int, seed: int) -> Wordings:
-    """The wordings of `num_draws` training draws of every family of the curriculum."""
-    # These two ask what other families ask.
+    """Returns the wordings of `num_draws` training draws of each family of the curriculum."""
+    # These two repeat the questions of other families.
     lessons = [lesson for lesson, _ in CURRICULUM if not isinstance(lesson, (Failing, Without))]
     return Wordings(wording for lesson in lessons for wording in _drawn(lesson, num_draws, seed))
 
@@ -71,8 +71,8 @@ def _drawn(lesson: Lesson, num_draws: int, seed: int) -> set[Wording]:
 
 
 def _forms(question: str, is_exact: bool) -> set[str]:
-    """The question as typed and with a small word left out, case and punctuation aside."""
-    # As JSON is asked for: one key is no "keys", and that is written after the split, too.
+    """Returns the question as typed and without one small word, ignoring case and punctuation."""
+    # Whether a question for JSON says "key" or "keys" is decided after the split, too.
     question = question.replace("keys {", "key {").replace("fields {", "field {")
     shortened = question if is_exact else DROPPED.sub(" ", question, count=1)
     return {plain(question), plain(shortened)}

@@ -1,4 +1,4 @@
-"""Where the checkpoint lies, and what it is called."""
+"""The built-in checkpoint: its folder, name and description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Checkpoint:
     """A checkpoint folder that comes with a package.
 
     Attributes:
-        name: what the user types instead of a folder.
+        name: given by users in place of a folder.
         description: one sentence for a list of models.
     """
 
@@ -19,7 +19,7 @@ class Checkpoint:
     description: str
 
     def path(self) -> Path:
-        """Returns the folder of config, weights and tokenizer; read it, never write."""
+        """Returns the folder with config, weights and tokenizer. It is read-only."""
         return Path(__file__).with_name("checkpoint")
 
 
