@@ -106,7 +106,7 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     raises_policy_errors: bool = False,
 ) -> EngineLoop:
-    """Builds the loop of an engine, which owns the executor from then on. On failure closes it.
+    """Builds the loop of an engine. The loop owns the executor, which is closed if building fails.
 
     Args:
         executor: an executor that is ready to step.

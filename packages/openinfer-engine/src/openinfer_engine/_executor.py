@@ -13,14 +13,14 @@ from openinfer_kv_cache import CacheGroup
 from openinfer_scheduler import StepPlan, StepResult
 
 GrammarMasks = Mapping[int, npt.NDArray[np.uint32]]
-"""By row index of the plan: an array of u32 words with one bit for each vocabulary id. A set bit
-allows the id."""
+"""A plan's masks by row index. A mask is an array of u32 words with one bit for each id of the
+vocabulary; a set bit allows the id."""
 
 
 Ability = Literal[
     "several_groups", "window_groups", "state_groups", "copies", "drafts", "adapters", "roles"
 ]
-"""A part of a plan that not every executor runs; every executor runs plans of one full cache group.
+"""An optional part of plans. Without abilities an executor runs plans of one full cache group.
 
 several_groups: rows with blocks of more than one cache group.
 window_groups, state_groups: cache groups of these kinds.
@@ -99,7 +99,7 @@ class Executor(Protocol):
         """
 
     def prepare(self) -> bool:
-        """Does optional work from which later steps gain, for tens of milliseconds at most.
+        """Does optional work that makes later steps faster, for tens of milliseconds at most.
 
         The loop calls it while the engine is idle, for example to capture CUDA graphs. Correctness
         must not depend on it.
@@ -121,7 +121,7 @@ class CompilingExecutor(Protocol):
 
     @property
     def num_compilations(self) -> int:
-        """Kernels compiled since the executor was ready. It only grows. Read by the step thread."""
+        """Kernels compiled since the executor was ready. The step thread reads it."""
 
 
 @runtime_checkable

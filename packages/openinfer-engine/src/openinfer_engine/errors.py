@@ -112,10 +112,10 @@ class FlagRejected(EngineError):
 
 
 class UnsupportedPlans(EngineError):
-    """The scheduler would plan what the executor cannot run.
+    """The configured plans need abilities that the executor lacks.
 
     Attributes:
-        missing: Reason why each ability is needed that the executor lacks.
+        missing: for each ability that the executor lacks, the reason why plans need it.
     """
 
     def __init__(self, missing: Mapping[str, str]) -> None:
@@ -125,7 +125,7 @@ class UnsupportedPlans(EngineError):
 
 
 class AddressRejected(EngineError):
-    """An address that an engine cannot listen on or be reached at.
+    """An engine cannot listen on an address, or cannot be reached at it.
 
     Attributes:
         address: the address as it was given.

@@ -1,4 +1,4 @@
-"""The parts of a model file: products, norms, rotation, paged attention, checkpoint loader.
+"""The parts of a model file: linear layers, norms, rotary embedding, paged attention, loader.
 
 A model is a module built from these. Its `forward(inputs: StepInputs, cache: CacheView)` returns
 hidden rows. Ops are chosen when the model is built; a step only calls them.

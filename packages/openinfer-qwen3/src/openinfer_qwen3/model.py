@@ -211,13 +211,13 @@ class Qwen3Model(nn.Module):
             dtype: Dtype of weights, activations and cache.
             block_size: Tokens per cache block.
             max_model_len: Longest sequence to prepare for; the configuration's if None.
-            attention_backend: Backend of the attention.
+            attention_backend: Back end of the attention.
             quantization: Quantization of all products, the head's included. Norms keep the dtype,
                 and so does the table of an embedding that is not also the head.
             is_fused: Whether layers run in fused ops; False runs each as `forward` is written.
 
         Raises:
-            BackendUnavailable: The attention backend, or the quantization, cannot run here.
+            BackendUnavailable: The attention back end, or the quantization, cannot run here.
         """
         super().__init__()
         self.config = config

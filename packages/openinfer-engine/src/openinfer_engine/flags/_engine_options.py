@@ -1,4 +1,4 @@
-"""The options of every engine, in vLLM's spelling with SGLang's beside it."""
+"""The options of every engine. Flags are spelled as in vLLM; SGLang's spellings work, too."""
 
 import math
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ MIN_TRACE_BYTES = 1 << 20
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
-    """The options of every engine. None: decided from the model and the machine.
+    """The options of every engine. None means: decided from the model and the machine.
 
     A field's annotation gives its flag, its line in `--help` and in the guide's table, and its key
     in a configuration file.
@@ -138,7 +138,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     trace_max_bytes: Annotated[
-        int, Option("size in bytes from which on a trace drops events", kind="count")
+        int, Option("upper bound of a trace file's bytes; later events are dropped", kind="count")
     ] = 256 << 20
     max_queued_requests: Annotated[
         int,
@@ -175,7 +175,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     num_threads: Annotated[int | None, Option("CPU threads of one forward pass")] = None
     """None: the number of physical cores; one thread for a very small model."""
     seed: Annotated[
-        int | None, Option("seed of requests that bring none, to make them reproducible")
+        int | None, Option("seed of requests that set none, to make them reproducible")
     ] = None
     quantization: Annotated[
         Literal["int8", "int4"] | None,
@@ -184,7 +184,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             names=("--quantization", "-q"),
         ),
     ] = None
-    """Weights of linear layers are quantized while they are loaded. None: `dtype`."""
+    """Weights of linear layers are quantized while they are loaded. None: they keep `dtype`."""
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
         Option("file format of the weights; dummy draws random weights of the same shapes"),

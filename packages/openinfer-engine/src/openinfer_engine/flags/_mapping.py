@@ -16,8 +16,9 @@ def read_flags(
     same. A spelling that switches a flag off negates its value.
 
     Args:
-        flags: the known ones.
-        given: names and values, such as the items of a YAML mapping. None is as if left out.
+        flags: the known flags.
+        given: names and values, such as the items of a YAML mapping. Values that are None are
+            skipped.
 
     Returns:
         The converted values by `Flag.dest`, and the unknown values by name.

@@ -15,7 +15,7 @@ _KINDS: Mapping[object, Kind] = {bool: "switch", int: "int", float: "float", str
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The part of a flag that its field does not say: `Annotated[type, Option(...)]`."""
+    """A flag's help and spellings, as a field's annotation: `Annotated[type, Option(...)]`."""
 
     help: str
     """One line for `--help` and for the guide's table."""
@@ -34,7 +34,7 @@ def flags_of(options: type[msgspec.Struct], scope: str) -> tuple[Flag, ...]:
     dict `json`, and a `Literal` gives the choices. `| None` is ignored.
 
     Args:
-        options: every annotated field has a default.
+        options: a struct whose annotated fields all have a default.
         scope: `Flag.scope` of all of them.
 
     Raises:

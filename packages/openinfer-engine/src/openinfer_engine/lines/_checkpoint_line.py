@@ -41,7 +41,7 @@ class CheckpointLine(ABC, Generic[Config]):
         """Reads a parsed config.json.
 
         Raises:
-            UnsupportedConfig: A field is missing, malformed, or asks for what is not served.
+            UnsupportedConfig: A field is missing, malformed, or has a value that is not supported.
         """
 
     @abstractmethod

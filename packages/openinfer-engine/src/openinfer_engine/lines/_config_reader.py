@@ -1,7 +1,8 @@
 """Typed, strict reading of a checkpoint's config.json.
 
-A missing field is an error and not a default. A field that asks for other arithmetic than a model
-file does is refused by name. This module needs no torch, so a front process can judge a checkpoint.
+A missing field is an error; it does not get a default. If a field asks for arithmetic that the
+model file does not implement, the error names the field. This module needs no torch, so a front
+process can check a checkpoint.
 """
 
 import math
@@ -14,12 +15,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 class UnsupportedConfig(EngineError):
-    """A field of config.json is missing, malformed, or asks for what the model line does not do.
+    """A field of config.json is missing, malformed, or has a value that the line does not support.
 
     Attributes:
         field: Name of the field, dotted if it is nested.
         value: The field's value, None if it is missing.
-        reason: What is wrong, or what the line serves.
+        reason: What is wrong, or which values the line supports.
     """
 
     def __init__(self, field: str, value: Any, reason: str) -> None:
@@ -101,7 +102,7 @@ class ConfigReader:
             self.refuse_if_set(field, "only unquantized weights are served")
 
     def refuse_windows(self, num_layers: int) -> None:
-        """Refuses a model in which any layer has another attention than full causal attention."""
+        """Refuses a model unless every layer has full causal attention."""
         reason = "only full attention is served"
         if self.flag("use_sliding_window"):
             raise self.unsupported("use_sliding_window", reason)
@@ -113,12 +114,12 @@ class ConfigReader:
             raise self.unsupported("is_causal", "only causal attention is served")
 
     def refuse_if_set(self, field: str, reason: str) -> None:
-        """Refuses any value of a field but null."""
+        """Raises if the field has any value except null."""
         if self.get(field) is not None:
             raise self.unsupported(field, reason)
 
     def refuse_other(self, field: str, served: Any) -> None:
-        """Refuses any value of a field but one; the field may be left out."""
+        """Raises if the field is present with a value other than `served`."""
         if self._fields.get(field, served) != served:
             raise self.unsupported(field, f"only {served} is served")
 

@@ -18,8 +18,7 @@ class LaunchSpec(Struct, frozen=True, kw_only=True):
     model_path: str
     """Path of a local checkpoint folder."""
     model_line: str
-    """Name of the installed line that serves the checkpoint, or of the engine if there is no line.
-    """
+    """Name of the installed line that serves the checkpoint. Engines without one use any name."""
     engine: EngineOptions = EngineOptions()
     line_options: dict[str, Any] = {}
     """Values of the line's own options, by field name."""
@@ -41,7 +40,7 @@ class Refusal(Struct, frozen=True):
 
 
 class ServePlan(Struct, frozen=True, kw_only=True):
-    """Device, dtype, limits and ids of an engine, decided before weights are loaded."""
+    """Device, dtype, limits and EOS ids of an engine, decided before weights are loaded."""
 
     device: str
     dtype: str

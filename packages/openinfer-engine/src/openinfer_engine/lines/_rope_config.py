@@ -1,4 +1,4 @@
-"""The rotary embedding of a config.json: both spellings, four scalings, checked without torch."""
+"""The rotary embedding of a config.json: both spellings and four scalings, read without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RopeConfig:
         type: Scaling of the frequencies.
         theta: Base of the wavelengths.
         original_max_position: Longest context of the training in tokens, for yarn and llama3.
-        options: The scaling's own numbers by name, those that the checkpoint gives.
+        options: The scaling's parameters that the checkpoint sets, by name.
     """
 
     type: Literal["default", "linear", "yarn", "llama3"]
@@ -66,7 +66,7 @@ def _scaling_fields(config: ConfigReader) -> tuple[dict[str, Any], str]:
     """Returns a copy of the scaling's fields, and the prefix of their names in messages."""
     # In transformers these override or complete the scaling's own fields.
     for field in (_ORIGINAL_LENGTH, "partial_rotary_factor"):
-        config.refuse_if_set(field, "not served beside the rope fields")
+        config.refuse_if_set(field, "not served together with the rope fields")
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
         raise config.unsupported("rope_scaling", f"rope_parameters differs from it: {new!r}")
@@ -77,7 +77,7 @@ def _scaling_fields(config: ConfigReader) -> tuple[dict[str, Any], str]:
 
 
 def _options(rope_type: str, fields: dict[str, Any], scaling: ConfigReader) -> dict[str, Any]:
-    """Returns the scaling's own numbers, checked; `scaling` reads `fields`."""
+    """Checks the scaling's parameters and returns them; `scaling` is a reader of `fields`."""
     # transformers writes these for every type. With these values they change nothing.
     if fields.get("partial_rotary_factor", 1.0) == 1.0:
         fields.pop("partial_rotary_factor", None)
@@ -90,7 +90,7 @@ def _options(rope_type: str, fields: dict[str, Any], scaling: ConfigReader) -> d
     options: dict[str, Any] = {}
     for name, value in fields.items():
         if name not in required + optional:
-            raise scaling.unsupported(name, f"rope type {rope_type} has no such field here")
+            raise scaling.unsupported(name, f"rope type {rope_type} does not have this field")
         if value is not None:
             options[name] = scaling.flag(name) if name == "truncate" else scaling.positive(name)
     if rope_type == "llama3" and options["high_freq_factor"] <= options["low_freq_factor"]:

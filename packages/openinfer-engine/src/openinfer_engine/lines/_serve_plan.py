@@ -26,7 +26,7 @@ class ModelFacts(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Size of the vocabulary, which is the number of rows of the embedding."""
 
     @property
     def max_position(self) -> int:
@@ -41,8 +41,8 @@ def serve_plan(spec: LaunchSpec, facts: ModelFacts, config: Mapping[str, Any]) -
     """Returns the plan for a checkpoint; reads its generation_config.json.
 
     Args:
-        spec: What was asked for.
-        facts: What the model is like.
+        spec: The launch request with the engine's options.
+        facts: Vocabulary, context length and dtype of the model.
         config: The checkpoint's config.json.
 
     Raises:
@@ -114,7 +114,7 @@ def _has_nvidia_driver() -> bool:
 
 
 def _step_limits(options: EngineOptions) -> tuple[int, int]:
-    """Returns the most sequences and the most tokens of a step."""
+    """Returns `max_num_seqs` and `max_num_batched_tokens`."""
     num_seqs, num_tokens = _LIMITS[_device(options)]
     max_num_seqs = options.max_num_seqs
     if max_num_seqs is None:

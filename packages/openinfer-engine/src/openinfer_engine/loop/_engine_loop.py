@@ -135,7 +135,7 @@ class EngineLoop:
 
     @property
     def replay(self) -> Replay | None:
-        """The replay of KV events that the host must serve; None if it is not configured."""
+        """The replay endpoint of KV events. The host must serve it. None if not configured."""
         return None if self._kv_events is None else self._kv_events.replay
 
     @property
@@ -239,11 +239,11 @@ class EngineLoop:
 
     @property
     def num_skippable_steps(self) -> int:
-        """Number of steps after the step in flight that will only decode the same rows, unobserved.
+        """Number of steps after the step in flight that will only decode the same rows.
 
-        A host with a virtual clock, whose executor returns nothing but tokens, may simulate that
-        many steps at once. It reports them with `skip_decode_steps` instead of calling `step` for
-        each.
+        It is 0 if something observes single steps, such as a trace or KV events. A simulator whose
+        executor returns nothing but tokens may compute that many steps at once. It reports them
+        with `skip_decode_steps` instead of calling `step` for each.
         """
         is_watched = self._kv_events is not None or self.is_tracing or self._drain_replies
         commands = self._commands

@@ -32,7 +32,7 @@ class EventSinks:
         self._sinks[request_id] = sink
 
     def deliver(self, events: Iterable[tuple[str, TokenEvent]]) -> None:
-        """Passes events to their sinks; removes the sink of a request whose last event this is."""
+        """Passes events to their sinks, and removes each request's sink after its last event."""
         sinks = self._sinks
         for request_id, event in events:
             if event.end is None:

@@ -111,7 +111,7 @@ class GrammarQueue:
             if not row.needs_mask:
                 continue
             live = self._live.get(self._request_ids[row.slot])
-            # If there is none, the request has ended and its sample will be ignored.
+            # A request that is not live has ended, and its sample will be ignored.
             if live is not None and live.constraint.is_masking:
                 rows[index] = live
         failed = self._filler.fill([(rows[i].constraint, self._words[i]) for i in rows])

@@ -10,17 +10,17 @@ _logger = logging.getLogger(__name__)
 
 
 class Replay(Protocol):
-    """Sends missed batches of KV events to subscribers that ask, between steps or while idle."""
+    """Sends missed batches of KV events to subscribers on request, between steps or while idle."""
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `serve` must be called; None: when the file descriptor is readable."""
+        """Seconds until `serve` must be called. None: call it when `fileno` becomes readable."""
 
     def fileno(self) -> int:
         """Returns the file descriptor, for a selector."""
 
     def serve(self) -> None:
-        """Does a little work without blocking."""
+        """Serves a few requests of subscribers, without blocking."""
 
 
 class KVEventFlusher:
@@ -54,7 +54,7 @@ class KVEventFlusher:
 
     @property
     def num_dropped(self) -> int:
-        """Those of `num_batches` that at least one slow subscriber has lost."""
+        """Published batches that at least one slow subscriber has lost."""
         return self._publisher.num_dropped
 
     def flush(self) -> None:

@@ -7,11 +7,11 @@ LOAD_INTERVAL_S = 0.25
 
 
 class LoadMeter:
-    """The latest load of a loop, read so rarely that it costs nothing.
+    """The latest load of a loop, read at most once per `LOAD_INTERVAL_S` and only after a change.
 
     Attributes:
         latest: the load as last read.
-        is_stale: whether something has happened since.
+        is_stale: set by the owner when the loop has done something since.
     """
 
     def __init__(self, loop: EngineLoop, now: float) -> None:

@@ -19,9 +19,9 @@ class RequestIntake:
     Args:
         scheduler: gets the requests.
         info: the limits and abilities that requests are checked against.
-        sinks: tells clients of requests that are rejected after they were held.
+        sinks: delivers the rejection if a held request is rejected.
         grammars: compiles the requests' grammars; None if grammars are not supported.
-        commands: knows whether the engine pauses or drains.
+        commands: holds the state of the engine: paused, draining.
 
     Attributes:
         num_rejected: requests rejected so far.
@@ -87,7 +87,7 @@ class RequestIntake:
                 self.submit_held(request_id)
 
     def submit_live(self) -> None:
-        """Passes requests to the scheduler that arrived before the pause that aborts them."""
+        """Passes requests held since before the pause to the scheduler, where they are aborted."""
         for request_id in self._held:
             if request_id not in self._after_pause:
                 self.submit_held(request_id)

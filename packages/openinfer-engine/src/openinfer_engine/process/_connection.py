@@ -2,8 +2,8 @@
 
 Output is not queued per event. Tokens that a slow client has not read merge per stream, so the
 backlog is never larger than the output itself. One frame at a time is cut from the backlog; the
-next one is cut when that frame has been sent. A client that submits without reading is no longer
-read from.
+next one is cut when that frame has been sent. If a client submits requests without reading their
+output, the engine stops reading its socket.
 """
 
 import socket
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether too many streams have unsent events to read further requests."""
+        """Whether so much output waits that no further requests should be read from this client."""
         return len(self._rows) > _MAX_UNREAD_ROWS
 
     @property

@@ -43,7 +43,7 @@ class ProcessSpec(Struct, frozen=True, kw_only=True):
 
 
 class Progress(Struct, frozen=True, tag="progress"):
-    """One line about the start, for people."""
+    """One log line of the start, to be shown to the user."""
 
     message: str
 

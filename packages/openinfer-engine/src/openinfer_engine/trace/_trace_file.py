@@ -94,7 +94,7 @@ class TraceFile:
         try:
             self._write(content + _TAIL % self.num_dropped)
         except OSError as error:
-            self._mend()
+            self._restore_end()
             raise _failure(self.path, error) from error
         self._end += len(content)
         if content:
@@ -112,8 +112,8 @@ class TraceFile:
             written = os.pwrite(self._fd, data, offset)
             offset, data = offset + written, data[written:]
 
-    def _mend(self) -> None:
-        """Restores the end of the JSON text, over existing bytes: this works on a full disk."""
+    def _restore_end(self) -> None:
+        """Writes the end of the JSON text over existing bytes, which works on a full disk."""
         tail = _TAIL % self.num_dropped
         with suppress(OSError):
             os.pwrite(self._fd, tail, self._end)

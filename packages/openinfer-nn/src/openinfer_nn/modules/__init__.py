@@ -1,1 +1,1 @@
-"""The parts that a model file is built from: products, norms, embedding, rotation, attention."""
+"""The parts of a model file: linear layers, norms, embeddings, rotary embedding, attention."""

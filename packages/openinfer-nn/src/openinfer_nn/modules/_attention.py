@@ -16,9 +16,9 @@ class PagedAttention(nn.Module):
     """Causal grouped-query attention over the paged cache; it has no weight.
 
     Attributes:
-        spec: What is fixed about the attention.
+        spec: Heads, block size, scale and dtype of the attention.
         device: Where it runs.
-        backend: The backend that was asked for, "auto" for the best one.
+        backend: The back end that was asked for, "auto" for the best one.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PagedAttention(nn.Module):
             scale: Factor of the scores.
             device: Where it runs.
             dtype: Dtype of queries, keys, values and cache.
-            backend: Backend of `paged_attention`, and of `FusedAttention` over this module.
+            backend: Back end of `paged_attention`, and of `FusedAttention` over this module.
         """
         super().__init__()
         self.spec = PagedAttentionSpec(

@@ -28,7 +28,7 @@ class Embedding(nn.Module):
         self._look_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def share_rows(self, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Drops the table; rows come from `look_up`, a tied head's packed table, from now on."""
+        """Frees the table. Rows then come from `look_up`, which reads the tied head's weight."""
         del self.weight
         self._look_up = look_up
 
@@ -40,7 +40,7 @@ class Embedding(nn.Module):
 
 
 class LMHead(PackedModule):
-    """The product that maps hidden rows to logits over the vocabulary."""
+    """The linear layer that maps hidden rows to logits over the vocabulary."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LMHead(PackedModule):
             device: Where the weight lies.
             dtype: Dtype of the stored weight and of the hidden rows.
             quantization: Quantization of the packed weight; None keeps the dtype.
-            backend: Backend of the product.
+            backend: Back end of `fused_linear` or `linear`.
         """
         spec = LinearSpec(
             in_features=hidden_size,
@@ -82,7 +82,7 @@ class LMHead(PackedModule):
         self._tied_to = (tied_to,)
 
     def pack(self) -> None:
-        """Packs the weight; a tied embedding looks its rows up in the packed one from now on."""
+        """Packs the weight. A tied embedding then looks its rows up in the packed weight."""
         super().pack()
         (embedding,), packed = self._tied_to, self.packed
         if embedding is not None:

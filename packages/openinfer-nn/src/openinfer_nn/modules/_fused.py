@@ -1,7 +1,7 @@
-"""Fused ops: a product together with the norm, gate or addition beside it in a layer.
+"""Fused ops: a linear layer together with the norm, gate or addition next to it.
 
 Each class is one line of a layer's arithmetic as one op of openinfer-kernels. In a step of few rows
-that op is one kernel; in other steps its backend may run the parts in turn. A fused op shares the
+that op is one kernel; in other steps its back end may run the parts in turn. A fused op shares the
 weights of the modules that it is made of, and allocates none.
 """
 
@@ -61,13 +61,13 @@ class AddLinear:
         Args:
             x: The residual stream, [num_tokens, out_features]. It is consumed: the op may
                 overwrite it and return it.
-            h: The product's input, [num_tokens, in_features].
+            h: The linear layer's input, [num_tokens, in_features].
         """
         return self._op(h, self._linear.packed, None, x, None)
 
 
 class FusedAttention:
-    """All of an attention between its projections as one op.
+    """Everything between the projections of an attention layer, as one op.
 
     Queries and keys are normalised head by head if the model has such norms, and rotated; keys and
     values are stored in the cache; the queries attend.
@@ -82,7 +82,7 @@ class FusedAttention:
         """Plans the op.
 
         Args:
-            attention: The attention, with the backend that was asked for.
+            attention: The attention, with the back end that was asked for.
             rotary: The angles of the rotation.
             head_norms: The norms of query and key heads, None for a model without them.
         """

@@ -1,7 +1,7 @@
-"""Matrix products without bias: one, several of the same input, and those of an attention.
+"""Linear layers without bias: one, several with the same input, and those of an attention.
 
 A weight is allocated, not initialised. `load_weights` fills it in the checkpoint's order and then
-packs it into the order that its backend wants.
+packs it into the order that its back end wants.
 """
 
 import torch
@@ -18,14 +18,14 @@ from openinfer_nn.modules._parameter import empty_parameter, frozen_parameter
 
 
 class PackedModule(nn.Module):
-    """A matrix product whose weight is filled in stored order and then packed once.
+    """A linear layer whose weight is filled in the checkpoint's order and then packed once.
 
     Attributes:
-        weight: [out_features, in_features] until it is packed, then in the backend's order.
-        beside: What a backend keeps beside the packed weight, such as scales.
-        spec: What is fixed about the product.
+        weight: [out_features, in_features] until it is packed, then in the back end's order.
+        packed_extras: Tensors that the back end keeps for the packed weight, such as scales.
+        spec: Shape, dtype and quantization of the weight.
         device: Where it runs.
-        backend: The backend that was asked for, "auto" for the best one.
+        backend: The back end that was asked for, "auto" for the best one.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class PackedModule(nn.Module):
         device: torch.device | str,
         backend: str,
     ) -> None:
-        """Plans the product. The weight may be shared with another module."""
+        """Plans the matrix product. The weight may be shared with another module."""
         super().__init__()
         self.weight = weight
-        self.beside = nn.ParameterList()
+        self.packed_extras = nn.ParameterList()
         self.spec = spec
         self.device = device
         self.backend = backend
@@ -58,7 +58,7 @@ class PackedModule(nn.Module):
 
     @property
     def packed(self) -> PackedWeight:
-        """The packed weight, for this product and for fused ops around it."""
+        """The packed weight, for this layer and for fused ops that contain it."""
         assert self._packed is not None, "the weight is not packed; load_weights does that"
         return self._packed
 
@@ -71,14 +71,14 @@ class PackedModule(nn.Module):
             # The loader may still hold views of the stored weight, so its storage is freed here.
             stored.untyped_storage().resize_(0)
         self.weight = frozen_parameter(self._packed[0])
-        self.beside.extend(frozen_parameter(part) for part in self._packed[1:])
+        self.packed_extras.extend(frozen_parameter(part) for part in self._packed[1:])
 
     def _multiply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._product(x, self.packed, None, None, out)
 
 
 class Linear(PackedModule):
-    """A matrix product without bias: x @ weight.T."""
+    """A linear layer without bias: x @ weight.T."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Linear(PackedModule):
         quantization: Quantization | None = None,
         backend: str = "auto",
     ) -> None:
-        """Allocates the weight, [out_features, in_features], and plans the product.
+        """Allocates the weight, [out_features, in_features], and plans the matrix product.
 
         Args:
             in_features: Columns of the weight.
@@ -98,7 +98,7 @@ class Linear(PackedModule):
             device: Where the weight lies.
             dtype: Dtype of the stored weight and of the rows.
             quantization: Quantization of the packed weight; None keeps the dtype.
-            backend: Backend of `fused_linear` or `linear`.
+            backend: Back end of `fused_linear` or `linear`.
         """
         spec = LinearSpec(
             in_features=in_features,
@@ -115,7 +115,7 @@ class Linear(PackedModule):
 
 
 class MergedLinear(Linear):
-    """Several products of the same input as one: their weights are stacked by rows."""
+    """Several linear layers with the same input as one: their weights are stacked by rows."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class MergedLinear(Linear):
         self.out_features = out_features
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Returns the rows of each product as views of `weight`, for a loader to fill.
+        """Returns the rows of each merged layer as views of `weight`, for a loader to fill.
 
         Call it before the weight is packed.
         """
@@ -148,7 +148,7 @@ class MergedLinear(Linear):
 
 
 class QKVLinear(MergedLinear):
-    """The query, key and value projections of an attention as one product."""
+    """The query, key and value projections of an attention as one linear layer."""
 
     def __init__(
         self,

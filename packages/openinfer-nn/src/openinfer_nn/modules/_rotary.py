@@ -1,7 +1,7 @@
 """Rotary position embedding: the frequencies of each scaling, the table of angles, the rotation.
 
 The definitions are those of the papers and of the checkpoints' own training code, as transformers
-computes them. The tests of the model packages hold each of them to transformers.
+computes them. The tests of the model packages compare each with transformers.
 """
 
 import math
@@ -64,7 +64,7 @@ RopeScaling = LinearScaling | YarnScaling | Llama3Scaling
 
 
 class RopeParameters(Protocol):
-    """The rotary embedding as a configuration describes it, such as openinfer-engine's `Rope`."""
+    """A configuration's rotary embedding, such as openinfer-engine's `RopeConfig`."""
 
     @property
     def type(self) -> str:
@@ -80,7 +80,7 @@ class RopeParameters(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The scaling's own numbers, by name."""
+        """Parameters of the scaling, by name."""
 
 
 def rope_scaling(rope: RopeParameters) -> RopeScaling | None:

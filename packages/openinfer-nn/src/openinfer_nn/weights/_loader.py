@@ -4,8 +4,8 @@ Tensors are cut into pieces of at most 8 MiB. A thread takes a piece and reads i
 which releases the GIL. On the CPU a piece of the right dtype is read in place. Other pieces go
 through the thread's staging buffers (see `_staging`).
 
-The thread that reads the last piece of a product's weight packs that weight for its backend. The
-stored form of a quantized model is therefore never in memory as a whole.
+The thread that reads the last piece of a linear layer's weight packs that weight. The whole
+unquantized model is therefore never in memory at once.
 """
 
 import os
@@ -39,7 +39,7 @@ def load_weights(
     num_threads: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Fills every parameter of a module from a checkpoint folder, and packs its products.
+    """Fills every parameter of a module from a checkpoint folder, and packs its linear layers.
 
     Args:
         folder: The checkpoint: model.safetensors, or shards and their index.
@@ -87,14 +87,14 @@ def load_weights(
 
 
 def pack_weights(module: nn.Module) -> None:
-    """Packs the products of a filled module that are not packed yet."""
+    """Packs the linear layers of a filled module that are not packed yet."""
     for part in module.modules():
         if isinstance(part, PackedModule) and not part.is_packed:
             part.pack()
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Returns the bytes of a module's weights once all are packed, whether they are yet or not."""
+    """Returns the bytes that a module's weights take once packed; they may be unpacked now."""
     packed = [part for part in module.modules() if isinstance(part, PackedModule)]
     theirs = {id(parameter) for part in packed for parameter in part.parameters()}
     others = sum(p.nbytes for p in module.parameters() if id(p) not in theirs)
@@ -109,7 +109,7 @@ class _Piece:
 
 
 class _Packing:
-    """Packs a product on the host when the last piece of its weight has been read."""
+    """Packs a linear layer on the host when the last piece of its weight has been read."""
 
     def __init__(self, module: PackedModule) -> None:
         self._module = module
@@ -130,7 +130,7 @@ class _Packing:
 
 
 class _PackingIndex:
-    """Finds the product that a destination belongs to, by address."""
+    """Finds the linear layer whose weight contains a destination tensor, by address."""
 
     def __init__(self, module: nn.Module) -> None:
         found = [

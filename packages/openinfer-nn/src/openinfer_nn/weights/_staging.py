@@ -36,7 +36,7 @@ class HostStaging:
     """Loads pieces into host memory; only a piece that changes dtype needs the buffer."""
 
     def __init__(self) -> None:
-        """Allocates nothing yet."""
+        """Creates no buffer; `load` allocates one when a piece needs it."""
         self._buffer: torch.Tensor | None = None
 
     def load(self, source: Source, destination: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ class WeightMap:
         self._destinations[name] = destination
 
     def ignore(self, pattern: str) -> None:
-        """Declares all tensors ignorable whose name matches a shell pattern."""
+        """Ignores all tensors whose names match a shell pattern."""
         self._ignorable.append(pattern)
 
     def repeat(self, name: str, of: str, otherwise: str) -> None:
