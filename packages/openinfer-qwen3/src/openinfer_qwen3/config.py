@@ -1,6 +1,6 @@
 """The configuration of a Qwen3 checkpoint, read strictly from its config.json.
 
-No torch here: a checkpoint is judged before torch is imported.
+This module imports no torch, so a front process can check a checkpoint in milliseconds.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Qwen3Config:
         """Reads a parsed config.json.
 
         Raises:
-            UnsupportedConfig: A field is missing, malformed, or asks for what is not served.
+            UnsupportedConfig: A field is missing, malformed, or has a value that is not supported.
         """
         reader = ConfigReader(config)
         _refuse_other_models(reader)

@@ -1,6 +1,6 @@
 """The Qwen3 model line: which checkpoints it claims, and how an executor for one is launched.
 
-No torch before `launch`: a front process calls `probe` and `plan`.
+Only `launch` imports torch, because a front process calls `probe` and `plan`.
 """
 
 from collections.abc import Mapping

@@ -58,14 +58,14 @@ class _Build:
     quantization: Quantization | None
 
     @property
-    def place(self) -> dict[str, Any]:
+    def module_args(self) -> dict[str, Any]:
         """Arguments of every module."""
         return {"device": self.device, "dtype": self.dtype}
 
     @property
-    def product(self) -> dict[str, Any]:
-        """Arguments of every matrix product."""
-        return {**self.place, "quantization": self.quantization}
+    def linear_args(self) -> dict[str, Any]:
+        """Arguments of every linear layer."""
+        return {**self.module_args, "quantization": self.quantization}
 
 
 class Qwen3Attention(nn.Module):
@@ -80,11 +80,11 @@ class Qwen3Attention(nn.Module):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
-            **build.product,
+            **build.linear_args,
         )
         # One weight of D numbers for all heads.
-        self.q_norm = RMSNorm(head_dim, eps=eps, **build.place)
-        self.k_norm = RMSNorm(head_dim, eps=eps, **build.place)
+        self.q_norm = RMSNorm(head_dim, eps=eps, **build.module_args)
+        self.k_norm = RMSNorm(head_dim, eps=eps, **build.module_args)
         self.rotary = rotary
         self.attention = PagedAttention(
             num_heads=config.num_heads,
@@ -93,9 +93,9 @@ class Qwen3Attention(nn.Module):
             block_size=build.block_size,
             scale=head_dim**-0.5,
             backend=build.attention_backend,
-            **build.place,
+            **build.module_args,
         )
-        self.o_proj = Linear(config.num_heads * head_dim, config.hidden_size, **build.product)
+        self.o_proj = Linear(config.num_heads * head_dim, config.hidden_size, **build.linear_args)
 
     def forward(
         self, h: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
@@ -111,12 +111,12 @@ class Qwen3MLP(nn.Module):
     """The gated MLP: down(silu(gate(h)) * up(h))."""
 
     def __init__(self, config: Qwen3Config, build: _Build) -> None:
-        """Allocates gate and up as one product, and down."""
+        """Allocates gate and up as one linear layer, and down."""
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = MergedLinear(hidden, (intermediate, intermediate), **build.product)
-        self.silu_and_mul = SiluAndMul(intermediate, **build.place)
-        self.down_proj = Linear(intermediate, hidden, **build.product)
+        self.gate_up_proj = MergedLinear(hidden, (intermediate, intermediate), **build.linear_args)
+        self.silu_and_mul = SiluAndMul(intermediate, **build.module_args)
+        self.down_proj = Linear(intermediate, hidden, **build.linear_args)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """Maps [T, C] to [T, C]."""
@@ -137,9 +137,9 @@ class Qwen3Layer(nn.Module):
         """Allocates both halves and their norms."""
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(hidden, eps=eps, **build.place)
+        self.input_norm = RMSNorm(hidden, eps=eps, **build.module_args)
         self.attention = Qwen3Attention(config, rotary, build)
-        self.post_attention_norm = RMSNorm(hidden, eps=eps, **build.place)
+        self.post_attention_norm = RMSNorm(hidden, eps=eps, **build.module_args)
         self.mlp = Qwen3MLP(config, build)
         self.fused = FusedLayer(self) if is_fused else None
 
@@ -158,8 +158,8 @@ class Qwen3Layer(nn.Module):
 class FusedLayer:
     """`Qwen3Layer.forward` in five fused ops over the layer's own weights.
 
-    A decode step is the reading of weights. A kernel of its own for a norm, a gate or an addition
-    costs as much as reading a few megabytes, so a device runs each line below as one kernel.
+    A decode step takes as long as reading the weights. A separate kernel for a norm, a gate or an
+    addition takes as long as reading a few more megabytes, so each line below is one kernel.
     """
 
     def __init__(self, layer: Qwen3Layer) -> None:
@@ -212,8 +212,8 @@ class Qwen3Model(nn.Module):
             block_size: Tokens per cache block.
             max_model_len: Longest sequence to prepare for; the configuration's if None.
             attention_backend: Back end of the attention.
-            quantization: Quantization of all products, the head's included. Norms keep the dtype,
-                and so does the table of an embedding that is not also the head.
+            quantization: Quantization of all linear layers and the head. Norms keep the dtype, and
+                so does the table of an embedding that is not also the head.
             is_fused: Whether layers run in fused ops; False runs each as `forward` is written.
 
         Raises:
@@ -229,7 +229,7 @@ class Qwen3Model(nn.Module):
             attention_backend=attention_backend,
             quantization=quantization,
         )
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, **build.place)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, **build.module_args)
         rotary = RotaryEmbedding(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -237,17 +237,17 @@ class Qwen3Model(nn.Module):
             theta=config.rope.theta,
             scaling=rope_scaling(config.rope),
             max_positions=max_model_len or config.max_position,
-            **build.place,
+            **build.module_args,
         )
         self.layers = nn.ModuleList(
             Qwen3Layer(config, rotary, build, is_fused=is_fused) for _ in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, **build.place)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, **build.module_args)
         self.lm_head = LMHead(
             config.vocab_size,
             config.hidden_size,
             tied_to=self.embed_tokens if config.tie_word_embeddings else None,
-            **build.product,
+            **build.linear_args,
         )
 
     def forward(self, inputs: StepInputs, cache: CacheView) -> torch.Tensor:

@@ -37,7 +37,7 @@ CAPTURED_NEEDS = (0, Needs.FILTER | Needs.CONTROLS)
 """Results of `Sampler.capturable_needs`, besides None."""
 
 MIN_SCORED_ROWS = 64
-"""Number of rows that `Sampler.score_tokens` takes at once, however few slots there are."""
+"""Rows that `Sampler.score_tokens` accepts at once, even if the sampler has fewer slots."""
 
 _REASONS = {
     Failure.NOT_FINITE: "the logits of this sequence are NaN or infinite; no token can be drawn",
@@ -53,7 +53,7 @@ class HostTokens:
     Attributes:
         token_ids: [n], uint32. A failed row has an arbitrary id of the vocabulary.
         failed: Reason why no token could be drawn, by row.
-        exhausted: Rows of `failed` whose every token was ruled out.
+        exhausted: Rows of `failed` in which every token was ruled out.
         logprobs: Logprobs of one token, by row, for rows whose request wants them.
     """
 
@@ -261,7 +261,7 @@ class Sampler:
     ) -> SampledTokens:
         """Enqueues the logprobs of tokens that `draw_captured` has drawn, where rows want them.
 
-        Kernels read the rows that want logprobs and no others.
+        Only the logits of rows that want logprobs are read.
 
         Args:
             sampled: Result of the draw.

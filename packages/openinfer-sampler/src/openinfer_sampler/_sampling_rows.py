@@ -43,7 +43,7 @@ HONOURED = frozenset(
 """The names of `openinfer_contract.FEATURES` that this sampler honours."""
 
 RAW_LOGPROBS = 1 << 16
-"""Bit of a row's needs, beside those of `Needs`."""
+"""Bit of a row's needs: it wants raw logprobs. The other bits are those of `Needs`."""
 
 LOGPROBS = RAW_LOGPROBS | Needs.PROCESSED
 
@@ -122,7 +122,7 @@ class SamplingRows:
             self._set_bad_words(slot, words, output, len(prompt))
 
     def repeat_first(self, num_slots: int) -> None:
-        """Copies the parameters of slot 0 to the first slots, without counts and biases."""
+        """Copies the parameters of slot 0 to slots below `num_slots`, without counts and biases."""
         self._host[:num_slots] = self._host[0]
         self._needs[:num_slots] = self._needs[0]
         self._num_top[:num_slots] = self._num_top[0]
