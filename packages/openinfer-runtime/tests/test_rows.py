@@ -1,6 +1,7 @@
 """Rows on the device against a plain re-computation, over random plans."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from openinfer_contract import GenerateRequest, StopRules, pack_ids
 from openinfer_runtime.steps._row_table import RowTable
+from openinfer_runtime.steps._step_buffers import StepBuffers
 from openinfer_runtime.steps._step_inputs import blank_step
 from openinfer_runtime.steps._step_shapes import StepShape, StepShapes
 from openinfer_scheduler import LOOKAHEAD, PlannedRow, RowStart, StepPlan
@@ -282,6 +284,21 @@ def test_repeated_rows_advance_and_grow():
         ([10, 5], [[10, 11, 0], [30, 31]]),
         ([11, 6], [[10, 11, 0], [30, 31]]),
     ]
+
+
+def test_rows_that_could_not_be_sent_are_not_repeated(monkeypatch):
+    table = row_table()
+    buffers = table.captured_step(StepShape(2, 2, True))
+    one, two = decode_row(3), decode_row(1)
+    starts = [start_of(3, 3, [10]), start_of(1, 6, [20, 21])]
+    list(steps(table, buffers, (starts, [one, two]), ([], [one, two])))
+    with monkeypatch.context() as patched:
+        patched.setattr(StepBuffers, "_send", failing := Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            list(steps(table, buffers, ([], [two])))
+    assert failing.called
+    grown = [decode_row(3, [11]), decode_row(1, [22])]
+    assert list(steps(table, buffers, ([], grown))) == [([6, 9], [[10, 11], [20, 21, 22]])]
 
 
 def test_a_slot_may_change_hands_between_two_steps_of_a_shape():

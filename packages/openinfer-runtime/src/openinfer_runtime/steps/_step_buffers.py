@@ -161,6 +161,7 @@ class StepBuffers:
         """
         is_repeated = self._held is not None and rows is self._held[1]
         if not is_repeated:
+            self._held = None  # until the rows are sent, which may fail
             self._write(rows)
         if not is_repeated or new or self._grown:
             self._send(self._write_blocks(new))
