@@ -102,6 +102,9 @@ TOO_LARGE = {
     "a width within str.format": "{{ '{:>{}}'.format(1, 10 ** 10) }}",
     "a replacement": "{{ ('x' * 10 ** 6).replace('x', 'y' * 10 ** 6) }}",
     "a replacing filter": "{{ ('x' * 10 ** 6) | replace('x', 'y' * 10 ** 6) }}",
+    "an indent of JSON": "{{ [1] | tojson(indent=10 ** 9) }}",
+    "an indent of JSON as text": "{{ [1] | tojson(indent='x' * 10 ** 7) }}",
+    "a separator of JSON": "{{ range(1000) | list | tojson(separators=('y' * 10 ** 6, ':')) }}",
     "a join": "{{ (['x' * 1000] * 1000) | join('y' * 10 ** 6) }}",
     "a join's method": "{{ ('y' * 10 ** 6).join(['x'] * 10 ** 4) }}",
 }  # fmt: skip

@@ -4,6 +4,10 @@ A template is a program that a stranger wrote. Jinja's sandbox keeps it away fro
 not from looping for hours or from filling the memory. Compiled templates count their blocks (loop
 and macro bodies), and every counted block may end the render. An operation inside of C code cannot
 be ended, so the ones that grow a value by more than its operands are checked beforehand.
+
+Two things are not bounded: the sum of all values that a template keeps, and lists that hold the
+same list many times over, several levels deep, when they are printed or compared. So the limits end
+templates that are wrong; they do not hold off an attacker.
 """
 
 import re
@@ -25,6 +29,8 @@ MAX_CHARS = 1 << 26
 MAX_ITEMS = 1_000_000
 """Largest repetition of a list, and largest width to which text may be padded."""
 _MAX_INT_BITS = 1 << 14
+_MAX_JSON_LAYOUT = 100
+"""Largest indent of JSON, and longest separator, in characters."""
 _BLOCKS_PER_CHECK = 16
 _WIDTHS = re.compile(r"\d{6,}")
 
@@ -181,6 +187,17 @@ def check_format(text: str, arguments: Iterable[Any]) -> None:
         raise _too_long()
     if "*" in text or "{" in text:
         _check_counts(arguments)
+
+
+def check_json_layout(indent: int | str | None, separators: tuple[str, str] | None) -> None:
+    """Checks the texts that JSON repeats for each of its items.
+
+    Raises:
+        TemplateLimitError: one of them is longer than `_MAX_JSON_LAYOUT`.
+    """
+    width = indent if isinstance(indent, int) else len(indent or "")
+    if max(width, *map(len, separators or ("", ""))) > _MAX_JSON_LAYOUT:
+        raise _too_long()
 
 
 def check_call(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:

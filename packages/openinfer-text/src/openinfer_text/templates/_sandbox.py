@@ -93,6 +93,7 @@ def tojson(
 
     Jinja's own filter escapes for HTML, which no model has seen in training.
     """
+    limits.check_json_layout(indent, separators)
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
