@@ -79,7 +79,7 @@ class Prefills:
         return end - position
 
 
-def test_eight_of_a_cold_prompt_cost_one_prefill(cache):
+def test_eight_requests_on_a_cold_prompt_cost_one_prefill(cache):
     prefills = Prefills(cache)
     prefills.run(cache.keys(PROMPT) for _ in range(8))
     tail = len(PROMPT) - cache.peek(cache.keys(PROMPT))

@@ -131,7 +131,7 @@ class Loop:
         return effects
 
     def plan(self):
-        """Plans a step and launches it; raises the error of a policy, except a hostile one."""
+        """Plans a step and launches it; raises a policy's error unless the policy is hostile."""
         self.now += 0.001
         plan = self.scheduler.plan(self.now)
         if plan is not None:
@@ -144,7 +144,8 @@ class Loop:
             if not isinstance(self.policy, HostilePolicy):
                 raise error
             self.num_faults += 1
-            self.scheduler._policy.__init__(self.policy)  # ask it again; an engine would not
+            # The tests keep asking a hostile policy, which an engine would not do.
+            self.scheduler._policy.__init__(self.policy)
         return plan
 
     def complete(self):

@@ -34,14 +34,14 @@ def test_a_prefix_is_hit_and_one_token_recomputed(loop):
         ({}, {"prompt_logprobs": PromptLogprobOptions()}),
     ],
 )
-def test_no_hit_across(loop, first, second):
+def test_requests_with_different_options_share_no_blocks(loop, first, second):
     assert run_two(loop, first, second) == 0
 
 
 @pytest.mark.parametrize(
     "both", [{"cache": CacheOptions(salt=b"a")}, {"adapter": Adapter("a", b"a" * 16)}]
 )
-def test_hit_within(loop, both):
+def test_requests_with_equal_options_share_blocks(loop, both):
     assert run_two(loop, both, both) == 16
 
 
@@ -115,7 +115,7 @@ def test_lifetime_admission_never_preempts(loop):
     assert preemptions("lifetime") == 0
 
 
-def test_a_sequence_without_room_has_not_asked_the_cache(loop):
+def test_a_sequence_without_room_makes_no_cache_query(loop):
     subject = loop(num_blocks=8, max_num_batched_tokens=40, max_model_len=32)
     subject.add(range(20), max_tokens=10, ignore_eos=True)
     subject.add(range(100, 130), max_tokens=2, ignore_eos=True)

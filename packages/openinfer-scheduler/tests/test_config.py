@@ -35,7 +35,7 @@ GOOD = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
         ("target_itl_s", float("nan")),
     ],
 )
-def test_nonsense_is_refused_by_name(field, value):
+def test_invalid_values_are_refused_by_field_name(field, value):
     with pytest.raises(ValueError, match=field):
         SchedulerConfig(**(GOOD | {field: value}))
 

@@ -80,7 +80,7 @@ def test_the_policy_decides_which_sequence_is_preempted(loop, depth, is_turned, 
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_stop_ids_end_them(loop, depth):
+def test_stop_ids_end_decode_rows(loop, depth):
     subject = loop(num_blocks=300, max_num_batched_tokens=64, max_num_seqs=6, depth=depth)
     for number in range(6):
         subject.add([number] * 5, max_tokens=40, stop_token_ids=(number, 20), ignore_eos=True)
@@ -109,7 +109,7 @@ def test_counts_that_do_not_fit_are_refused(loop, counts):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("max_tokens", [29, 30, 31, 32, 33])
 def test_a_stop_id_of_one_row_does_not_hide_the_end_of_another(loop, depth, max_tokens):
-    """One request samples a token that would end the other, and ends by length later."""
+    """x samples a token that would end the other request, and later ends by length."""
 
     def run(stop_token_ids):
         subject = loop(
@@ -165,7 +165,7 @@ def test_planning_in_the_policys_order_gives_the_same_plans(loop, monkeypatch, s
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_steps_that_are_settled_row_by_row_end_every_request(loop, depth):
-    """Steps with logprobs are settled row by row; ends by length are found there, too."""
+    """Steps with logprobs are settled row by row; that path must find ends by length, too."""
     subject = loop(
         num_blocks=600, max_num_batched_tokens=64, max_num_seqs=6, depth=depth,
         tokens_per_block=1, max_model_len=128,

@@ -82,7 +82,7 @@ def test_tokens_after_a_stop_are_dropped(loop, eos):
 
 
 @pytest.mark.parametrize("counts", [0, 5])
-def test_a_count_that_cannot_be_is_refused(loop, counts):
+def test_an_impossible_token_count_is_refused(loop, counts):
     subject = loop(num_draft_tokens=3, max_num_batched_tokens=32, depth=1)
     subject.add([1, 2, 3])
     apply(subject, counts_of(planned(subject), 1))

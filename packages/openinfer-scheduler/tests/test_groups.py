@@ -113,7 +113,7 @@ def act(subject, rng):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_stream_is_that_of_the_request_alone(loop, policy, model):
+def test_every_stream_equals_a_run_of_the_request_alone(loop, policy, model):
     counts = np.zeros(4, int)
     for luck in range(10):
         rng = random.Random(luck)
@@ -140,7 +140,8 @@ def test_every_stream_is_that_of_the_request_alone(loop, policy, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_forced_output_is_forwarded_in_every_kind_of_group(loop, model):
-    """Windows drop blocks before it, states are copied within it, and no sequence runs out."""
+    """Within one chunk, window blocks are freed and states copied; no sequence runs out of
+    blocks."""
     counts = np.zeros(4, int)
     for luck in range(12):
         rng = random.Random(luck)
@@ -207,7 +208,7 @@ def test_a_chunk_ends_where_a_message_does(loop):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_eight_of_a_cold_prompt_cost_one_prefill(loop, model):
+def test_eight_requests_on_a_cold_prompt_cost_one_prefill(loop, model):
     """Each request computes only the tail after the last position at which all groups resume."""
     subject = loop(groups=MODELS[model], num_slabs=200, max_num_seqs=8, max_num_batched_tokens=16)
     for seed in range(8):
@@ -223,7 +224,7 @@ def test_eight_of_a_cold_prompt_cost_one_prefill(loop, model):
 
 
 @pytest.mark.parametrize("admission", ["optimistic", "lifetime"])
-def test_a_window_frees_blocks_that_it_has_left(loop, admission):
+def test_a_window_group_frees_blocks_outside_the_window(loop, admission):
     """The sequence is ten times as long as the pool could hold without the window."""
     groups = (
         CacheGroup(
@@ -248,7 +249,7 @@ def test_a_window_frees_blocks_that_it_has_left(loop, admission):
     assert (load.num_finished, load.num_preemptions) == (3, 0)
 
 
-def test_what_could_never_fit_is_refused(loop):
+def test_a_request_that_can_never_fit_is_refused(loop):
     """Room is counted in slabs: a slab holds four blocks of the first group, or one state."""
     subject = loop(groups=MODELS["states"], num_slabs=3, max_model_len=64)
     # The last token is not forwarded: 16 positions fill the eight blocks of two slabs.
@@ -261,7 +262,7 @@ def test_what_could_never_fit_is_refused(loop):
 
 
 def test_a_lone_request_that_does_not_fit_with_its_hit_starts_without_it(loop):
-    """Its cached blocks are spread over so many slabs that its other blocks find none."""
+    """Its cached blocks pin too many slabs to leave room for its other blocks."""
     subject = loop(
         groups=MODELS["states"],
         num_slabs=fitting_slabs(MODELS["states"], 28),
@@ -288,7 +289,8 @@ def test_a_lone_request_that_does_not_fit_with_its_hit_starts_without_it(loop):
 
 
 def test_a_lone_sequence_that_runs_short_restarts_once_without_sharing(loop):
-    """If it shared again, its own cached blocks, spread over slabs, would leave it short again."""
+    """A restart with sharing would hit its own cached blocks, which are spread over slabs, and run
+    short again."""
     subject = loop(
         groups=MODELS["states"],
         num_slabs=fitting_slabs(MODELS["states"], 28),

@@ -57,7 +57,7 @@ def test_eight_samples_of_a_cold_prompt_cost_one_prefill(policy, depth, budget, 
 
 
 def plans_until_started(num_followers):
-    """Number of plans until a short request starts that is queued after followers of a leader."""
+    """Returns the plans until a short request starts that is queued after a leader's followers."""
     config = SchedulerConfig(
         max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=128, max_chunk_tokens=64
     )

@@ -127,7 +127,8 @@ def test_the_target_is_kept_and_prompts_make_progress(luck):
     free = Served(luck, target_itl_s=None, device=device)
     assert np.quantile(capped.gaps, 0.99) <= target
     assert np.quantile(free.gaps, 0.99) > target, "without the limit the target is missed"
-    # Prompt tokens use at least half of the time that the target leaves beside decoding, or all.
+    # Prompt tokens use at least half of the time that the target leaves beside decoding, unless no
+    # prompt tokens are left.
     per_token = device.token_s + 10_000 * device.context_s
     room = (target - device.decode_s) / per_token
     assert capped.num_prompt_tokens > min(0.3 * room * 500, 0.5 * free.num_prompt_tokens)
@@ -140,7 +141,7 @@ def test_the_same_times_give_the_same_plans():
     assert runs[0].num_prompt_tokens == runs[1].num_prompt_tokens
 
 
-def test_a_target_below_decoding_alone_leaves_the_least():
+def test_a_target_below_the_decode_time_leaves_the_minimum_prefill():
     pace = PrefillPace(0.01)
     for _ in range(50):
         pace.record(0, 0.02, has_decode=True)
@@ -149,7 +150,7 @@ def test_a_target_below_decoding_alone_leaves_the_least():
     assert pace.max_tokens == MIN_PREFILL_TOKENS
 
 
-def test_the_unknown_is_approached_by_doubling():
+def test_untried_sizes_are_approached_by_doubling():
     pace = PrefillPace(1.0)
     tried = []
     for _ in range(8):
@@ -158,7 +159,7 @@ def test_the_unknown_is_approached_by_doubling():
     assert tried == [16 * 2**n for n in range(8)]
 
 
-def test_steps_without_decode_rows_teach_but_are_not_missed():
+def test_steps_without_decode_rows_are_learned_from_but_never_misses():
     pace = PrefillPace(0.05)
     for num_tokens in (8000, 4000, 8000, 2000):
         pace.record(num_tokens, 0.01 + 1e-5 * num_tokens, has_decode=False)
@@ -168,7 +169,7 @@ def test_steps_without_decode_rows_teach_but_are_not_missed():
     assert 3000 < pace.max_tokens <= 4000
 
 
-def test_no_cap_without_decode_rows_and_none_on_decode_rows(loop):
+def test_no_limit_without_decode_rows_and_none_on_decode_rows(loop):
     subject = loop(target_itl_s=1e-9, max_num_batched_tokens=64, num_blocks=300)
     subject.add(range(40), max_tokens=30, ignore_eos=True)
     assert [row.num_tokens for row in subject.plan().rows] == [40]
@@ -183,7 +184,7 @@ def test_no_cap_without_decode_rows_and_none_on_decode_rows(loop):
     subject.run()
 
 
-def test_failed_steps_teach_nothing(loop):
+def test_failed_steps_are_not_learned_from(loop):
     subject = loop(target_itl_s=0.05, depth=1, num_blocks=300)
     subject.add([1, 2, 3], max_tokens=3)
     subject.plan()

@@ -71,7 +71,7 @@ def test_a_slot_is_reused_by_the_plan_that_ends_it(loop):
     subject.run()
 
 
-def test_a_last_plan_only_ends_rows(loop):
+def test_a_last_plan_only_announces_ends(loop):
     subject = loop()
     subject.add([1, 2], max_tokens=1)
     subject.plan()
@@ -94,10 +94,10 @@ def crowded(loop, **options):
 def test_a_preemption_waits_for_the_token_in_flight(loop):
     subject = crowded(loop, depth=2)
     assert sizes(subject.plan()) == [(0, 11, True), (1, 12, True)]
-    # The second cannot have a fourth block; the first is not short yet.
+    # r1 cannot have a fourth block; r0 needs no block yet.
     assert sizes(subject.plan()) == [(0, 1, True)]
     subject.complete()
-    # The first needs a block: the second releases its own at once, since it has no row in flight.
+    # r0 needs a block: r1 releases its blocks at once, since it has no row in flight.
     plan = subject.plan()
     assert sizes(plan) == [(0, 1, True)]
     assert plan.ends == (1,)
@@ -116,7 +116,7 @@ def test_blocks_of_a_victim_in_flight_are_released_when_its_step_completes(loop)
     assert len(subject.plan().rows) == 2
     assert len(subject.plan().rows) == 2
     subject.complete()
-    # Row 0 is at position 12 without a block. The victim has a row in flight: all sit out.
+    # Row 0 is at position 12 without a block. The victim has a row in flight, so no row is planned.
     assert subject.plan() is None
     assert subject.scheduler.load().num_running == 2
     assert len(subject.output["r1"]) == 1
@@ -264,7 +264,7 @@ def test_partly_forwarded_prompts_are_limited(loop):
     subject.complete()
     assert sizes(subject.plan()) == [(0, 4, False), (1, 4, False)]
     subject.complete()
-    # Their last chunks: r2 may be partly forwarded, and r3 fits whole.
+    # r0 and r1 forward their last chunks, so r2 may be partly forwarded; r3 fits whole.
     assert sizes(subject.plan()) == [(0, 4, True), (1, 4, True), (2, 4, False), (3, 4, True)]
     subject.run()
 

@@ -44,7 +44,7 @@ def test_longest_prefix_match_starts_hits_first(loop):
     assert start_order(subject) == ["whole", "half", "cold", "cold too"]
 
 
-def test_shortest_prefill_first_counts_what_is_not_cached(loop):
+def test_shortest_prefill_first_counts_uncached_tokens(loop):
     subject = one_at_a_time(loop, ShortestPrefillFirst())
     for name, prompt in (
         ("nine", [31] * 9),
@@ -57,7 +57,7 @@ def test_shortest_prefill_first_counts_what_is_not_cached(loop):
 
 
 @pytest.mark.parametrize("policy_class", [LongestPrefixMatch, ShortestPrefillFirst])
-def test_the_overdue_go_first(loop, policy_class):
+def test_overdue_requests_go_first(loop, policy_class):
     subject = one_at_a_time(loop, policy_class(max_wait_s=5.0))
     subject.add([31] * 9, max_tokens=1, request_id="overdue")
     subject.now += 5.0
@@ -192,7 +192,7 @@ def served(policy, subject):
     return policy._tenants._served
 
 
-def test_fair_charges_what_was_planned(loop):
+def test_fair_charges_planned_tokens(loop):
     policy = Fair()
     subject = loop(policy=policy, max_num_batched_tokens=40)
     subject.add([1] * 10, tenant="a", max_tokens=2, ignore_eos=True)

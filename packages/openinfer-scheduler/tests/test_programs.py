@@ -106,7 +106,7 @@ def act(loop, rng):
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_stream_is_that_of_the_request_alone(loop, policy):
+def test_every_stream_equals_a_run_of_the_request_alone(loop, policy):
     """Runs random programs under random settings.
 
     They are drawn without hypothesis, which took twice as long to draw them as they take to run and

@@ -53,12 +53,12 @@ def test_chunks_follow_each_other():
     assert subject.prompt_logprobs_from is None
 
 
-def test_from_start_on():
+def test_prompt_logprobs_begin_at_start():
     subject = sequence(start=6)
     assert positions(owed_prompt_logprobs(subject, 4, columns(6, 10))) == [6, 7, 8, 9]
 
 
-def test_what_was_delivered_before_a_preemption_is_not_repeated():
+def test_logprobs_delivered_before_a_preemption_are_not_repeated():
     subject = sequence(start=0)
     owed_prompt_logprobs(subject, 0, columns(1, 5))
     assert owed_prompt_logprobs(subject, 0, columns(1, 4)) is None

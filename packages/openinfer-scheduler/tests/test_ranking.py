@@ -47,7 +47,8 @@ def waiting(rng, index):
 
 
 def changing_queues(rng, num=300):
-    """Yields a queue that sequences join, leave and join again, and those that ever left."""
+    """Yields a queue that sequences join, leave and join again, and every sequence that ever
+    left."""
     queue, gone, num_added = WaitingQueue(), [], 0
     for _ in range(num):
         for _ in range(rng.randrange(4)):
@@ -132,7 +133,7 @@ def kept(prefix):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["fcfs", *POLICIES])
-def test_nothing_is_left_of_ten_thousand_requests(name):
+def test_ten_thousand_requests_leave_no_reference(name):
     group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
     config = SchedulerConfig(max_model_len=64, max_num_seqs=64, max_num_batched_tokens=256)
     policy = POLICIES[name]() if name in POLICIES else None
@@ -167,7 +168,8 @@ def test_nothing_is_left_of_ten_thousand_requests(name):
             if num_added % 10 == 0:
                 scheduler.abort([f"{name} {num_added - 2}"], 0.0)
         step()
-    # Some decode to the end, and the last waiting ones are aborted: no plan follows.
+    # Some requests decode to their end, and the last waiting ones are aborted, after which there is
+    # no plan.
     for number in range(100):
         request = GenerateRequest(
             request_id=f"{name} last {number}",

@@ -16,8 +16,8 @@ def test_an_engine_that_prefills_takes_single_tokens_only(loop):
     assert subject.ends["resumed"].num_output_tokens == 3
 
 
-def test_no_plan_of_it_has_a_decode_row(loop):
-    """The executor of these tests checks that; here many plans give it the chance."""
+def test_an_engine_that_prefills_plans_no_decode_row(loop):
+    """The test executor fails on a decode row; this test makes many plans."""
     subject = loop(role="prefill", num_blocks=12, max_chunk_tokens=5)
     for number in range(20):
         subject.add([number] * (1 + 2 * number), max_tokens=1)
@@ -74,7 +74,7 @@ def test_a_request_that_loads_is_passed(loop):
     subject.run()
 
 
-def test_it_keeps_its_place(loop):
+def test_a_loading_request_keeps_its_place(loop):
     subject = loop(max_num_seqs=1, num_blocks=300)
     subject.add([1], max_tokens=3, request_id="running", ignore_eos=True)
     subject.plan()
@@ -88,7 +88,7 @@ def test_it_keeps_its_place(loop):
 
 
 @pytest.mark.parametrize("end", ["abort", "deadline", "fail_all"])
-def test_it_ends_like_any_other(loop, end):
+def test_a_loading_request_ends_like_any_other(loop, end):
     subject = loop(max_queued_requests=1)
     subject.add([1, 2], is_loading=True, deadline=subject.now + 1.0)
     assert subject.plan() is None, "nothing can run"

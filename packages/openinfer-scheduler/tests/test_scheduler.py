@@ -222,7 +222,7 @@ def test_deadlines_of_ended_requests_are_forgotten(loop):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_deadline_ends_a_preempted_request_wherever_it_is(loop, depth):
-    """It waits again, or it still has a token in flight."""
+    """The preempted request waits again, or it still has a token in flight."""
     places = set()
     for num_actions in range(1, 30):
         subject = loop(
@@ -249,7 +249,7 @@ def test_a_deadline_ends_a_preempted_request_wherever_it_is(loop, depth):
     assert depth == 1 or ("settling", True) in places
 
 
-def test_an_arrival_in_the_future_is_now(loop):
+def test_an_arrival_in_the_future_counts_as_now(loop):
     subject = loop()
     subject.add([1, 2], max_tokens=1, arrival=subject.now + 1e6)
     assert subject.scheduler._state.live["r0"].arrival == subject.now

@@ -221,7 +221,7 @@ def test_blocks_of_a_failed_row_are_not_hit(loop):
     assert start.num_cached_tokens == 0
 
 
-def test_a_request_that_rules_every_token_out_has_itself_to_blame(loop):
+def test_a_request_that_bans_every_token_is_at_fault(loop):
     subject = loop(tokens_per_block=2)
     prompt = [1, 2, 3, 4, 5]
     bans = {"allowed_token_ids": pack_ids([7]), "bad_words": (pack_ids([7, 7]),)}
@@ -237,7 +237,7 @@ def test_a_request_that_rules_every_token_out_has_itself_to_blame(loop):
     assert start.num_cached_tokens == 4
 
 
-def test_a_model_without_a_token_for_a_free_request_is_to_blame_itself(loop):
+def test_a_model_without_a_valid_token_is_at_fault(loop):
     subject = loop(tokens_per_block=2)
     prompt = [1, 2, 3, 4, 5]
     subject.add(prompt)

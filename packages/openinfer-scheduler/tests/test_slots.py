@@ -1,7 +1,7 @@
 from openinfer_scheduler.state._slots import Slots
 
 
-def test_low_slots_first_and_ends_are_said_once():
+def test_low_slots_are_taken_first_and_ends_announced_once():
     slots = Slots(3)
     assert [slots.take(), slots.take()] == [0, 1]
     slots.release(0)

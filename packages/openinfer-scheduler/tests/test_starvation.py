@@ -14,7 +14,7 @@ from openinfer_scheduler import FCFS, Fair, LongestPrefixMatch, Priority, Shorte
 
 NUM_STEPS = 400
 PREFIX = list(range(12))
-"""Cached from the start."""
+"""A prompt that is cached from the start."""
 
 
 class OldestLast(FCFS):

@@ -108,7 +108,7 @@ def run(loop, seed, policy, *, is_skipping, **options):
         (LongestPrefixMatch, {"has_prefix_cache": False}),
     ],
 )
-def test_many_at_once_are_the_same_steps(loop, policy, options):
+def test_skipped_steps_equal_single_steps(loop, policy, options):
     num_skipped = 0
     for seed in range(6):
         alone, none = run(loop, seed, policy(), is_skipping=False, **options)

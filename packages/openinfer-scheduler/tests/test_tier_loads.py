@@ -157,7 +157,7 @@ def long_running(loop, admission):
     return tiered
 
 
-def test_a_load_leaves_the_lifetime_of_those_admitted_alone(loop):
+def test_a_load_leaves_blocks_for_the_lifetime_of_admitted_requests(loop):
     tiered = long_running(loop, "lifetime")
     assert tiered.subject.scheduler.num_entitled_blocks == 10
     tiered.add([*range(16), 31], max_tokens=1)
@@ -167,7 +167,7 @@ def test_a_load_leaves_the_lifetime_of_those_admitted_alone(loop):
     assert tiered.subject.scheduler.load().num_preemptions == 0
 
 
-def test_a_load_leaves_the_next_tokens_of_those_admitted_alone(loop):
+def test_a_load_leaves_blocks_for_the_next_tokens_of_admitted_requests(loop):
     tiered = long_running(loop, "optimistic")
     assert tiered.subject.scheduler.num_entitled_blocks <= 1
     tiered.add([*range(16), 31], max_tokens=1)
@@ -176,7 +176,7 @@ def test_a_load_leaves_the_next_tokens_of_those_admitted_alone(loop):
     tiered.finish()
 
 
-def test_a_load_leaves_the_watermark_alone(loop):
+def test_a_load_leaves_the_watermark_free(loop):
     subject = loop(num_blocks=10, watermark=0.4)
     assert subject.scheduler.num_entitled_blocks == 4
     subject.add([1] * 19, max_tokens=1)
@@ -186,7 +186,7 @@ def test_a_load_leaves_the_watermark_alone(loop):
 
 
 def test_a_sequence_short_of_blocks_waits_for_copies_that_hold_some(loop):
-    """It runs alone and the tier holds the rest of the pool; it is not preempted."""
+    """The request runs alone, and copies to the tier hold all other blocks; it is not preempted."""
     tiered = long_running(loop, "optimistic")
     tiered.add([*range(16), 31], max_tokens=1)
     held = tiered.subject.cache.num_tier_blocks
@@ -199,7 +199,7 @@ def test_a_sequence_short_of_blocks_waits_for_copies_that_hold_some(loop):
     assert tiered.subject.scheduler.load().num_preemptions == 0
 
 
-def test_what_the_tier_brought_is_not_forwarded_again(loop):
+def test_tokens_loaded_from_the_tier_are_not_forwarded(loop):
     tiered = Tiered(loop, random.Random(0), max_num_batched_tokens=40)
     tiered.add(range(20), max_tokens=2)
     tiered.finish()

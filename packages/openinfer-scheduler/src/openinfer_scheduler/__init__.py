@@ -61,7 +61,7 @@ __all__ = [
     "load_policy",
     "installed_policies",
     "POLICIES",
-    # the prefill cap
+    # the prefill limit
     "PrefillPace",
     "MIN_PREFILL_TOKENS",
     # errors

@@ -41,17 +41,17 @@ class SchedulerConfig:
     lifetime: admits a sequence when every block that it may ever need is available; never preempts.
     """
     max_chunk_tokens: int | None = None
-    """Upper bound on tokens of one prefill chunk. None: what the step's budget allows."""
+    """Upper bound on tokens of one prefill chunk. None: only the step's budget limits it."""
     max_partial_prefills: int | None = None
     """Upper bound on sequences whose prompt is partly forwarded. At the limit, a sequence starts
-    only if its first chunk is the whole rest of its prompt. None: no limit."""
+    only if its first chunk completes its prompt. None: no limit."""
     target_itl_s: float | None = None
-    """Target for the seconds between two tokens of a decoding sequence, to hold for 99 % of them.
-    Steps with decode rows take no more prefill tokens than measured step times allow, but always
-    at least `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such limit."""
+    """Target in seconds for the gap between two tokens of a sequence; 99 % of the gaps keep it.
+    Steps with decode rows take no more prefill tokens than measured step times allow, but always at
+    least `MIN_PREFILL_TOKENS` (see `PrefillPace`). None: no such limit."""
     num_draft_tokens: int = 0
     """Upper bound on drafted tokens that a decode row verifies. Requests may decline drafts with
-    `speculate=False`. Those with a grammar, a penalty or bad words get none."""
+    `speculate=False`. Requests with a grammar, a penalty or bad words get no drafts."""
     max_adapters: int | None = None
     """Upper bound on distinct adapters of running sequences. None: no limit."""
     role: Literal["both", "prefill", "decode"] = "both"

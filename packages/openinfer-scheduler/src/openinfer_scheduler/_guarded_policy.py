@@ -13,9 +13,9 @@ from openinfer_scheduler.state._sequence import SequenceState
 
 
 class GuardedPolicy:
-    """Asks a policy, and the default policy once the first one was at fault.
+    """A policy with a substitute: after its first fault, the default policy is asked instead.
 
-    Faults raise nothing here, so that a plan that meets one is still completed.
+    A fault does not raise, so that the plan being built is still completed.
 
     Args:
         policy: the policy to ask first.
@@ -73,7 +73,7 @@ class GuardedPolicy:
         """Replaces the policy by the default one.
 
         Args:
-            fault: what the policy did, a sentence without its subject.
+            fault: a phrase that continues the policy's name, such as "raised KeyError: 'a'".
             cause: the exception that it raised.
         """
         if self.is_replaced:
@@ -86,7 +86,7 @@ class GuardedPolicy:
         self._policy, self.charge, self.is_replaced = self._default, None, True
 
     def take_error(self) -> PolicyError | None:
-        """Returns why the policy was replaced, once."""
+        """Returns why the policy was replaced; None from the second call on."""
         error, self._error = self._error, None
         return error
 

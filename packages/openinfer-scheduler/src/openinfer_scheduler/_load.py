@@ -6,7 +6,7 @@ from openinfer_scheduler.state._scheduler_state import SchedulerState
 
 
 def load_of(state: SchedulerState) -> Load:
-    """Returns a snapshot of what is held, and the counters since the start."""
+    """Returns the requests, blocks and slots in use now, and the counters since the start."""
     stats = state.cache.stats()
     counters = state.counters
     return Load(

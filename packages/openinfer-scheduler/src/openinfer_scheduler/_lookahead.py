@@ -1,4 +1,4 @@
-"""How far beyond its settled tokens a sequence takes blocks."""
+"""The number of blocks that a sequence takes ahead of its settled tokens."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """The protocol of scheduling policies: order of sequences, size of chunks, choice of victims.
 
-The scheduler itself owns budgets, blocks, reservation and aborts. A policy can therefore be bad,
-but it cannot make a request's output wrong.
+The scheduler itself owns budgets, blocks, reservation and aborts. A bad policy can therefore waste
+time or be unfair, but it cannot make a request's output wrong.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,20 +17,19 @@ class Policy(Protocol):
     """Decides which sequence goes first, how long a prefill chunk is, and which one is preempted.
 
     Called from the step thread inside `Scheduler.plan`. Arguments belong to the scheduler: a policy
-    reads them and must not rely on them after the call. Of a `SequenceState` it may read the
-    attributes and properties that have a docstring there.
+    reads them and must not rely on them after the call. It may read the documented attributes and
+    properties of `SequenceState`.
 
-    A policy that raises or returns something else than its contract allows is replaced: the
-    scheduler keeps the first `PolicyError` for `Scheduler.take_policy_error` and serves requests
-    first come, first served from then on. No request fails. An engine logs the error; a simulation
-    ends with it.
+    A policy that raises or breaks its contract is replaced: the scheduler keeps the first
+    `PolicyError` for `Scheduler.take_policy_error` and serves requests first come, first served
+    from then on. No request fails. An engine logs the error; a simulation ends with it.
 
     A policy that needs to know how many tokens each sequence was served may also have a method
     `charge`, see `ChargedPolicy`.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """Returns the same sequences, the one to serve first in front.
+        """Returns the given sequences in the order in which to serve them.
 
         Called at most once a plan for the running sequences, and not at all while all of them
         decode and find blocks. Called at most once a plan for the waiting sequences, if a slot is
@@ -46,28 +45,28 @@ class Policy(Protocol):
     def chunk(self, sequence: SequenceState, max_tokens: int, /) -> int:
         """Returns the number of tokens of the next prefill chunk of `sequence`.
 
-        The scheduler clamps it to [1, `max_tokens`]. `max_tokens` is what the step's token budget,
-        `max_chunk_tokens` and the sequence's known tokens allow.
+        The scheduler clamps it to [1, `max_tokens`]. `max_tokens` already respects the step's token
+        budget, `max_chunk_tokens` and the number of known tokens.
         """
 
     def victim(self, candidates: Sequence[SequenceState], /) -> SequenceState:
-        """Returns the one of `candidates` to preempt; it is recomputed later.
+        """Returns the candidate to preempt. It is recomputed later.
 
         `candidates` is not empty. It holds the running sequences after the one that needs blocks,
-        in the order of `order`. The first of that order is therefore never a victim, so it always
-        progresses.
+        in the order of `order`. The first sequence of that order is therefore never a candidate, so
+        it always progresses.
         """
 
 
 class ChargedPolicy(Policy, Protocol):
-    """A policy that is told how many tokens each sequence was served."""
+    """A policy that also receives the number of tokens that each sequence was served."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """Notes that plans forward `num_tokens` more tokens of `sequence`.
+        """Charges `sequence` for `num_tokens` more tokens that plans forward.
 
         Called for a prompt chunk when its plan is complete. Decoded tokens are charged for many
         plans together: when the sequence leaves its slot, and in rounds before `order` is called,
-        at most 64 steps late. Negative if drafts were charged and then rejected.
+        at most 64 steps late. `num_tokens` is negative if drafts were charged and then rejected.
         """
 
 

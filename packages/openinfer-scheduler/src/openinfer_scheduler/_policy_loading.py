@@ -13,11 +13,11 @@ from openinfer_scheduler._policy import Policy, check_policy
 from openinfer_scheduler.errors import UnknownPolicy, UnusablePolicy
 
 DEFAULT_POLICY = "fcfs"
-"""Name of the policy of a scheduler that was given none, and the replacement of a faulty one."""
+"""Name of the policy that serves if none is given, and that replaces a faulty one."""
 
 
 def _make(kind: Any) -> Policy:
-    """Makes a policy of this class, which may be anything at all.
+    """Makes a policy from an imported object, which need not be a policy class.
 
     Raises:
         TypeError: the result is no policy. The class itself may raise anything.
@@ -86,7 +86,7 @@ def _current_folder_on_path() -> Iterator[None]:
 
 
 def brief(error: Exception) -> str:
-    """Returns type and text of an error that a user's code raised; the text may not print."""
+    """Returns the type and text of an error that a user's code raised; its `__str__` may raise."""
     kind = type(error).__name__
     try:
         return f"{kind}: {error}"

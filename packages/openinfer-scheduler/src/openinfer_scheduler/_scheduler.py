@@ -12,7 +12,7 @@ from openinfer_scheduler._policy import Policy, check_policy
 from openinfer_scheduler._policy_loading import default_policy
 from openinfer_scheduler._step_plan import StepPlan, StepResult
 from openinfer_scheduler.admit._capacity_check import CapacityCheck
-from openinfer_scheduler.admit._intake import PROMPT_NOT_HERE, Intake
+from openinfer_scheduler.admit._intake import PROMPT_NOT_CACHED, Intake
 from openinfer_scheduler.errors import PolicyError, StepOrderError
 from openinfer_scheduler.plan._planner import Planner
 from openinfer_scheduler.plan._prefill_pace import PrefillPace
@@ -91,12 +91,12 @@ class Scheduler:
     def add(
         self, request: GenerateRequest, now: float, *, is_loading: bool = False
     ) -> Rejected | None:
-        """Queues a request, or returns why not. Costs microseconds.
+        """Queues a request, or returns why it is rejected. Costs microseconds.
 
         Checks what only the scheduler knows: whether a request with this id is live (duplicate),
         the queue is full (overloaded), the sequence could never fit the pool or `max_model_len`
         (too_long), or the engine's role does not serve it (unsupported, unavailable). Call
-        `openinfer_contract.check_request` before, which checks the rest.
+        `openinfer_contract.check_request` first: it checks everything else.
 
         Args:
             request: the request.
@@ -124,7 +124,7 @@ class Scheduler:
         )
         if not is_loading and self._intake.lacks_prompt(sequence):
             state.counters.num_rejected += 1
-            return Rejected(kind="unsupported", field="kv_transfer", message=PROMPT_NOT_HERE)
+            return Rejected(kind="unsupported", field="kv_transfer", message=PROMPT_NOT_CACHED)
         sequence.is_loading = is_loading
         self._num_added += 1
         state.live[request.request_id] = sequence
@@ -148,7 +148,7 @@ class Scheduler:
             sequence.is_loading = False
             state.admission_epoch += 1
             if self._intake.lacks_prompt(sequence):
-                failed = state.fail(sequence, PROMPT_NOT_HERE, is_retryable=True)
+                failed = state.fail(sequence, PROMPT_NOT_CACHED, is_retryable=True)
                 effects.append(state.end_event(sequence, failed))
         return effects
 
@@ -198,7 +198,7 @@ class Scheduler:
         return effects
 
     def force(self, request_id: str, token_ids: bytes, now: float) -> Effects:
-        """Gives a running request its next output tokens, which then need not be sampled.
+        """Appends output tokens to a running request without sampling them.
 
         Its next row forwards them together, after the token sampled last. Samples of its rows in
         flight are ignored. Call it between an `apply` that settled tokens of the request and the
@@ -256,7 +256,7 @@ class Scheduler:
 
         If a single row failed (say, with NaN logits), it may have left garbage in blocks that other
         requests would hit, so the prefix cache is reset as in `fail`. It is not reset if the
-        request itself had banned every token: any client could reset the cache that way.
+        request itself had banned every token: otherwise any client could reset the cache.
 
         Raises:
             StepOrderError: `result` is not of the oldest step in flight.
@@ -269,7 +269,7 @@ class Scheduler:
         self._last_completed_at = now
         faults = own_faults(step, result) if result.failed else {}
         if len(faults) < len(result.failed):
-            self._distrust_cache()
+            self._reset_cache_after_failure()
         return settle(self._state, step, result, now, faults)
 
     @property
@@ -326,7 +326,7 @@ class Scheduler:
         state = self._state
         step = self._complete(step_id)
         self._last_completed_at = now
-        self._distrust_cache()
+        self._reset_cache_after_failure()
         effects: Effects = []
         for tenancy in step.tenancies:
             if tenancy.is_settling:
@@ -336,8 +336,8 @@ class Scheduler:
         state.requeue_settled(step_id)
         return effects
 
-    def _distrust_cache(self) -> None:
-        """Resets the prefix cache and restarts sequences that started on a hit in flight."""
+    def _reset_cache_after_failure(self) -> None:
+        """Resets the prefix cache; restarts sequences in flight that started on a prefix hit."""
         state = self._state
         self._cache.reset()
         for later in state.in_flight:
@@ -351,7 +351,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is live, a step is in flight, or a plan must still announce ends."""
+        """Whether a request is live, a step is in flight, or an ended slot is still unannounced."""
         state = self._state
         return bool(state.live or state.in_flight or state.slots.has_unannounced_ends)
 
@@ -375,7 +375,7 @@ class Scheduler:
         return not self.has_work and self.load().is_idle
 
     def load(self) -> Load:
-        """Returns a snapshot of what is held, and the counters since the start."""
+        """Returns the requests, blocks and slots in use now, and the counters since the start."""
         return load_of(self._state)
 
     def _complete(self, step_id: int) -> StepInFlight:

@@ -53,8 +53,8 @@ class PlannedRow:
     before. For a decode row an upper bound: the token sampled last and up to `num_drafts` tokens
     that the executor drafts."""
     token_ids: TokenIds | None
-    """[num_tokens] Token ids to forward: a slice of `RowStart.token_ids`, or output that was forced
-    since, after the token sampled last. None for a decode row, which forwards the token that this
+    """[num_tokens] Token ids to forward: a slice of `RowStart.token_ids`, or the token sampled last
+    and the output tokens forced after it. None for a decode row, which forwards the token that this
     slot sampled last, and drafts after it; the host may not have that token yet."""
     new_block_ids: tuple[BlockIds, ...]
     """For each cache group, the blocks to append to the row's block table before the forward. Often
@@ -86,7 +86,7 @@ class StepPlan:
     """State blocks to copy before the forward, for rows that start after a prefix hit. A row that
     starts at position 0 has a zero state."""
     copies_after: tuple[BlockCopy, ...] = ()
-    """State blocks to copy after the forward, to where later requests can hit them."""
+    """State blocks to copy after the forward, so that later requests can hit the copies."""
 
     @property
     def num_tokens(self) -> int:
@@ -109,11 +109,11 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     """Logprobs of `counts[row]` positions, by row index, for rows whose request wants them."""
     prompt_logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
-    """Logprobs of prompt tokens, by row index: of the token after each forwarded position, from
-    `max(first forwarded position + 1, PromptLogprobOptions.start)` to the end of the prompt at
+    """Logprobs of prompt tokens, by row index. Each forwarded position scores the token after it,
+    from `max(first forwarded position + 1, PromptLogprobOptions.start)` to the end of the prompt at
     most. A row that is recomputed after a preemption reports them again; `apply` drops those."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Messages of rows that could not be sampled (such as NaN logits), by row index."""
     exhausted: frozenset[int] = frozenset()
     """Rows in `failed` that had no token left to sample. If the request itself bans tokens, the
-    failure is the request's, else the model's."""
+    request is at fault, else the model."""

@@ -18,7 +18,7 @@ class UnknownPolicy(SchedulerError):
     """No installed package has a policy of this name.
 
     Attributes:
-        name: the name asked for.
+        name: the name that was not found.
         installed: the installed names, sorted.
     """
 
@@ -27,7 +27,7 @@ class UnknownPolicy(SchedulerError):
         why = f" ({reason})" if reason else ""
         super().__init__(
             f"no scheduling policy {name!r}{why}; installed: {known}. A package adds one with an "
-            "entry point in group openinfer.schedulers; module:Class names any other class"
+            "entry point in group openinfer.schedulers; name any other class as module:Class"
         )
         self.name = name
         self.installed = installed
@@ -46,7 +46,7 @@ class UnusablePolicy(SchedulerError):
 
 
 class StepOrderError(SchedulerError):
-    """Steps must be applied or failed oldest first, each of them once."""
+    """A step was applied or failed out of order, or a second time."""
 
 
 class PolicyError(SchedulerError):

@@ -19,13 +19,13 @@ Outcome = Literal["started", "no room", "too many prompts"]
 
 
 class Admission:
-    """Moves sequences from the queue into slots.
+    """The part of planning that moves sequences from the queue into slots.
 
     Sequences start in the policy's order until one does not fit: none overtakes it. Three kinds of
-    sequences are passed over, because they wait for something else than room: a sequence that a
-    tier loads, a sequence whose prefix a running leader computes, and, while `max_adapters`
-    adapters are in use, a sequence with another adapter. After the first of those last ones, no
-    sequence with an adapter starts, so that the adapters in use do come to an end.
+    sequences wait for something other than blocks and are passed over: a sequence that a tier
+    loads, a sequence whose prefix a running leader computes, and, while `max_adapters` adapters are
+    in use, a sequence with another adapter. Once a sequence is passed over for its adapter, no
+    sequence with an adapter starts. Otherwise the adapters in use might never become idle.
     """
 
     def __init__(
@@ -41,14 +41,15 @@ class Admission:
         self._capacity = capacity
         self._decode_rows = DecodeRows(state)
         self._refusal = (0, 0)
-        """`admission_epoch` and available blocks when the first of the queue found no room."""
+        """`admission_epoch` and available blocks when the first sequence of the queue found no
+        room."""
         self._retry_at_step = 0
 
     def admit(self, builder: PlanBuilder) -> None:
         """Starts waiting sequences in the plan being built.
 
-        Starts none while a running sequence is short of blocks, or while a preempted one is on its
-        way back to the queue: it must not be overtaken.
+        Starts none while a running sequence is short of blocks, or while a preempted one still has
+        rows in flight: new sequences must not overtake either.
         """
         state = self._state
         if not state.waiting or not state.slots.num_free or not builder.budget:
@@ -80,7 +81,7 @@ class Admission:
                 return
 
     def _is_refused(self, builder: PlanBuilder) -> bool:
-        """Returns whether the first of the queue found no room and nothing has changed since."""
+        """Returns whether the queue's first sequence found no room, with no change since."""
         state = self._state
         admission_epoch, num_available = self._refusal
         return (
@@ -91,7 +92,7 @@ class Admission:
         )
 
     def _start(self, builder: PlanBuilder, sequence: SequenceState, num_hit: int) -> Outcome:
-        """Starts a sequence with its first chunk, or says why not."""
+        """Starts a sequence with its first chunk, or returns why it cannot start."""
         state = self._state
         cache = state.cache
         num_tokens = self._sizes.of(sequence, builder.budget, num_hit)
@@ -100,8 +101,8 @@ class Admission:
         most = state.config.max_partial_prefills
         if is_partial and most is not None and builder.num_partial >= most:
             return "too many prompts"
-        # Necessary but not sufficient, because blocks that a hit pins are not available any more.
-        # It saves the match.
+        # This test saves a match that would be in vain. It is not sufficient: blocks that a hit
+        # pins are no longer available.
         if cache.num_blocks_beyond(num_hit, end) > cache.num_available_blocks:
             return "no room"
         keys = state.probe.keys_of(sequence)
@@ -111,7 +112,7 @@ class Admission:
             hit.close()
             if not num_hit or not self._is_pool_unused(builder):
                 return "no room"
-            # The hit is spread over so many slabs that the rest finds none. Without the hit the
+            # The hit pins too many slabs to leave room for the other tokens. Without the hit, the
             # sequence fits.
             sequence.is_unshared = True
             return self._start(builder, sequence, 0)

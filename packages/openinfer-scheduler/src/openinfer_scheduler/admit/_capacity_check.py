@@ -8,9 +8,10 @@ _RECOUNTED_EVERY = 32
 
 
 class CapacityCheck:
-    """Compares what a sequence needs with what the pool can give.
+    """Compares the blocks that a sequence needs with those that the pool can give.
 
-    Counts in blocks, or in slabs if cache groups share slabs.
+    Counts in blocks, or in slabs if cache groups share slabs. A *promise* is the number of blocks
+    that a running sequence may still claim.
     """
 
     def __init__(self, state: SchedulerState) -> None:
@@ -27,7 +28,7 @@ class CapacityCheck:
         return self._is_lifetime and self._has_copies
 
     def begin_plan(self, step_id: int) -> None:
-        """Tells the cache how much is promised, so that optional state copies leave it alone.
+        """Tells the cache which promised blocks not to use for optional state copies.
 
         Between two counts the promises can only shrink, except for sequences that started since;
         those are added by `add_promise`.
@@ -56,7 +57,7 @@ class CapacityCheck:
         return state.cache.num_blocks_beyond(num_hit, end) <= room
 
     def add_promise(self, sequence: SequenceState) -> None:
-        """Adds what a sequence that has just started may need until its end."""
+        """Adds the blocks that a sequence that has just started may need until its end."""
         if self.counts_promises and sequence.tenancy is not None:
             self._state.cache.num_promised_blocks += sequence.tenancy.cache.num_blocks_to_come(
                 sequence.max_total - 1
@@ -64,7 +65,7 @@ class CapacityCheck:
 
     @property
     def num_entitled(self) -> int:
-        """Blocks that running sequences may still claim before anything else may have them.
+        """Blocks that are kept for running sequences.
 
         With lifetime admission, all blocks until their ends. With optimistic admission, blocks for
         the rest of their prompts and their next tokens, plus the watermark.

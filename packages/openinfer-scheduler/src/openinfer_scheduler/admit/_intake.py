@@ -4,7 +4,7 @@ from openinfer_contract import GenerateRequest, Rejected
 from openinfer_scheduler.state._scheduler_state import SchedulerState
 from openinfer_scheduler.state._sequence import SequenceState
 
-PROMPT_NOT_HERE = (
+PROMPT_NOT_CACHED = (
     "this engine only decodes, and the cache entries of the prompt are not in its cache"
 )
 
@@ -26,7 +26,7 @@ class Intake:
                 field="request_id",
                 message=f"request {request.request_id!r} is already live",
             )
-        return self._misfit(request) or self._overload(request)
+        return self._reject_unservable(request) or self._reject_overload(request)
 
     def max_total(self, request: GenerateRequest) -> int:
         """Returns the number of known tokens at which the request ends by length."""
@@ -34,13 +34,13 @@ class Intake:
         return min(full, self._config.max_model_len)
 
     def lacks_prompt(self, sequence: SequenceState) -> bool:
-        """Returns whether the engine only decodes and misses more than a block of the prompt."""
+        """Returns whether the engine only decodes and misses more than one block of the prompt."""
         if self._config.role != "decode":
             return False
         num_hit = self._state.probe.hit_now(sequence)
         return sequence.num_known_tokens - num_hit > self._max_missing
 
-    def _misfit(self, request: GenerateRequest) -> Rejected | None:
+    def _reject_unservable(self, request: GenerateRequest) -> Rejected | None:
         """Returns why this engine can never serve the request, or None."""
         num_prompt, prefix = request.num_prompt_tokens, request.num_output_prefix
         most, max_tokens = self._config.max_model_len, request.stop.max_tokens
@@ -75,7 +75,7 @@ class Intake:
             )
         return None
 
-    def _overload(self, request: GenerateRequest) -> Rejected | None:
+    def _reject_overload(self, request: GenerateRequest) -> Rejected | None:
         config, waiting = self._config, self._state.waiting
         num_tokens = waiting.num_tokens + request.num_prompt_tokens
         if len(waiting) < config.max_queued_requests and (

@@ -35,7 +35,7 @@ class PlanBuilder:
     is_short_of_blocks: bool = False
     """Whether a running sequence found no blocks."""
     num_partial: int = 0
-    """Number of sequences whose prompt is not complete with this plan."""
+    """Number of sequences whose prompt is still incomplete after this plan."""
 
     @property
     def is_empty(self) -> bool:
@@ -158,7 +158,7 @@ class DecodeRows:
         self._rows: dict[tuple[int, int, bool], PlannedRow] = {}
 
     def of(self, slot: int, sequence: SequenceState) -> PlannedRow:
-        """Returns the row of a sequence that takes the slot."""
+        """Returns the decode row for a sequence that takes the slot."""
         request = sequence.request
         needs_mask = request.grammar is not None
         has_drafts = (
@@ -181,7 +181,7 @@ class DecodeRows:
 
 
 def _depends_on_output(sampling: Sampling) -> bool:
-    """Returns whether scores depend on the tokens before, which are not settled for drafts."""
+    """Returns whether sampling depends on earlier output, which is not settled for drafts."""
     return bool(
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty

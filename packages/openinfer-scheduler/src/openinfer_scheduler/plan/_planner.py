@@ -16,9 +16,10 @@ class Planner:
     """Builds plans, one at a time, from the scheduler's state.
 
     The running sequences are planned in the policy's order. A row that finds no block preempts
-    sequences after it, so the first sequence always gets what it needs: at once, or, if the victim
-    is in flight, when that step has completed. Until then the row is left out. A prefill that was
-    left out goes before the decode rows after it in the next plan, so that they cannot starve it.
+    sequences after it, so the first sequence always gets its blocks. If the victim has rows in
+    flight, its blocks are free when those steps have completed, and the row in need is left out
+    until then. A prefill that was left out is planned before all decode rows that follow it in the
+    order, so that they cannot starve it.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Planner:
                 builder.num_partial += tenancy.is_prefill
 
     def _limit_prefill(self, builder: PlanBuilder) -> None:
-        """Limits the budget to the prefill tokens that a step with decode rows may take."""
+        """Limits the budget to the prefill tokens allowed beside decode rows."""
         if self._pace is not None and builder.decode_rows:
             taken = sum(row.num_tokens for row in builder.prefill_rows)
             builder.budget = min(builder.budget, max(0, self._pace.max_tokens - taken))
@@ -138,7 +139,8 @@ class Planner:
         starved, self._state.starved_prefill = self._state.starved_prefill, None
         for rank, sequence in enumerate(builder.order):
             tenancy = sequence.tenancy
-            # A row that was added before may have preempted this sequence, even a plain one.
+            # An earlier row may have preempted this sequence since `order` was read, even if it
+            # needs no blocks itself.
             if tenancy is None or not tenancy.is_open or tenancy.last_step == builder.step_id:
                 continue
             if tenancy.num_planned < tenancy.plain_until:
@@ -153,9 +155,9 @@ class Planner:
         return prefills
 
     def _plan_starved(self, builder: PlanBuilder, rank: int, tenancy: SlotTenancy) -> None:
-        """Adds a chunk of a prefill that was left out, before the decode rows of others.
+        """Adds a chunk of a prefill that the last plan left out, before the decode rows of others.
 
-        It leaves the tokens of the budget that the others need to decode.
+        Leaves enough of the token budget for the decode rows of all others.
         """
         others = (len(builder.order) - 1) * self._max_stride
         budget = builder.budget

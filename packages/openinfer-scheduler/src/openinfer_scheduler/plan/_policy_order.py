@@ -17,8 +17,9 @@ def ranked_running(policy: GuardedPolicy, state: SchedulerState, now: float) -> 
     # The policy gets a copy, since it may change the list. An order may be endless, so at most one
     # more entry than there are sequences is read.
     ranked = list(islice(policy.order(sequences.copy(), now), len(sequences) + 1))
-    # The length is right and no sequence is missing, so none is there twice or foreign. Compared by
-    # identity: foreign entries may raise when they are hashed or compared.
+    # If the length is right and no sequence is missing, there are neither duplicates nor foreign
+    # entries. Entries are compared by identity: foreign ones may raise when they are hashed or
+    # compared.
     if len(ranked) == len(sequences) and (
         all(map(is_, ranked, sequences)) or set(map(id, ranked)) == set(map(id, sequences))
     ):

@@ -77,7 +77,7 @@ class PrefillPace:
             self._aim = min(1.0, self._aim * (1.0 + (1 - _AIM_AFTER_A_MISS) * _TOLERATED_MISSES))
 
     def _largest(self) -> int:
-        """Returns the largest number of tokens that is expected to keep the aim."""
+        """Returns the largest number of tokens whose expected step time is within the aim."""
         rest_s = self._aim * self._target_s / (1.0 + self._surprise) - self._base
         if rest_s <= 0.0:
             return MIN_PREFILL_TOKENS

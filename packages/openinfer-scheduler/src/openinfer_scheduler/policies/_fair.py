@@ -11,7 +11,7 @@ MAX_IDLE_SESSIONS = 4 * MAX_IDLE_FLOWS
 
 
 class Fair:
-    """Starts the next request of the least served tenant, and of its least served session.
+    """Policy that serves the least served tenant first, and its least served session.
 
     Service is counted in tokens forwarded, prompt and output alike. Cached tokens are free; tokens
     that a preemption makes the engine forward again count again. Requests of one session go in
@@ -34,11 +34,11 @@ class Fair:
         """Tenant and session of waiting sequences, by arrival index."""
         self._number = 0
         """Number of the snapshot that was ordered last; 0: none."""
-        self._num_noted = 0
-        """Charges and arrivals since idle sessions were counted last."""
+        self._num_recorded = 0
+        """Charges and arrivals since the last count of idle sessions."""
 
     def charge(self, sequence: SequenceState, num_tokens: int, /) -> None:
-        """Notes tokens that plans forward."""
+        """Records tokens that plans forward; `_book` adds them to the service later."""
         request, unbooked = sequence.request, self._unbooked
         flow = request.tenant, request.session_id
         unbooked[flow] = unbooked.get(flow, 0) + num_tokens
@@ -46,7 +46,7 @@ class Fair:
             self._book()
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Iterable[SequenceState]:
-        """Returns the least served first, as if each were charged when its turn comes."""
+        """Returns the least served first; each returned sequence counts as served after that."""
         if not sequences or sequences[0].is_running:
             return sequences
         self._book()
@@ -62,7 +62,7 @@ class Fair:
         for sequence in joined:
             self._add(sequence)
         self._number = snapshot.number
-        if self._num_noted > MAX_IDLE_FLOWS:
+        if self._num_recorded > MAX_IDLE_FLOWS:
             self._forget_idle()
         return self._ordered(snapshot)
 
@@ -75,7 +75,7 @@ class Fair:
         return least_urgent(candidates)
 
     def _ordered(self, snapshot: WaitingSnapshot) -> Iterator[SequenceState]:
-        """Yields sequences; each costs its tenant and session the tokens left to forward."""
+        """Yields sequences; each adds its uncached tokens to its tenant's and session's service."""
         tenants = FlowOrder(self._tenants)
         sessions: dict[str, FlowOrder] = {}
         places: dict[tuple[str, str], int] = {}
@@ -100,7 +100,7 @@ class Fair:
         request, index = sequence.request, sequence.arrival_index
         tenant, session = flow = request.tenant, request.session_id
         self._flows[index] = flow
-        self._num_noted += 1
+        self._num_recorded += 1
         queue = self._queues.setdefault(flow, [])
         insort(queue, index)
         if queue[0] == index:
@@ -122,9 +122,9 @@ class Fair:
                 self._tenants.set_head(tenant, sessions.first_head)
 
     def _book(self) -> None:
-        """Adds the noted tokens to the service of tenants and sessions."""
+        """Adds the recorded tokens to the service of tenants and sessions."""
         unbooked, self._unbooked = self._unbooked, {}
-        self._num_noted += len(unbooked)
+        self._num_recorded += len(unbooked)
         by_tenant: dict[str, int] = {}
         for (tenant, session), num_tokens in unbooked.items():
             by_tenant[tenant] = by_tenant.get(tenant, 0) + num_tokens
@@ -134,7 +134,7 @@ class Fair:
 
     def _forget_idle(self) -> None:
         """Forgets all idle sessions if there are more than `MAX_IDLE_SESSIONS`."""
-        self._num_noted = 0
+        self._num_recorded = 0
         num_idle = sum(map(len, self._sessions.values())) - len(self._queues)
         if num_idle <= MAX_IDLE_SESSIONS:
             return

@@ -6,10 +6,12 @@ from openinfer_scheduler import SequenceState, least_urgent
 
 
 class FCFS:
-    """Serves in order of arrival; preempts the least urgent sequence, among equals the youngest.
+    """Policy that serves in order of arrival.
 
-    Starvation-free: no request is admitted before the oldest one, and that one is preempted for
-    more urgent requests only.
+    Preempts the least urgent sequence, among equals the youngest.
+
+    Starvation-free: no request is admitted before the oldest one, and the oldest one is preempted
+    only for more urgent requests.
     """
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:

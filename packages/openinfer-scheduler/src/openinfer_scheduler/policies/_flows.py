@@ -7,7 +7,8 @@ MAX_IDLE_FLOWS = 4096
 """Upper bound on idle flows (no request waits) of one kind whose service is remembered."""
 
 FlowTurn = tuple[float, int, str]
-"""Service of a flow, arrival index of its first waiting sequence, and its name."""
+"""A waiting flow's place in the order: its service, the arrival index of its first waiting
+sequence, and its name."""
 
 
 class Flows:
@@ -21,7 +22,8 @@ class Flows:
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._level = 0.0
-        """Service of the least served waiting flow; it never falls."""
+        """Service with which new and returning flows start: that of the least served waiting flow.
+        It never falls."""
         self._turns: dict[str, FlowTurn] = {}
         """Turns of the waiting flows, by flow."""
         self._ranked: list[FlowTurn] = []
@@ -69,7 +71,7 @@ class Flows:
         insort(self._ranked, turn)
 
     def begin_order(self) -> list[FlowTurn]:
-        """Returns the waiting flows, the least served first, and raises the level to the first.
+        """Returns the waiting flows, the least served first; raises the level to the first one's.
 
         The list is valid until the next change.
         """
@@ -97,7 +99,7 @@ class Flows:
 
 
 class FlowOrder:
-    """The order of turns if each flow is charged when its turn comes; `flows` is not changed."""
+    """The order in which flows get turns, each charged for its turn. `flows` is not changed."""
 
     __slots__ = ("_place", "_ranked", "_returned")
 

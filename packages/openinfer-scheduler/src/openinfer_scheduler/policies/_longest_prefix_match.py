@@ -8,7 +8,7 @@ from openinfer_scheduler.policies._ranking import Ranking
 
 
 class LongestPrefixMatch:
-    """Starts requests with the longest cached prefix first, before it is evicted.
+    """Policy that starts requests with the longest cached prefix first, before it is evicted.
 
     Serves running sequences in order of arrival. Preempts the least urgent sequence, among equals
     the youngest. Starvation-free by age: a request that has waited for `max_wait_s` goes before all

@@ -10,7 +10,7 @@ _priority = attrgetter("request.priority")
 
 
 class Priority:
-    """Serves lower `priority` values first, equal ones in order of arrival.
+    """Policy that serves lower `priority` values first, equal ones in order of arrival.
 
     Preempts the least urgent sequence, among equals the youngest. Starves on purpose: a request
     waits as long as more urgent ones keep arriving.

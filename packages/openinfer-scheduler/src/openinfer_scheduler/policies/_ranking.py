@@ -10,7 +10,7 @@ NUM_REREAD = 8
 
 
 class Ranking:
-    """Orders waiting sequences by a key, lowest first, and equal ones by arrival.
+    """Waiting sequences in the order of a key, lowest first, and equal ones by arrival.
 
     Reading the keys of a thousand sequences would cost more than the plan. So a key is read when a
     sequence joins, when its turn comes, and for `NUM_REREAD` others in each plan. Between plans
@@ -70,7 +70,7 @@ class Ranking:
             place += 1
 
     def _update(self, sequence: SequenceState) -> float:
-        """Moves a sequence to the place of its present key; returns the key."""
+        """Reads a sequence's key again and moves the sequence to its new place; returns the key."""
         index = sequence.arrival_index
         key = self._key(sequence)
         if self._keys.get(index) != key:

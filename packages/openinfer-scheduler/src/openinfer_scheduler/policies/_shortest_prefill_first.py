@@ -11,7 +11,7 @@ _num_uncached = attrgetter("num_uncached_tokens")
 
 
 class ShortestPrefillFirst:
-    """Serves sequences with the fewest known tokens left to forward first; cached ones are free.
+    """Policy that serves sequences with the fewest uncached tokens left to forward first.
 
     This gives the lowest mean time to the first token. Preempts the least urgent sequence, among
     equals the youngest. Starvation-free by age: requests that arrived `max_wait_s` ago go before

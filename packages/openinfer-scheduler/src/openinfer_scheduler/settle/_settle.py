@@ -98,7 +98,8 @@ class _Settlement:
         self._faults = faults
         self.effects: Effects = []
         self.num_dropped = 0
-        """Tokens of sequences that had ended before, and tokens after an end."""
+        """Number of dropped tokens: those after an end, and those of sequences that had ended
+        before."""
 
     def settle_decode_rows(self, columns: Sequence[bytes]) -> None:
         """Settles the decode rows if each has one token, no logprobs and no failure."""
@@ -201,7 +202,7 @@ class _Settlement:
         )
 
     def _append_tokens(self, tenancy: SlotTenancy, ids: bytes) -> tuple[int, End | None]:
-        """Appends sampled tokens up to one that ends the request; returns their number, the end."""
+        """Appends tokens up to one that ends the request; returns their number and the end."""
         state, sequence = self._state, tenancy.sequence
         num_taken = 0
         for begin in range(0, len(ids), BYTES_PER_ID):

@@ -23,7 +23,7 @@ class AdapterSlots:
         return self._free is None or bool(self._free or self._idle) or uid in self._num_users
 
     def take(self, uid: bytes) -> int | None:
-        """Adds a user of the adapter and returns its slot, the old one if it still has it."""
+        """Adds a user of the adapter and returns its slot. An idle adapter keeps its slot."""
         self._num_users[uid] = self._num_users.get(uid, 0) + 1
         if self._free is None:
             return None

@@ -15,9 +15,9 @@ class PrefixProbe:
     """Looks prefixes up in the cache's index without pinning blocks.
 
     Admission needs the exact figure for a few sequences (`hit_now`). A policy needs a figure for
-    every waiting sequence (`estimate`): it may be `MAX_AGE` plans old. If so many sequences wait
-    that a plan's budget of look-ups is spent, it may be older, or still 0. The oldest requests ask
-    first, so every request gets its turn.
+    every waiting sequence (`estimate`): it may be `MAX_AGE` plans old. If more sequences wait than
+    a plan's budget of look-ups allows, it may be older, or still 0. The oldest requests are looked
+    up first, so every request gets its turn.
     """
 
     def __init__(self, cache: KVCache) -> None:

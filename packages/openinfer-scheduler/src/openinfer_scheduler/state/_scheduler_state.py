@@ -54,7 +54,10 @@ class Counters:
 
 @dataclass(slots=True)
 class SchedulerState:
-    """Every live request is in `live` and either in `waiting`, in `running` or settling."""
+    """The state of one scheduler: live requests, steps in flight, slots and counters.
+
+    Every live request is in `live`, and either in `waiting`, in `running` or in `settling`.
+    """
 
     config: SchedulerConfig
     cache: KVCache
@@ -124,7 +127,7 @@ class SchedulerState:
             tenancy.cache.close(in_flight_until=None)
 
     def preempt(self, tenancy: SlotTenancy) -> None:
-        """Releases a sequence's blocks; it waits again once its tokens in flight are known."""
+        """Releases a sequence's blocks. It waits again once its tokens in flight are settled."""
         tenancy.sequence.num_preemptions += 1
         self.counters.num_preemptions += 1
         self.release(tenancy)
@@ -202,7 +205,7 @@ class SchedulerState:
         return sequence.request_id, TokenEvent(scheduled=self.announce(sequence), end=end)
 
     def announce(self, sequence: SequenceState) -> Scheduled | None:
-        """Returns Scheduled if the sequence was started and that was not announced yet."""
+        """Returns the Scheduled event if the sequence has started and the event is still due."""
         if sequence.is_announced or sequence.scheduled_at is None:
             return None
         sequence.is_announced = True

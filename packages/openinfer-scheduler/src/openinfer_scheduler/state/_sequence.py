@@ -94,7 +94,8 @@ class SequenceState:
         """Number of known tokens at which the request ends by length."""
         self.stop_ids = stop_ids
         self.stop_ids_from = self.output_start + request.stop.min_tokens
-        """A stop id ends the request only if more tokens than this are known, itself included."""
+        """Number of known tokens up to which a stop id does not end the request; it counts
+        itself."""
         self.keys: BlockKeys | None = None
         self.probe = probe
         self.hit_estimate = 0
@@ -102,8 +103,8 @@ class SequenceState:
         self.is_loading = False
         self.tenancy: SlotTenancy | None = None
         self.is_unshared = False
-        """Whether it shares no blocks any more, because it ran out of blocks with the pool to
-        itself."""
+        """Whether it neither reads nor writes the prefix cache any more, because it had the pool to
+        itself and still ran out of blocks."""
         self.num_cached_tokens = 0
         self.cached_by_tier: TierTokens = ()
         self.num_preemptions = 0
@@ -270,11 +271,12 @@ class SlotTenancy:
         """Positions found cached or forwarded by steps that are done or in flight. Drafts in flight
         count as accepted until `apply` corrects that."""
         self.num_charged = self.num_planned
-        """Positions that the policy was charged for, or need not be."""
+        """Positions that the policy was already charged for, and cached positions, which are
+        free."""
         self.max_planned = sequence.max_total - 1
         """Upper bound on `num_planned`: the last token is sampled but never forwarded."""
         self.plain_until = 0
-        """Below this position, a step's row is `decode_row` unchanged; 0 unless decoding."""
+        """Below this position, the row of every step is `decode_row` itself; 0 unless decoding."""
         self.request_id = sequence.request_id
         self.tokens = sequence.tokens
         self.stop_ids = sequence.stop_ids
@@ -293,14 +295,14 @@ class SlotTenancy:
         return self.num_planned < self.num_host_tokens
 
     def update_plain_until(self) -> None:
-        """Must be called when blocks were added, a chunk was planned, or the tenancy ended."""
+        """Recomputes `plain_until` after blocks were added, a chunk was planned, or an end."""
         if self.is_open and self.num_planned >= self.num_host_tokens:
             self.plain_until = min(self.cache.capacity, self.max_planned) - self.stride + 1
         else:
             self.plain_until = 0
 
     def reload_host_tokens(self, last_completed: int) -> None:
-        """Must be called when tokens were forced: the next rows forward them like a prompt."""
+        """Makes forced tokens host tokens, so that the next rows forward them like a prompt."""
         self.host_token_ids = np.frombuffer(bytes(self.tokens), "<u4")
         self.num_host_tokens = len(self.host_token_ids)
         self.plain_until = self.next_check = 0

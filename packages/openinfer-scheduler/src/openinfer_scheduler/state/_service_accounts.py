@@ -8,19 +8,19 @@ from openinfer_scheduler._guarded_policy import GuardedPolicy
 from openinfer_scheduler.state._sequence import SequenceState, SlotTenancy
 
 CHARGED_EVERY = 32
-"""Number of steps in which each decoding sequence is charged once, if the policy is asked for an
-order."""
+"""Length of a round in steps: each decoding sequence is charged once in it, if the policy is asked
+for an order."""
 
 _arrival = attrgetter("arrival_index")
 
 
 class ServiceAccounts:
-    """Charges the policy for the tokens that plans forward.
+    """Charges of the policy for the tokens that plans forward.
 
     Each tenancy counts the positions that were charged (`num_charged`), so nothing is stored here.
-    Prompt chunks are charged at once. Decoded tokens are charged for many plans together: charging
-    every sequence in one plan would make that plan slow, so the running sequences are charged in
-    rounds, some per plan, and a sequence that leaves its slot is charged for the rest.
+    Prompt chunks are charged at once. Decoded tokens are charged for many plans together. Charging
+    every sequence in one plan would make that plan slow, so a round charges a few running sequences
+    per plan. A sequence that leaves its slot is charged for its remaining tokens.
 
     Between two charges of a sequence lie `CHARGED_EVERY` steps, and at most twice as many while
     others start: a sequence that starts during a round waits for the next one. Otherwise a stream
@@ -38,10 +38,10 @@ class ServiceAccounts:
         self._last = -1
         """The arrival index at which the round ends."""
         self._num_due = 0
-        """Sequences due, times `CHARGED_EVERY`."""
+        """Number of sequences due, multiplied by `CHARGED_EVERY` so that no fraction is lost."""
 
     def charge_round(self, running: Sequence[SequenceState], step_id: int) -> None:
-        """Charges the running sequences whose turn it is, or all if the last call is long ago.
+        """Charges the running sequences whose turn it is; all of them after `CHARGED_EVERY` steps.
 
         Call it before the policy is asked for an order.
 

@@ -1,8 +1,8 @@
-"""The rows of the executor's tables."""
+"""Indices in the executor's per-slot tables."""
 
 
 class Slots:
-    """Hands out slot indices and collects the ends that the next plan must announce.
+    """Slot indices, free or taken, and the ended ones that the next plan must announce.
 
     A released slot can be taken again at once: the plan that starts its next sequence, or an
     earlier one, lists the slot in `ends`.

@@ -7,7 +7,7 @@ from openinfer_scheduler.state._sequence import SequenceState
 
 
 class WaitingSnapshot(list[SequenceState]):
-    """The waiting sequences of one plan, oldest first, and the changes since the snapshot before.
+    """The waiting sequences of one plan, oldest first, and the changes since the previous snapshot.
 
     This is what `Policy.order` receives for the waiting sequences. A policy that keeps an order
     from plan to plan updates it from `joined` and `left` instead of reading the whole list.
@@ -15,8 +15,8 @@ class WaitingSnapshot(list[SequenceState]):
     Attributes:
         indices: `arrival_index` of each sequence, ascending.
         number: number of this snapshot, from 1; 0 for a list that is no snapshot of the queue.
-        joined: sequences that joined since the snapshot before and still wait, oldest first.
-        left: `arrival_index` of sequences of the snapshot before that left since; a sequence that
+        joined: sequences that joined since the previous snapshot and still wait, oldest first.
+        left: `arrival_index` of sequences of the previous snapshot that left since; a sequence that
             left and joined again is in both.
     """
 
@@ -40,7 +40,7 @@ class WaitingSnapshot(list[SequenceState]):
     def of(cls, sequences: Sequence[SequenceState]) -> "WaitingSnapshot":
         """Returns `sequences` itself if it is a snapshot, else a snapshot with number 0.
 
-        Another policy may have passed on only some of the waiting sequences.
+        A policy that wraps another may pass only some of the waiting sequences on to it.
         """
         if isinstance(sequences, WaitingSnapshot):
             return sequences
@@ -75,7 +75,7 @@ class WaitingQueue:
 
     @property
     def sequences(self) -> Sequence[SequenceState]:
-        """The queue itself, oldest first; it changes with the queue."""
+        """The queue's own list, oldest first. It is not a copy."""
         return self._sequences
 
     def snapshot(self) -> WaitingSnapshot:
