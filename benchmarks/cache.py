@@ -29,7 +29,7 @@ from openinfer_testing import results
 
 NUM_RUNS = 5
 GOAL_OF_A_HIT_US = 1500.0
-"""Of 100,000 tokens that are cached, besides hashing them."""
+"""Goal for opening 100,000 cached tokens, without hashing them."""
 
 GROUP = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=1),))
 QWEN35 = (

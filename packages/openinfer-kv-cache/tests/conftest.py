@@ -1,9 +1,9 @@
-"""A naive world around the cache: rows, an executor that is late, and memory that shows misuse.
+"""A naive model of rows, executor and memory around the cache, which shows misuse of blocks.
 
-Memory holds, per position, which tokens it was computed from. Steps execute when they complete, and
-all reads of a step come before its writes. A block is scribbled over the moment it is handed out,
-and a copy stream, which waits for no step, scribbles over blocks whenever they are free and loads
-into blocks that it leases: so a block freed, shared or sealed too early is read with wrong content.
+The memory holds, for each position, the tokens that it was computed from. Steps execute when they
+complete, and all reads of a step come before its writes. A block is overwritten the moment it is
+taken. A copy stream, which waits for no step, overwrites free blocks and loads into blocks that it
+leases. A block that is freed, shared or sealed too early is therefore read with wrong content.
 """
 
 from fractions import Fraction
@@ -158,7 +158,7 @@ class World(CacheWorld):
             row.settle()
 
     def copy(self, a, b):
-        """The copy stream ends a load or begins one."""
+        """Ends a load of the copy stream, or begins one."""
         if self.copies and a % 2:
             self.copies.pop(b % len(self.copies)).close()
             return
@@ -243,8 +243,9 @@ def qwen35():
 
 @pytest.fixture
 def deepseek_v4():
-    """DeepSeek-V4-Flash in bf16: 21 layers keep an entry every 4 tokens, with keys for the
-    indexer; 20 layers one every 128; all 43 see the newest 128 tokens, two of them nothing else."""
+    """DeepSeek-V4-Flash in bf16: 21 layers keep an entry every 4 tokens, with keys for the indexer;
+    20 layers keep one every 128 tokens; all 43 layers have a window of 128 tokens, and two have
+    only that."""
     return (
         CacheGroup(
             name="c4",

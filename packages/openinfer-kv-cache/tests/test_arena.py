@@ -1,4 +1,4 @@
-"""Slabs between groups; and caches with the sizes of real models under load."""
+"""Slabs that move between groups, and caches with the sizes of real models under load."""
 
 from dataclasses import replace
 from itertools import product
@@ -30,7 +30,7 @@ def tokens(*seeds, size=100):
 
 
 class Server:
-    """One request at a time, as a scheduler would run it; counts copies and window blocks."""
+    """Runs one request at a time as a scheduler would; records copies and the most blocks held."""
 
     def __init__(self, cache, chunk=512):
         self.cache, self.chunk = cache, chunk
@@ -77,7 +77,7 @@ def slabs_of(cache):
     return [int(pool._is_owned.sum()) for pool in cache._space.pools]
 
 
-# the arena alone
+# the arena without a cache
 
 
 @pytest.mark.long
@@ -87,7 +87,7 @@ def slabs_of(cache):
     num_slabs=st.integers(1, 5),
     data=st.data(),
 )
-def test_room_is_found_exactly_when_there_is_some(per_slab, num_slabs, data):
+def test_try_provide_succeeds_exactly_when_there_is_room(per_slab, num_slabs, data):
     arena = Arena(num_slabs, per_slab, [False] * len(per_slab))
     held = []
     for group, pool in enumerate(arena.pools):
@@ -124,7 +124,7 @@ def test_room_is_found_exactly_when_there_is_some(per_slab, num_slabs, data):
         assert all(pool._refcounts[block] == 1 for block in held[group])
 
 
-def test_what_was_let_go_of_longest_ago_goes_first():
+def test_the_slab_released_longest_ago_is_taken_first():
     arena = Arena(3, (2, 1), (False, False))
     wide, narrow = arena.pools
     old, new = narrow.try_take(1), narrow.try_take(1)
@@ -147,7 +147,7 @@ def test_what_was_let_go_of_longest_ago_goes_first():
 
 
 class MostUsed:
-    """A policy of eviction that keeps what had the lowest priority value."""
+    """An eviction policy that keeps the blocks with the lowest priority value."""
 
     clock = staticmethod(lambda: 0.0)
 
@@ -184,7 +184,7 @@ def test_many_slabs_move_in_the_order_of_a_policy(num_free):
     assert arena.num_moves == 7
 
 
-def test_many_slabs_move_in_the_order_in_which_they_were_let_go_of():
+def test_many_slabs_move_in_the_order_of_their_release():
     arena = Arena(12, (1, 2, 2), (False, False, False))
     taker, *others = arena.pools
     order = np.random.default_rng(0).permutation(12).tolist()
@@ -199,7 +199,7 @@ def test_many_slabs_move_in_the_order_in_which_they_were_let_go_of():
     assert arena.num_moves == 7
 
 
-# real sizes
+# caches with the sizes of real models
 
 
 def test_memory_moves_between_attention_and_states(qwen35):
@@ -225,7 +225,7 @@ def test_a_conversation_resumes_at_the_newest_checkpoint(qwen35):
     assert server.run(first, num_output=150) == 0
     assert [(copy.position, copy.source != copy.target) for copy in server.copies] == [
         (192, True),  # the prompt's last boundary
-        (256, True),  # and the growing output's
+        (256, True),  # copies of growing output
         (320, True),
     ]
     output = np.repeat(TOKEN, 150)
@@ -249,7 +249,7 @@ def test_hints_make_shared_system_prompts_hit(qwen35):
     assert server.run(tokens(4, 3)) == 0, "without a hint nothing is shared before the end"
 
 
-def test_every_so_many_tokens_is_a_resume_point(qwen35):
+def test_resume_points_lie_at_every_tokens(qwen35):
     attention, state = qwen35
     state = type(state)(
         name=state.name,
@@ -263,7 +263,7 @@ def test_every_so_many_tokens_is_a_resume_point(qwen35):
     assert server.run(tokens(1, 3)) == 64
 
 
-def test_after_a_reset_no_state_is_copied_that_nobody_could_find(qwen35):
+def test_after_a_reset_no_state_is_copied_that_could_not_be_hit(qwen35):
     attention, state = qwen35
     state = replace(state, resume=Resume(every_tokens=64))
     cache = KVCache((attention, state), num_slabs=40)
@@ -329,7 +329,8 @@ def test_conversations_under_pressure_leave_nothing_held(model, times, turns, nu
 
 
 def test_boundaries_of_a_request_are_sorted_once(monkeypatch):
-    """A client may send any number of them, and a prompt may take any number of chunks."""
+    """Sorting once matters because a client may send many boundaries for a prompt of many
+    chunks."""
     made = []
     init = ResumePoints.__init__
 

@@ -1,7 +1,7 @@
-"""Conversations that branch anywhere, are said again and go on: a hit is what it says.
+"""Conversations that branch anywhere, are repeated and continue: every hit has the right content.
 
-Programs of one growing chain do not reach what happens when a block in the middle is computed anew
-while others hang on it.
+Programs of one growing chain do not reach the case in which a block in the middle is computed again
+while it has indexed children.
 """
 
 import random
@@ -26,7 +26,7 @@ EVICTIONS = {
 
 
 class Talks:
-    """A cache whose blocks' contents are known: the tokens up to their end."""
+    """A cache and the content of its blocks: for each block, the tokens up to its end."""
 
     def __init__(self, num_blocks, size, eviction=None):
         plane = Plane(name="kv", bytes_per_token=64)
@@ -37,7 +37,7 @@ class Talks:
         self.open = []
 
     def turn(self, prompt, output, max_tokens=None, keeps_open=False):
-        """Answers a prompt; None if there is no room."""
+        """Runs a prompt with its output; returns all tokens, or None if there is no room."""
         self.step += 1
         self.cache.begin_step(self.step)
         keys = self.cache.keys(np.array(prompt, np.uint32))
@@ -57,7 +57,7 @@ class Talks:
         tokens = [*prompt, *output]
         blocks = sequence.block_ids[0].tolist()
         for index in range(num_cached // self.size, -(-num_forwarded // self.size)):
-            # The last one may be shared by nobody before it is full.
+            # The last block must not be shared before it is full.
             self.contents[blocks[index]] = tuple(tokens[: (index + 1) * self.size])
         sequence.apply(num_forwarded, np.array(output, np.uint32))
         if keeps_open:
@@ -67,7 +67,7 @@ class Talks:
         return tokens
 
 
-def test_a_prompt_of_whole_blocks_said_again_goes_on_in_two_ways():
+def test_a_repeated_prompt_of_whole_blocks_continues_in_two_ways():
     talks = Talks(400, 16)
     prompt = list(range(160))
     first = talks.turn(prompt, [1000 + i for i in range(33)])
@@ -110,7 +110,7 @@ def run_programs(num, eviction=None):
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
-def test_every_hit_holds_what_it_says(name):
+def test_every_hit_has_the_right_content(name):
     run_programs(80, EVICTIONS[name])
 
 

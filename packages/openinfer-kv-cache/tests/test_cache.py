@@ -9,7 +9,7 @@ def ids(*tokens):
 
 
 def run(cache, step_id, prompt, *, end=None, **options):
-    """One request whose whole prompt is one step; returns its hit."""
+    """Runs one request whose prompt is computed in one step; returns its cached tokens."""
     cache.begin_step(step_id)
     keys = cache.keys(prompt, **options)
     sequence = cache.open(keys, cache.match(keys))
@@ -32,7 +32,7 @@ def test_a_second_request_hits_full_blocks_and_recomputes_a_token(new_cache):
     cache.assert_idle()
 
 
-def test_namespaces_do_not_meet(new_cache):
+def test_namespaces_share_no_blocks(new_cache):
     cache = new_cache()
     prompt = ids(1, 2, 3, 4, 5)
     for step_id, options in enumerate([{}, {"salt": b"a"}, {"adapter_uid": b"a"}]):
@@ -97,7 +97,7 @@ def test_later_steps_share_sealed_blocks_and_the_same_step_does_not(new_cache):
     cache.assert_idle()
 
 
-def test_blocks_return_when_the_step_has_completed(new_cache):
+def test_blocks_are_released_when_the_step_has_completed(new_cache):
     cache = new_cache(num_blocks=4)
     cache.begin_step(1)
     sequence = cache.open(cache.keys(ids(1, 2, 3)))
@@ -183,7 +183,7 @@ def test_apply_checks_its_bounds(new_cache):
         sequence.apply(1)
 
 
-def test_steps_keep_their_order(new_cache):
+def test_steps_complete_in_order(new_cache):
     cache = new_cache()
     sequence = cache.open(cache.keys(ids(1)))
     with pytest.raises(StepOrderError):
@@ -232,7 +232,7 @@ def test_a_hit_is_used_once(new_cache):
             use()
 
 
-def test_reset_ends_sharing_with_the_past(new_cache):
+def test_after_a_reset_no_earlier_block_is_shared(new_cache):
     cache = new_cache()
     run(cache, 1, ids(1, 2, 3))
     cache.begin_step(2)
@@ -258,7 +258,7 @@ def test_reset_ends_sharing_with_the_past(new_cache):
 
 
 @pytest.mark.parametrize("leftover", ["step", "hit", "sequence"])
-def test_idle_notices(new_cache, leftover):
+def test_assert_idle_reports_leftovers(new_cache, leftover):
     cache = new_cache()
     cache.assert_idle()
     keys = cache.keys(ids(1))

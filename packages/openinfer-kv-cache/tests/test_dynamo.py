@@ -16,7 +16,7 @@ def test_published_vectors():
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 2**32 - 1), max_size=24), st.integers(0, 24))
-def test_a_chain_goes_on_where_it_stopped(size, tokens, split):
+def test_a_chain_of_hashes_continues_where_it_stopped(size, tokens, split):
     tokens = tokens[: len(tokens) // size * size]
     split = min(split // size * size, len(tokens))
     head = sequence_hashes(column(tokens[:split]), size)

@@ -13,8 +13,8 @@ from openinfer_kv_cache import (
     KVEventError,
 )
 
-# Published by vLLM 0.26 and later: events are maps. Hashes of 32 bytes and of 64 bits, a parent, a
-# LoRA id, a group; blocks removed; all cleared; no rank.
+# A batch as vLLM 0.26 and later publish it, with events as maps. It has hashes of 32 bytes and of
+# 64 bits, a parent, a LoRA id, a group, removed blocks, all blocks cleared, and no rank.
 MAPS = bytes.fromhex(
     "93cb41d954fc402000009588a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392c4200000"
     "000000000000000000000000000000000000000000008000000000000000c420000000000000000000000000000000"
@@ -29,12 +29,12 @@ MAPS = bytes.fromhex(
     "6564ac626c6f636b5f68617368657392cd1234c420ffffffffffffffffffffffffffffffffffffffffffffffffffff"
     "ffffffffffffa66d656469756da347505581a474797065b0416c6c426c6f636b73436c6561726564c0"
 )
-# The same with events as arrays, from before: ends at `medium`, rank 2.
+# A batch of an older vLLM, with events as arrays whose last field is `medium`, and rank 2.
 ARRAYS = bytes.fromhex(
     "93cb405edd2f1a9fbe779397ab426c6f636b53746f72656492cf0000011f71fb04cbd2c521974f2a940a141e280407"
     "a347505593ac426c6f636b52656d6f7665649264ccc8a44449534b91b0416c6c426c6f636b73436c656172656402"
 )
-# Captured on a wire: a server of 2025, one block of 16 tokens below a parent.
+# A batch captured from a server of 2025: one block of 16 tokens with a parent.
 CAPTURED = (
     b"\x93\xcbA\xdaW\x1cfs\x8eQ\x91\x97\xabBlockStored\x91\xcf\xf3_\xe1{\r\x81\xa2L"
     b"\xcf\xda2\x9f\xe1\xbf\x8a\xac\x01\xdc\x00\x10\xcd\x10y\xcd\x01;\xcd\x02\xa6\xcd\x03r"
@@ -72,13 +72,13 @@ OURS_ON_THE_WIRE = bytes.fromhex(
 )
 
 
-def test_our_bytes_are_fixed():
+def test_encoded_bytes_are_fixed():
     assert OURS.encode() == OURS_ON_THE_WIRE
     assert KVEventBatch.decode(OURS_ON_THE_WIRE) == OURS
 
 
 def test_a_reader_written_from_the_published_format_understands_us():
-    """Field by field as vLLM declares its events: strict, so a missing or odd field fails."""
+    """vLLM's declarations of its events, read strictly: a missing or unknown field fails."""
     base = {"bases": (msgspec.Struct,), "tag": True, "forbid_unknown_fields": True}
     one = int | bytes
     stored = msgspec.defstruct(
@@ -161,7 +161,7 @@ def test_a_capture_is_read():
     assert (stored.lora_id, stored.medium, batch.data_parallel_rank) == (None, "GPU", 0)
 
 
-def test_a_map_for_a_batch_is_read_and_unknown_kinds_are_passed_over():
+def test_a_batch_that_is_a_map_is_read_and_unknown_kinds_are_skipped():
     raw = {"ts": 1.0, "events": [{"type": "Mystery"}, ["Riddle", 1], {"type": "AllBlocksCleared"}]}
     batch = KVEventBatch.decode(msgspec.msgpack.encode(raw))
     assert batch == KVEventBatch(1.0, [AllBlocksCleared()], None)

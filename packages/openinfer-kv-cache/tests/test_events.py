@@ -1,4 +1,4 @@
-"""Events rebuild the index: in scenes, in random programs, and not when the cache lies."""
+"""Events rebuild the index in fixed scenes and random programs, and faulty events are caught."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def run(cache, step_id, tokens, **seed):
 
 
 class Mirror:
-    """What a subscriber knows: hash to the tokens up to the block's end."""
+    """A subscriber's copy of the index: hash to the tokens up to the block's end."""
 
     def __init__(self):
         self.tokens = {}
@@ -138,7 +138,7 @@ def test_evicted_blocks_are_removed_children_first(new_cache):
     assert stored.block_hashes == hashes_of([7, 8])
 
 
-def test_a_reset_is_said_once_and_silences_what_came_before(new_cache):
+def test_a_reset_is_announced_once_and_drops_earlier_events(new_cache):
     cache = new_cache(has_events=True)
     run(cache, 1, range(4))
     cache.reset()
@@ -149,7 +149,7 @@ def test_a_reset_is_said_once_and_silences_what_came_before(new_cache):
     assert stored.block_hashes == hashes_of(range(4))
 
 
-def test_a_reset_silences_steps_in_flight(new_cache):
+def test_after_a_reset_steps_in_flight_announce_nothing(new_cache):
     cache = new_cache(has_events=True)
     cache.begin_step(1)
     sequence = cache.open(cache.keys(ids(*range(4))))
@@ -169,7 +169,7 @@ def test_without_a_prefix_cache_nothing_is_stored(new_cache):
     assert cache.take_events() == [AllBlocksCleared()]
 
 
-def test_events_are_asked_for(new_cache):
+def test_taking_events_needs_a_cache_with_events(new_cache):
     cache = new_cache()
     run(cache, 1, range(8))
     with pytest.raises(ValueError, match="has_events"):
@@ -182,7 +182,7 @@ def test_a_block_computed_again_is_neither_removed_nor_stored(new_cache):
     cache = new_cache(has_events=True)
     run(cache, 1, range(6))
     cache.take_events()
-    run(cache, 2, range(4))  # its last block is not matched: a token is left to compute
+    run(cache, 2, range(4))  # the last block is no hit: one token must be computed
     assert cache.take_events() == []
 
 
@@ -200,7 +200,8 @@ def test_a_hash_needs_no_announced_parent(new_cache):
 
 
 def watched(world, new_cache, num_blocks, size):
-    """The naive world with a subscriber whose picture is checked after every operation."""
+    """The naive world with a subscriber whose copy of the index is checked after every
+    operation."""
 
     class Watched(world):
         def __init__(self):

@@ -12,7 +12,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-def test_is_an_ordered_set(operations):
+def test_the_eviction_queue_is_an_ordered_set(operations):
     queue, model = EvictionQueue(NUM), []
     for operation, ids in operations:
         chosen = ids[: ids[0]]

@@ -1,4 +1,4 @@
-"""Orders of eviction: what each policy keeps, and that no policy can do harm."""
+"""The eviction order of each policy, and checks that no policy can break the cache."""
 
 import math
 import random
@@ -36,7 +36,7 @@ def clock():
 
 
 class Scene:
-    """Prompts of one block each, all of them cached, in a cache with a policy."""
+    """A cache with a policy, and cached prompts of one block each."""
 
     def __init__(self, new_cache, policy, clock, num_blocks=8):
         self.cache = new_cache(num_blocks=num_blocks, eviction=lambda: policy)
@@ -44,7 +44,7 @@ class Scene:
         self.step_id = 0
 
     def use(self, token, *, then=(), **use):
-        """A request whose first full block is all `token`, another one for each of `then`."""
+        """Runs a request with one block of `token` and one block for each token of `then`."""
         self.clock.now += 1
         self.step_id += 1
         self.cache.begin_step(self.step_id)
@@ -56,7 +56,7 @@ class Scene:
         sequence.close(in_flight_until=None)
 
     def squeeze(self, num):
-        """Somebody takes all that is free and evicts `num`; returns what is cached no more."""
+        """Takes all free blocks and evicts `num` more; returns the tokens that were evicted."""
         before = self.cached()
         pool = self.cache._space.pools[0]
         pool.release(pool.try_take(pool.num_free + num))
@@ -96,7 +96,7 @@ def test_frequency_fades(new_cache, clock):
     assert scene.squeeze(1) == {1}, "forgotten by now"
 
 
-def test_new_content_has_no_past(clock):
+def test_new_content_starts_without_history(clock):
     for policy in (FrequencyEviction(clock), PriorityEviction(clock)):
         policy.attach(2)
         ids = np.array([1], np.int32)
@@ -116,7 +116,7 @@ def test_ranks(new_cache, clock):
     assert [scene.squeeze(1) for _ in range(4)] == [{4}, {3}, {2}, {1}]
 
 
-def test_the_important_stay_and_then_the_recent(new_cache, clock):
+def test_important_blocks_stay_longest_and_then_recent_ones(new_cache, clock):
     scene = Scene(new_cache, PriorityEviction(clock), clock)
     scene.use(1, priority=-1)
     for token in (2, 3, 2):
@@ -125,7 +125,7 @@ def test_the_important_stay_and_then_the_recent(new_cache, clock):
     assert [scene.squeeze(1) for _ in range(4)] == [{4}, {3}, {2}, {1}]
 
 
-def test_pins_and_sessions_run_out(new_cache, clock):
+def test_pins_and_sessions_expire(new_cache, clock):
     policy = PriorityEviction(clock, session_ttl_s=50.0, pin_ttl_s=500.0)
     scene = Scene(new_cache, policy, clock)
     scene.use(1, hint="pin")
@@ -138,7 +138,7 @@ def test_pins_and_sessions_run_out(new_cache, clock):
     assert [scene.squeeze(1) for _ in range(3)] == [{1}, {3}, {4}]
 
 
-def test_a_session_that_goes_on_is_kept(new_cache, clock):
+def test_a_session_that_continues_is_kept(new_cache, clock):
     scene = Scene(new_cache, PriorityEviction(clock, session_ttl_s=50.0), clock)
     for _ in range(5):
         scene.use(1, session_id="a")
@@ -147,7 +147,7 @@ def test_a_session_that_goes_on_is_kept(new_cache, clock):
     assert scene.squeeze(1) == {2}
 
 
-def test_a_session_demotes_its_own_and_not_what_it_shares(new_cache, clock):
+def test_a_session_demotes_its_own_blocks_but_no_shared_ones(new_cache, clock):
     scene = Scene(new_cache, PriorityEviction(clock), clock)
     scene.use(1, session_id="a")
     scene.use(2, session_id="a")
@@ -172,7 +172,7 @@ def test_a_pinned_leaf_keeps_its_parents(new_cache, clock):
     assert scene.cached() == {1}
 
 
-def test_names():
+def test_policies_are_found_by_name():
     assert set(EVICTION_POLICIES) == {"lru", "lfu", "priority"}
 
 
@@ -186,7 +186,7 @@ def test_settings_are_checked(clock):
 
 
 class Hostile:
-    """Answers nonsense, and tries to write to what it is shown."""
+    """Returns invalid ranks and times, and tries to write to its arguments."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -220,7 +220,7 @@ def policies(clock):
 
 
 def bossed(world, new_cache, num_blocks, size, policy):
-    """The naive world with a policy; its checks are that leaves go first and nothing held goes."""
+    """The naive world with a policy; it checks that only leaves that are not held are evicted."""
 
     class Bossed(world):
         def __init__(self):
@@ -299,7 +299,7 @@ def test_programs_catch_a_queue_that(world, new_cache, monkeypatch, name):
         run_long_programs(world, new_cache, 100)
 
 
-def test_the_heap_does_not_grow_with_use(clock):
+def test_the_heap_does_not_grow_with_reuse(clock):
     pool = BlockPool(8)
     pool.order_by(FrequencyEviction(clock))
     ids = pool.try_take(4)
@@ -318,7 +318,7 @@ def test_a_policy_comes_before_anything_is_cached(clock):
 
 
 def test_a_pin_protects_slabs(qwen35):
-    """What another group takes is what the policies say, however long ago it was used."""
+    """A policy's ranks, not the time of the last use, decide which slabs another group takes."""
     now = [0.0]
     for hint in ("pin", ""):
         policy = partial(PriorityEviction, lambda: now[0], pin_ttl_s=100.0)
@@ -338,7 +338,7 @@ def test_a_pin_protects_slabs(qwen35):
         while cache.peek(first) and cache.peek(second):
             serve(int(now[0]) + 10)
         assert (cache.peek(first) > 0) == (hint == "pin"), hint
-        now[0] += 1000.0  # the pin is over
+        now[0] += 1000.0  # the pin has expired
         for _ in range(12):
             serve(int(now[0]) + 10)
         assert not cache.peek(first)

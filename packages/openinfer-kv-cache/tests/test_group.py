@@ -40,7 +40,7 @@ def test_nonsense_is_refused(options):
             Plane(name="k", bytes_per_token=num_bytes)
 
 
-def test_entries_that_several_tokens_leave_together():
+def test_compressed_entries_belong_to_several_tokens():
     quarter = CacheGroup(
         name="c4", tokens_per_block=16, entries_per_token=Fraction(1, 4), planes=(K,)
     )

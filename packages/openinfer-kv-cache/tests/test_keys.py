@@ -13,11 +13,11 @@ def chain(tokens, size=4, **seed):
     return keys.slice(0, keys.num_blocks)
 
 
-def test_recipe():
+def test_the_key_recipe_is_fixed():
     first = xxh3_128_digest(np.array([1, 2, 3, 4], "<u4").tobytes())
     second = xxh3_128_digest(first + np.array([5, 6, 7, 8], "<u4").tobytes())
     assert chain(range(1, 11)) == [first, second]
-    # Fixed for good: keys outlive processes in tiers.
+    # The recipe must never change: keys outlive processes in tiers.
     assert first.hex() == "903ce79ac359c3eb2de5421794dd19f0"
     seeded = chain([1, 2, 3, 4], adapter_uid=b"adapter", salt=b"salt")
     assert seeded[0].hex() == "30c0c938a35bde1ceeeb282c6295683f"
@@ -48,7 +48,7 @@ def test_token_ids_are_kept_on_demand():
 
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=9), max_size=6), st.integers(1, 5))
-def test_growing_in_pieces_is_growing_at_once(pieces, size):
+def test_extending_in_pieces_equals_extending_at_once(pieces, size):
     keys = BlockKeys(size)
     for i, piece in enumerate(pieces):
         ids = np.array(piece, np.uint32)
@@ -64,7 +64,7 @@ def test_adapter_and_salt_are_not_confused():
     assert len({chain([1, 2, 3, 4], **seed)[0] for seed in seeds}) == len(seeds)
 
 
-def test_a_key_stands_for_all_tokens_before():
+def test_a_key_depends_on_all_tokens_before_it():
     assert chain([0, 0, 0, 0, 5, 6, 7, 8])[1] != chain([0, 0, 0, 1, 5, 6, 7, 8])[1]
 
 

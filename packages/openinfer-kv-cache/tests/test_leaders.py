@@ -1,4 +1,4 @@
-"""Requests that begin alike and come together cost one prefill."""
+"""Simultaneous requests with a common prefix cost one prefill."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def cache(request):
 
 
 class Prefills:
-    """Admits whoever has no leader, and forwards chunks; counts forwarded tokens."""
+    """Admits requests without a leader and forwards chunks; counts forwarded tokens."""
 
     def __init__(self, cache, budget=1024, depth=2):
         self.cache, self.budget, self.depth = cache, budget, depth
@@ -95,7 +95,7 @@ def test_latecomers_and_shared_prefixes_wait_for_what_they_share(cache):
     assert prefills.num_forwarded == 2048 + 4 * 300
 
 
-def test_a_leader_that_leaves_has_a_successor(cache):
+def test_a_follower_takes_over_from_a_leader_that_ends(cache):
     prefills = Prefills(cache)
     prefills.run([cache.keys(PROMPT) for _ in range(3)], abort_at=2)
     tail = len(PROMPT) - cache.peek(cache.keys(PROMPT))
@@ -103,7 +103,7 @@ def test_a_leader_that_leaves_has_a_successor(cache):
     assert prefills.num_forwarded > len(PROMPT)
 
 
-def test_nobody_waits_in_vain():
+def test_no_request_waits_for_a_block_that_is_never_computed():
     cache = one_group()
     keys = cache.keys(PROMPT[:100])
     cache.begin_step(1)
@@ -133,7 +133,7 @@ def test_nobody_waits_in_vain():
     cache.assert_idle()
 
 
-def test_after_a_reset_nobody_leads_who_was_open_before():
+def test_after_a_reset_sequences_opened_before_are_no_leaders():
     cache = one_group()
     keys = cache.keys(PROMPT[:100])
     sequence = cache.open(keys)
@@ -145,7 +145,7 @@ def test_after_a_reset_nobody_leads_who_was_open_before():
     cache.assert_idle()
 
 
-def test_no_prefix_cache_no_leaders():
+def test_without_a_prefix_cache_there_are_no_leaders():
     group = CacheGroup(name="full", planes=(Plane(name="kv", bytes_per_token=64),))
     cache = KVCache((group,), num_blocks=10, has_prefix_cache=False)
     keys = cache.keys(PROMPT[:100])

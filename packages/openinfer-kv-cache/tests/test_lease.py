@@ -10,7 +10,7 @@ def pool():
     return BlockPool(6)
 
 
-def test_the_way_of_a_block(pool):
+def test_a_block_goes_from_mutable_to_cached(pool):
     mutable = MutableLease.try_take(pool, 3)
     ids = mutable.ids.tolist()
     sealed, rest = mutable.seal(KEYS[:2], pool.namespace)

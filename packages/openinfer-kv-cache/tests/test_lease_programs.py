@@ -1,4 +1,4 @@
-"""Random programs over leases against a naive oracle: who holds what, counted the slow way."""
+"""Random programs over leases against a naive oracle that counts the holders of each block."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ NUM_OPERATIONS = 7
 
 
 class Chain:
-    """One holder's span: [cached | sealed | mutable] over the blocks of one key chain."""
+    """The leases of one sequence: [cached | sealed | mutable] over the blocks of one key chain."""
 
     def __init__(self, name, cached, mutable):
         self.name, self.cached, self.sealed, self.mutable = name, cached, None, mutable
@@ -29,7 +29,7 @@ class Chain:
 
 
 class LeaseWorld:
-    """Every lease is checked against plain counting after every operation."""
+    """Leases that are checked against plain counting after every operation."""
 
     def __init__(self, num_blocks):
         self.pool = BlockPool(num_blocks)
@@ -114,7 +114,7 @@ class LeaseWorld:
     def reset(self, a, b):
         if a % 8 == 0:
             self.pool.reset()
-            # Chains of before are no longer indexed: give them names of their own.
+            # Chains from before the reset are no longer indexed, so they get new names.
             self.num_reset += 1
             for chain in self.chains:
                 chain.name += f"/{self.num_reset}"

@@ -36,7 +36,7 @@ def test_unused_blocks_go_before_cached_ones_and_leaves_before_parents():
     assert pool.find(KEYS).tolist() == []
 
 
-def test_a_match_makes_recent():
+def test_a_match_counts_as_a_recent_use():
     pool = BlockPool(4)
     first, second = cached(pool, KEYS[:2]), cached(pool, KEYS[2:4])
     pool.release(pool.find(KEYS[:2]))
@@ -84,7 +84,7 @@ def test_a_duplicate_stays_private_and_holds_the_first():
     assert (pool.num_free, pool.num_evictable) == (3, 1)
 
 
-def test_a_duplicate_replaces_what_nobody_holds():
+def test_a_duplicate_replaces_an_evictable_block():
     pool = BlockPool(5)
     cached(pool, KEYS[:3])
     held = pool.find(KEYS[:1])
@@ -96,7 +96,7 @@ def test_a_duplicate_replaces_what_nobody_holds():
     assert pool.find(KEYS[:3])[:2].tolist() == anchors.tolist()
 
 
-def test_reset_frees_the_cached_and_forgets_the_held():
+def test_reset_frees_evictable_blocks_and_unindexes_held_ones():
     pool = BlockPool(4)
     cached(pool, KEYS[:2])
     held, namespace = pool.find(KEYS[:1]), pool.namespace
@@ -110,7 +110,7 @@ def test_reset_frees_the_cached_and_forgets_the_held():
     assert pool.num_free == 4
 
 
-def test_releasing_too_often_is_our_bug():
+def test_releasing_a_block_too_often_fails_an_assertion():
     pool = BlockPool(2)
     ids = pool.try_take(1)
     pool.release(ids)

@@ -1,4 +1,4 @@
-"""A pool of a million blocks: how long it takes to make one, and what it weighs while empty."""
+"""A pool of a million blocks: the time to create it, and its memory while empty."""
 
 import gc
 import os
@@ -41,7 +41,7 @@ def test_it_starts_within_a_second(new_cache):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux' own count")
-def test_it_weighs_two_hundred_megabytes_at_most():
+def test_an_empty_large_pool_takes_at_most_200_mb():
     output = subprocess.run(
         [sys.executable, "-c", WEIGH], check=True, capture_output=True, text=True, timeout=60
     ).stdout

@@ -1,4 +1,4 @@
-"""Random programs in the naive world; and the same programs catch a cache that is broken."""
+"""Random programs in the naive world; the same programs catch deliberate faults in the cache."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

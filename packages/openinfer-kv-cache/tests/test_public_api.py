@@ -15,7 +15,7 @@ def test_all_names_exist_and_nothing_else_is_public():
     assert public == set(exported)
 
 
-def test_order_is_by_meaning():
+def test_public_names_are_grouped_by_meaning():
     exported = openinfer_kv_cache.__all__
     errors = [name for name in exported if _is_error(getattr(openinfer_kv_cache, name))]
     assert exported[0] == "KVCache"

@@ -1,4 +1,4 @@
-"""Runs of blocks: which prefixes they tell, and what they weigh."""
+"""Runs of blocks: the prefixes that they find, and the number of their entries."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def ids(*blocks):
 
 
 def keys(text):
-    """The chain of a text: a key for each of its beginnings."""
+    """Returns the chain of a text: one key for each of its prefixes."""
     return [text[: end + 1].encode() for end in range(len(text))]
 
 
@@ -27,7 +27,7 @@ def found(made, text, num=None):
     return blocks if len(blocks) == num else None
 
 
-def test_a_chain_that_goes_on_is_one_run():
+def test_a_chain_that_continues_is_one_run():
     made = runs()
     made.add(ids(1), keys("abcd")[3:], 9, 4)
     assert len(made._runs) == 1
@@ -43,14 +43,14 @@ def test_another_chain_branches_off():
     assert found(made, "abc") == [5, 3, 9]
 
 
-def test_short_beginnings_are_not_told():
+def test_prefixes_shorter_than_a_run_are_not_found():
     made = runs()
     made.add(ids(7), keys("x"), None, 4)
     assert found(made, "x") is None
     assert found(made, "", 0) == []
 
 
-def test_who_left_is_not_told_and_the_rest_goes_on():
+def test_blocks_that_left_the_index_are_not_found_and_the_run_continues():
     made = runs()
     made.remove(ids(9))
     assert found(made, "abc") is None
@@ -59,21 +59,21 @@ def test_who_left_is_not_told_and_the_rest_goes_on():
     assert found(made, "abz") == [5, 3, 4]
 
 
-def test_a_block_that_comes_back_elsewhere_in_its_run_is_not_taken_for_what_it_was():
+def test_a_block_reused_elsewhere_in_its_run_is_not_found_at_its_old_place():
     made = runs()
-    made.remove(ids(3))  # another block has its key now
+    made.remove(ids(3))  # another block has taken its key
     made.add(ids(3), keys("abcd")[3:], 9, 4)
     assert found(made, "abcd") is None
 
 
-def test_a_reset_forgets_all():
+def test_a_reset_removes_all_runs():
     made = runs()
     made.clear()
     assert found(made, "abc") is None
     assert made._num_entries == 0
 
 
-def test_what_is_gone_is_dropped_in_time():
+def test_stale_entries_are_pruned_in_time():
     made = runs()
     made.max_spare = 8
     for number in range(200):
@@ -89,7 +89,7 @@ def test_what_is_gone_is_dropped_in_time():
     assert found(made, "abc") == [5, 3, 9]
 
 
-def test_nobody_waits_until_all_that_is_gone_is_dropped():
+def test_no_call_prunes_all_stale_entries_at_once():
     made, num_runs = ChainRuns(16 * 10_800 + 8), 10_800
     for number in range(num_runs):
         blocks = np.arange(16 * number, 16 * number + 16, dtype=np.int32)

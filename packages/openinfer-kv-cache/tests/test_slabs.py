@@ -1,4 +1,4 @@
-"""Slabs that every group's blocks divide, at the sizes of real models."""
+"""Slabs that the blocks of every group divide, at the sizes of real models."""
 
 from fractions import Fraction
 
@@ -71,7 +71,7 @@ def test_one_group_wastes_nothing_but_alignment():
 
 
 def test_a_huge_block_is_planned_at_once():
-    """All lengths up to twice this one, in units of 256 bytes, would be 250 GB of integers."""
+    """An array of all lengths up to twice this one, in units of 256 bytes, would take 250 GB."""
     num_bytes = 1 << 43
     assert plan_slabs([group("g", num_bytes)]).slab_bytes == num_bytes
 

@@ -1,4 +1,4 @@
-"""What the statistics say, on a clock that tests turn."""
+"""The statistics of a cache, on a clock that the tests set."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,8 @@ def test_residency_is_from_storing_to_eviction(new_cache, clock):
     run(cache, 3, [7, 8, 9, 10, 11])
     (group,) = cache.stats().groups
     assert group.num_evictions == 2
-    # Both stood for 30 s, but the second was computed again after 10: it was not matched.
+    # Both keys were cached for 30 s, but the second block was not matched and was computed again
+    # after 10 s.
     assert group.residency_s == 30.0 + 20.0
 
 
@@ -69,7 +70,7 @@ def test_the_gap_is_from_the_last_use_to_the_next(new_cache, clock):
     second.close(in_flight_until=None)
 
 
-def test_looking_does_not_start_the_gap_anew(new_cache, clock):
+def test_a_look_up_does_not_restart_the_reuse_gap(new_cache, clock):
     cache = new_cache(clock=clock)
     run(cache, 1, range(7))
     for step_id in range(2, 6):
@@ -81,7 +82,7 @@ def test_looking_does_not_start_the_gap_anew(new_cache, clock):
     assert cache.stats().groups[0].reuse_gap_s == 3 * 4.0
 
 
-def test_a_policy_changes_nothing_in_the_count(new_cache, clock):
+def test_a_policy_does_not_change_the_counts(new_cache, clock):
     counts = []
     for options in ({}, {"eviction": lambda: FrequencyEviction(clock)}):
         clock.now = 0.0
@@ -113,8 +114,8 @@ def test_without_a_prefix_cache_nothing_is_counted(new_cache):
     assert (group.num_cached, group.num_hit_tokens, group.num_reused) == (0, 0, 0)
 
 
-def test_the_gap_of_what_nobody_has_used_yet_is_from_storing():
-    """As of blocks that a tier has loaded."""
+def test_the_reuse_gap_of_an_unused_block_starts_at_indexing():
+    """Blocks that a tier has loaded are in this state."""
     pool = BlockPool(4)
     pool.now = 5.0
     sealed, rest = MutableLease.try_take(pool, 1).seal([b"a"], pool.namespace)

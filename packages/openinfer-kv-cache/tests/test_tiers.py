@@ -1,4 +1,4 @@
-"""Loads and saves in random programs: never a wrong byte, never a block kept, never starved."""
+"""Loads and saves in random programs: no wrong byte, no leaked block, no starvation."""
 
 import random
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def ids(*tokens):
 
 
 class FlakyTransfer:
-    """Writes rubbish, then fails."""
+    """A transfer that writes garbage and then fails."""
 
     def __init__(self, transfer, memory, block_ids):
         self.transfer, self.memory, self.block_ids = transfer, memory, block_ids
@@ -69,7 +69,7 @@ class FlakyTier:
 
 
 class TierWorld:
-    """Prompts alone: a block holds its key, and whoever finds it reads it."""
+    """Prompts without output: each block holds its key, and every hit checks the content."""
 
     def __init__(self, rng, num_blocks):
         self.rng = rng
@@ -273,7 +273,7 @@ def test_programs_catch(monkeypatch, name):
 
 
 class Device:
-    """Eight blocks of bytes."""
+    """A device of eight blocks."""
 
     def __init__(self):
         self.blocks = dict.fromkeys(range(8), b"")
@@ -286,7 +286,7 @@ class Device:
 
 
 def served(cache, keys, step_id):
-    """One request whose prompt is computed in one step."""
+    """Runs one request whose prompt is computed in one step."""
     cache.begin_step(step_id)
     sequence = cache.open(keys, cache.match(keys))
     assert sequence.try_schedule(keys.num_tokens) is not None
@@ -334,7 +334,7 @@ def test_a_collision_of_keys_is_no_hit():
     cache.assert_idle()
 
 
-def test_loads_leave_what_others_may_claim():
+def test_loads_leave_the_blocks_that_admitted_requests_may_claim():
     cache = KVCache((GROUP,), num_blocks=4, keeps_token_ids=True)
     tier = MemoryTier(Device(), max_blocks=8)
     saves = TierSaves(cache, [tier])
@@ -356,7 +356,7 @@ def test_loads_leave_what_others_may_claim():
     cache.assert_idle()
 
 
-def test_a_late_load_is_given_up_and_shared_when_it_arrives():
+def test_a_late_load_ends_the_wait_and_is_shared_when_it_arrives():
     cache = KVCache((GROUP,), num_blocks=8, keeps_token_ids=True)
     tier = MemoryTier(Device(), max_blocks=8, num_polls=3)
     saves, loads = TierSaves(cache, [tier]), TierLoads(cache, [tier])
@@ -378,7 +378,7 @@ def test_a_late_load_is_given_up_and_shared_when_it_arrives():
     cache.assert_idle()
 
 
-def test_nothing_to_load_is_nothing_to_wait_for():
+def test_without_blocks_to_load_there_is_no_load():
     cache = KVCache((GROUP,), num_blocks=8, keeps_token_ids=True)
     loads = TierLoads(cache, [MemoryTier(Device(), max_blocks=8)])
     assert loads.resolve(cache.keys(ids(1, 2, 3))) is None

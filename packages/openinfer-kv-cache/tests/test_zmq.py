@@ -21,7 +21,7 @@ END = b"\xff" * 8
 
 
 class KeepingContext(zmq.Context):
-    """Holds its sockets, so that they are closed and not collected."""
+    """A context that keeps its sockets, so that they are closed and not garbage-collected."""
 
     def socket(self, kind):
         self.__dict__.setdefault("opened", []).append(opened := super().socket(kind))
@@ -41,7 +41,8 @@ def context():
 
 @pytest.fixture
 def publish(tmp_path):
-    """Makes a publisher with these settings; its endpoints are files."""
+    """Returns a function that makes a publisher with the given settings; its endpoints are
+    files."""
     publishers = []
 
     def make(**settings):
@@ -56,7 +57,7 @@ def publish(tmp_path):
 
 
 def subscribe(context, publisher, endpoint, topic=b"", hwm=None):
-    """A subscriber that the publisher knows of."""
+    """Returns a subscriber whose subscription the publisher has received."""
     socket = context.socket(zmq.SUB)
     if hwm is not None:
         socket.set_hwm(hwm)
@@ -91,7 +92,7 @@ def answers(publisher, socket, timeout_s=5.0):
     raise AssertionError("no end of the replay")
 
 
-def test_frames(publish, context, tmp_path):
+def test_a_message_has_three_frames(publish, context, tmp_path):
     publisher = publish(topic="kv@one")
     socket = subscribe(context, publisher, f"ipc://{tmp_path}/pub", topic=b"kv@")
     number = publisher.num_batches
@@ -159,7 +160,7 @@ def test_a_slow_subscriber_costs_itself_alone(publish, context, tmp_path):
     assert len([number for number in seen if number >= start]) < 200, "the gap can be seen"
 
 
-def test_nobody_listens(publish):
+def test_publishing_without_subscribers(publish):
     publisher = publish(hwm=1)
     for number in range(100):
         publisher.publish(batch(number))
@@ -187,7 +188,7 @@ def test_replay_has_what_is_kept(publish, context, tmp_path):
     assert [number for number, _ in answers(publisher, socket)] == [*range(15, 25)]
 
 
-def test_replay_goes_in_portions_and_wakes_the_selector(publish, context, tmp_path):
+def test_replay_is_sent_in_portions_and_wakes_the_selector(publish, context, tmp_path):
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     replay = publisher.replay
     replay.serve()
@@ -207,7 +208,7 @@ def test_replay_goes_in_portions_and_wakes_the_selector(publish, context, tmp_pa
     assert len(answers(publisher, socket)) == 500
 
 
-def test_several_ask(publish, context, tmp_path):
+def test_several_subscribers_ask_for_replay(publish, context, tmp_path):
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     for number in range(100):
         publisher.publish(batch(number))
@@ -215,7 +216,7 @@ def test_several_ask(publish, context, tmp_path):
     assert [len(answers(publisher, socket)) for socket in sockets] == [100, 50, 1]
 
 
-def test_nonsense_and_askers_that_leave_do_no_harm(publish, context, tmp_path):
+def test_malformed_requests_and_disconnected_subscribers_do_no_harm(publish, context, tmp_path):
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     for number in range(3000):
         publisher.publish(batch(number, size=2000))
@@ -232,7 +233,9 @@ def test_nonsense_and_askers_that_leave_do_no_harm(publish, context, tmp_path):
     assert not rude.poll(50)
 
 
-def test_an_asker_that_does_not_read_is_given_up(publish, context, tmp_path, monkeypatch):
+def test_a_replay_to_a_subscriber_that_does_not_read_is_dropped(
+    publish, context, tmp_path, monkeypatch
+):
     monkeypatch.setattr("openinfer_kv_cache.events._zmq._STALL_TIMEOUT_S", 0.2)
     publisher = publish(replay_endpoint=f"ipc://{tmp_path}/replay")
     for number in range(3000):
@@ -292,7 +295,7 @@ def test_each_key_is_consumed_or_refused(settings, reason):
         msgspec.convert(settings, KVEventsConfig)
 
 
-def test_when_it_publishes():
+def test_is_publishing_follows_the_options():
     assert not KVEventsConfig().is_publishing
     assert not KVEventsConfig(publisher="zmq").is_publishing
     assert KVEventsConfig(enable_kv_cache_events=True).is_publishing

@@ -1,7 +1,7 @@
 """The logical KV cache: which sequence owns which block, which blocks are shared and evictable.
 
-A scheduler uses `KVCache`, and one `SequenceCache` for each request. Leases and `BlockPool` are the
-parts below, for building a different cache.
+A scheduler uses `KVCache`, and one `SequenceCache` for each request. A different cache can be built
+from their parts: leases and `BlockPool`.
 """
 
 from openinfer_kv_cache._cache import KVCache

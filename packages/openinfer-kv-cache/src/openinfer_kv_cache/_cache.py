@@ -51,7 +51,7 @@ class KVCache:
             num_blocks: number of blocks, for one group.
             num_slabs: number of slabs of `plan_slabs(groups)`, for several groups.
             max_unsettled_tokens: upper bound of the positions of one sequence in steps in flight,
-                which bounds the room that window groups need. None: no bound.
+                which bounds the blocks that window groups need. None: no bound.
             has_prefix_cache: see the class.
             has_events: whether to record events; `take_events` must then be called regularly.
             keeps_token_ids: whether keys keep the token ids; tiers compare them. Events imply it.
@@ -117,8 +117,9 @@ class KVCache:
     def num_available_blocks(self) -> int:
         """Blocks that a reservation can take now: free and evictable.
 
-        With several groups, room is counted in slabs, here and in all comparisons of room: the
-        slabs in which no block is held. The count is conservative: slabs in use may have room too.
+        With several groups, this and all other counts of room are in slabs: the number of slabs in
+        which no block is held. The count is conservative, because slabs in use may have free blocks
+        too.
         """
         return self._space.num_available
 
@@ -197,12 +198,12 @@ class KVCache:
         return self._space.find(keys, self._max_hit(keys, max_tokens), near)
 
     def leader_block(self, keys: BlockKeys, num_hit_tokens: int) -> tuple[int, bytes] | None:
-        """Returns the block that an open sequence is about to compute and this request lacks.
+        """Returns the block of this request that an open sequence is about to compute.
 
-        The request should wait for it. The block ends at a position beyond the hit at which the
-        request could start, and the open sequence computes it in a step that has begun or in a
-        later one. That step shares it with later steps only, so the block counts until the next
-        step has begun. Costs one comparison for each sequence in prefill.
+        The request should wait for that block: with it, the request could start at a position
+        beyond its hit. The open sequence computes the block in a step that has begun or in a later
+        one. Blocks are shared with later steps only, so the block is returned until the next step
+        has begun. Costs one comparison for each sequence in prefill.
 
         Args:
             keys: the request's keys.
@@ -210,7 +211,7 @@ class KVCache:
 
         Returns:
             Index and key of the block; requests with the same key wait for the same block. None if
-            no open sequence computes what the request lacks.
+            no open sequence computes a block that the request lacks.
         """
         if not self.has_prefix_cache:
             return None
@@ -226,8 +227,8 @@ class KVCache:
     def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
         """Returns where a chunk of known tokens from `start` should end; at most `end`.
 
-        The result is below `end` only if a state group needs a copy of its state there: a chunk
-        that passes the position leaves no copy.
+        The result is below `end` only if a state group needs a copy of its state there. A chunk
+        that goes beyond that position makes no copy.
         """
         return self._space.chunk_end(keys, start, end)
 
@@ -299,7 +300,7 @@ class KVCache:
         self._ledger.complete(step_id)
 
     def cancel_step(self, step_id: int) -> None:
-        """Ends the planning of the newest step because it got no reservation; its id is free again.
+        """Cancels the newest step, which has no reservations. Its id may be used again.
 
         Raises:
             StepOrderError: another step is the newest, or the step has reservations.

@@ -143,7 +143,7 @@ class SequenceCache:
 
     @property
     def capacity(self) -> int:
-        """Positions below it need no call to `try_schedule`."""
+        """Number of positions with blocks. A step that ends below needs no `try_schedule`."""
         return self._blocks.capacity
 
     @property
@@ -161,7 +161,7 @@ class SequenceCache:
         return self.shared_after(0) is not None
 
     def shared_after(self, position: int) -> int | None:
-        """Returns the first position beyond `position` at which others will be able to resume.
+        """Returns the first position after `position` at which other requests can resume later.
 
         Considers the tokens known at the start that are not published yet. None if there is no
         such position.
@@ -177,7 +177,7 @@ class SequenceCache:
         return self._blocks.num_short(end)
 
     def num_blocks_to_come(self, end: int) -> int:
-        """Returns how many more blocks, or slabs, are held at most on the way to `end`."""
+        """Returns an upper bound of the further blocks, or slabs, held at any time up to `end`."""
         return self._blocks.num_to_come(end)
 
     def try_schedule(

@@ -9,7 +9,7 @@ class GroupStats:
 
     Attributes:
         name: name of the group.
-        tier: "device", or the name of a tier. Of tiers, only hits are known here.
+        tier: "device", or the name of a tier. For tiers, only the hits are counted.
         num_blocks: current number of blocks.
         num_cached: number of blocks in the prefix index.
         num_evictable: number of cached blocks that no sequence holds.

@@ -8,7 +8,7 @@ KVCacheError
 ├── KVEventError       bytes that are not a batch of KV events
 └── PublisherError     events cannot be published as configured
 
-No room and no hit are not errors: they are None and an empty hit.
+A lack of room and a prefix miss are no errors: the calls return None and an empty hit.
 """
 
 from openinfer_contract import OpenInferError

@@ -1,8 +1,8 @@
-"""A naive world around four groups in one arena, and random programs that it runs.
+"""A naive model of executor and memory around four groups in one arena, and random programs.
 
-Memory is the arena in pieces of 128 bytes, so groups that are given the same bytes destroy each
+The memory is the arena in pieces of 128 bytes, so groups that get the same bytes destroy each
 other's entries. Steps execute when they complete: copies into rows, reads, writes, copies out of
-rows. A copy stream scribbles over everything free at any time.
+rows. A copy stream overwrites all free memory at any time.
 """
 
 from fractions import Fraction
@@ -64,7 +64,7 @@ class GroupedWorld(CacheWorld):
         self.copies = []
         self.num_hits = self.num_restores = self.num_checkpoints = self.num_branches = 0
         self.said = []
-        """Tokens of every request, which grow as it is answered."""
+        """Tokens of every request; they grow as output is sampled."""
         for pool in self.arena.pools:
             if pool._runs is not None:
                 pool._runs.min_blocks, pool._runs.max_spare = 1, 4
@@ -123,7 +123,7 @@ class GroupedWorld(CacheWorld):
             row = self.waiting.pop(0)
         else:
             tokens = [(a >> (i % 3)) & 1 for i in range(1 + b % 9 * (1 + b // 32))]
-            if self.said and a % 3:  # said again as far as somewhere, to be answered otherwise
+            if self.said and a % 3:  # a prefix of an earlier request, with other tokens after it
                 known = self.said[b % len(self.said)]
                 tokens = [*known[: (5 * a + b) % len(known)], *tokens[:5]][:24]
             hints = np.array([a % 21, b % 7], np.uint32)
@@ -150,7 +150,7 @@ class GroupedWorld(CacheWorld):
         self.schedule(len(self.rows) - 1, b)
 
     def longest_resume(self, keys):
-        """The slow way: every position from the end, every group in full."""
+        """Returns the hit by brute force: tries every position from the end in every group."""
         index = [pool._index for pool in self.arena.pools]
         for position in range((keys.num_tokens - 1) // 4 * 4, 0, -4):
             ends = [range(g.tokens_per_block, position + 1, g.tokens_per_block) for g in GROUPS]
@@ -198,14 +198,15 @@ class GroupedWorld(CacheWorld):
         step.works.append(ProgramWork(row, kind, num, reservation, b % num, bool(a & 4)))
 
     def drive(self, a, b):
-        """One step with every row, and the step before it completes."""
+        """Plans one step with every row, and completes the previous step."""
         self.begin(a, b)
         for index in range(len(self.rows)):
             self.schedule((a & 48) + index if len(self.rows) == 1 else index, b)
         self.complete(a, b)
 
     def held(self):
-        """Pieces of memory that somebody may still read or write."""
+        """Returns the pieces of memory that a row, a step in flight or a copy may still read or
+        write."""
         tables = [row.tables for row in self.rows] + [tables for _, tables in self.parked]
         kept = set()
         for row in self.rows:
@@ -382,7 +383,8 @@ def draw_programs(num):
 
 
 def run_all(num=60):
-    """Runs programs in arenas of several sizes, and sees that they reach what they are for."""
+    """Runs programs in arenas of several sizes, and checks that they reach hits, copies and
+    moves."""
     counts = np.zeros(6, int)
     for seed, program in enumerate(draw_programs(num)):
         eviction = frequency if seed % 5 == 4 else None
@@ -401,17 +403,17 @@ def run_all(num=60):
 
 @pytest.fixture(scope="session")
 def grouped_world():
-    """The class: of a number of slabs, `run(program)`."""
+    """Returns the class `GroupedWorld`, made with a number of slabs; `run(program)` runs it."""
     return GroupedWorld
 
 
 @pytest.fixture(scope="session")
 def group_programs():
-    """Draws programs that often reach what they are for."""
+    """Returns the function that draws programs."""
     return draw_programs
 
 
 @pytest.fixture(scope="session")
 def run_group_programs():
-    """Runs many of them, and sees that they did."""
+    """Returns the function that runs many programs and checks what they reached."""
     return run_all

@@ -1,4 +1,4 @@
-"""The programs over four groups catch what is broken."""
+"""The random programs over four groups catch deliberate faults in the cache."""
 
 import pytest
 

@@ -25,7 +25,7 @@ def test_long_random_programs_keep_the_rules(run_group_programs):
 
 
 class AnyOrder:
-    """A policy of eviction that draws its answers."""
+    """An eviction policy with random ranks."""
 
     def __init__(self):
         self.random = random.Random(3)

@@ -5,8 +5,8 @@
      │                v  all of its blocks are free or evictable: the slab is idle
      └────────────  lose: its cached blocks are evicted ───────────> gained by another group
 
-A group that needs blocks takes its own free blocks first, then a free slab, and then evicts
-whichever ranks lowest: its own evictable blocks, or another group's idle slab. The lowest rank is
+A group that needs blocks takes its own free blocks first, then a free slab. Then it evicts the
+lowest rank among its own evictable blocks and the idle slabs of other groups. The lowest rank is
 the one released longest ago, or the lowest score of the groups' policies. A slab has the rank of
 its highest block.
 """

@@ -83,7 +83,7 @@ class ArenaSpace:
         return self._match.find(keys, limit)
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """Returns the same position, and a lease for each group."""
+        """Returns the longest resume position, and a lease for each group."""
         position = self._match.find(keys, limit)
         return position, self._match.pin(keys, position)
 

@@ -29,7 +29,8 @@ _MAX_BLOCKS = 64
 """Upper bound of the slab size, in blocks of the largest group."""
 
 _LENGTHS_AT_ONCE = 1 << 16
-"""Slab lengths compared at a time, which bounds the memory used for very large blocks."""
+"""Number of slab lengths compared at once; it bounds the memory of planning for very large
+blocks."""
 
 _Lengths = npt.NDArray[np.int64]
 

@@ -56,7 +56,7 @@ class BlockSpace(Protocol):
         ...
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """Returns the same position, and for each group a lease of the blocks needed there."""
+        """Returns the result of `peek`, and for each group a lease of the blocks needed there."""
         ...
 
     def open(
@@ -112,7 +112,7 @@ class PoolSpace:
         return self._pool.count_indexed(keys.slice(0, num)) * self.tokens_per_key
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """Returns the same number, and a lease of those blocks."""
+        """Returns the result of `peek`, and a lease of those blocks."""
         lease = CachedLease.match(self._pool, keys.slice(0, max(0, limit) // self.tokens_per_key))
         return len(lease) * self.tokens_per_key, (lease,)
 

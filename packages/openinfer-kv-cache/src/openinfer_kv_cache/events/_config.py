@@ -19,7 +19,7 @@ class KVEventsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         replay_endpoint: address that a ROUTER socket binds for replay; None for no replay.
         buffer_steps: number of batches kept for replay.
         hwm: number of batches queued for each subscriber; a slower subscriber loses batches.
-        max_queue_size: always refused, because there is no queue before the socket.
+        max_queue_size: always refused, because batches go straight to the socket.
         topic: first frame of every message; subscribers filter by its beginning.
     """
 

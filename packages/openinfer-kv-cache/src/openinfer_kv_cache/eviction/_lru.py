@@ -16,7 +16,7 @@ _MIN_WINDOW = 32
 
 
 class EvictionQueue:
-    """Queue of evictable block ids, oldest first, with removal from the middle. All vectorised.
+    """Queue of evictable block ids, oldest first, with removal from the middle. Vectorised.
 
     Entries are removed lazily: only the entry at index `_place[id]` is valid, and every other entry
     of that id is stale. The buffer has two entries for each block, so compaction is amortised O(1).

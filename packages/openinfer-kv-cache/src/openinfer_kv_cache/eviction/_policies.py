@@ -14,8 +14,8 @@ DEMOTED, ORDINARY, SESSION, PINNED = range(4)
 class FrequencyEviction:
     """Evicts the least frequently used block first; the weight of a use decays.
 
-    A use counts 1, and half as much after each `half_life_s`. Stored is the logarithm of the sum,
-    relative to time zero: decay changes all blocks alike there, so their order stays valid.
+    A use counts 1, and half as much after each `half_life_s`. The score is the logarithm of the
+    sum, discounted to time zero. There, decay changes all scores alike, so their order stays valid.
 
     Args:
         clock: monotonic seconds.
@@ -52,8 +52,8 @@ class PriorityEviction:
     The order is: demoted blocks, ordinary blocks, blocks of a session, pinned blocks. Within one of
     these classes, blocks of less important requests are evicted first, then the least recently
     used. Session blocks and pinned blocks become ordinary when they have not been used for their
-    time to live. A "demote" hint affects only blocks that no other session has used, and no other
-    request without a session.
+    time to live. A "demote" hint has no effect on a block that another session, or another request
+    without a session, has used.
 
     Args:
         clock: monotonic seconds.

@@ -42,9 +42,9 @@ class EvictionRank(NamedTuple):
 class EvictionPolicy(Protocol):
     """Decides which evictable block is evicted next.
 
-    A policy can be bad but not wrong. It ranks leaves only: blocks that no sequence holds and that
-    no cached block continues. Scores given at different times are compared with one another, so
-    a score that decays must be stored in a form that does not, such as the logarithm of a
+    A bad policy costs hits, never correctness. It ranks leaves only: blocks that no sequence holds
+    and that have no cached child. Scores given at different times are compared with one another, so
+    a decaying score must be given in a form that does not decay, such as the logarithm of a
     decaying sum; see `FrequencyEviction`.
 
     One policy object serves one group of one cache. All calls come from the step thread; the arrays

@@ -1,9 +1,9 @@
 """Eviction in a policy's order, children always before their parents.
 
-A *leaf* is a block whose key no indexed key continues. Only evictable leaves are in the heap, so
-only leaves are evicted; evicting one may turn its parent into a leaf. Children are counted by the
-parent's key, not by its block id: if a block is computed again and replaces its twin in the index,
-its children still count.
+A *leaf* is a block without an indexed child. Only evictable leaves are in the heap, so only leaves
+are evicted; evicting one may turn its parent into a leaf. Children are counted by the parent's key,
+not by its block id: if a block is computed again and replaces its twin in the index, its children
+still count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -28,8 +28,8 @@ class Plane:
     Attributes:
         name: "k", "v", "latent", ...
         bytes_per_token: size of one entry over all layers and heads of one rank. An entry belongs
-            to one token, to several tokens if the group has fewer `entries_per_token`, or, in a
-            state group, is the whole state.
+            to one token, or to several tokens if `entries_per_token` is below 1. In a state group,
+            the entry is the whole state.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Resume:
     prompt is always a resume point.
 
     Attributes:
-        at_hints: whether the ends of messages, as the request hints them, are resume points.
+        at_hints: whether the ends of messages that a request gives as hints are resume points.
         every_tokens: distance of further resume points in prompt and output; None for none.
         output_tokens: distance at which the state of growing output is copied; the newest copy is
             kept when the sequence ends. None: output has no resume points.

@@ -69,7 +69,7 @@ class GroupedBlocks:
         return self._arena.slabs_for([table.num_short(end) for table in self._tables])
 
     def num_to_come(self, end: int) -> int:
-        """Returns how many more slabs are held at most on the way to `end`, step by step."""
+        """Returns an upper bound of the further slabs held at any time up to `end`."""
         return self._arena.slabs_for([table.num_to_come(end) for table in self._tables])
 
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:

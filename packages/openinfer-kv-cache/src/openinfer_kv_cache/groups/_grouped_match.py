@@ -77,7 +77,7 @@ class GroupedMatch:
     def _seen_whole(
         self, group: CacheGroup, pool: BlockPool, chain: Sequence[bytes], position: int
     ) -> int:
-        """`position` if its whole window is there, else the end of the block before the gap."""
+        """Returns `position` if its window is cached, else the end of the block before the gap."""
         size = group.tokens_per_block
         per = size // self._base
         for block in range(position // size - 1, _first_seen(group, position) - 1, -1):
@@ -94,7 +94,7 @@ class GroupedMatch:
 
 
 def _first_seen(group: CacheGroup, position: int) -> int:
-    """The first block that the token at `position` sees."""
+    """Returns the index of the first block that the token at `position` sees."""
     if group.window is None:
         return 0
     return max(0, position - group.window + 1) // group.tokens_per_block

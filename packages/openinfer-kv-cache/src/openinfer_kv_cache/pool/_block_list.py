@@ -118,7 +118,7 @@ class SequenceBlocks:
         return max(0, -(-end // self.tokens_per_block) - self.num_blocks)
 
     def num_to_come(self, end: int) -> int:
-        """Returns how many more blocks are held at most on the way to `end`, step by step."""
+        """Returns an upper bound of the further blocks held at any time up to `end`."""
         return self.num_short(end)
 
     def try_grow(self, end: int) -> tuple[BlockIds, ...] | None:

@@ -5,7 +5,7 @@
       │                      │                          │
       v                      v                          v
     close: free            close: free                close: evictable (duplicates: free)
-                                                      release_front: the same, or free at once
+                                                      release_front: as close, or free at once
 
     mutable   private, being written
     sealed    full of known tokens; the write is planned and the keys are fixed, but not indexed yet
@@ -119,8 +119,8 @@ class SealedLease(_Lease):
 class CachedLease(_Lease):
     """Indexed blocks, or duplicates of indexed blocks.
 
-    If another block was indexed under the same key first, this lease's block is a duplicate. It
-    serves its sequence to the end, and the lease also holds its *anchor*, the indexed block.
+    If another block was indexed under the same key first, this lease's block is a duplicate. Its
+    sequence keeps using it, and the lease also holds its *anchor*, the indexed block.
     """
 
     __slots__ = ("_anchors",)

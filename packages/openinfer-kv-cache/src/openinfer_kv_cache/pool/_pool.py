@@ -303,8 +303,8 @@ class BlockPool:
         self._put_free(idle[~is_indexed])
 
     def _evict(self, num_missing: int) -> None:
-        # One call costs the same for one block and for many: evict up to 0.1 % of a large pool
-        # ahead.
+        # A call costs the same for one block and for many, so evict up to 0.1 % of a large pool
+        # ahead of need.
         num = max(num_missing, min(self.num_blocks >> 10, len(self._evictable)))
         ids = self._evictable.pop(num)
         self.unindex(ids)

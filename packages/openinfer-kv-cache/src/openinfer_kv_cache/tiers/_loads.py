@@ -109,7 +109,7 @@ class TierLoads:
     Attributes:
         num_loaded_tokens: tokens loaded so far, by tier name.
         num_failed: number of failed loads so far.
-        num_late: number of loads whose request stopped waiting.
+        num_late: number of loads whose deadline passed before the transfer ended.
         num_mismatched: number of hits whose token ids differ from the request's: colliding keys.
         num_refused: number of hits that were not loaded for lack of room.
 

@@ -87,7 +87,9 @@ class MemoryHit:
 
 
 class MemoryTier:
-    """Keeps the most recently used blocks. Copies are made at the last moment the rules allow.
+    """A tier that keeps the most recently used blocks.
+
+    Copies as late as the protocol allows, so that tests find callers that release blocks too early.
 
     Args:
         memory: access to the device's blocks.
