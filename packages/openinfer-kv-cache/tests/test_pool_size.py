@@ -27,7 +27,7 @@ print(resident() - before)
 
 
 @pytest.mark.timed
-def test_it_starts_within_a_second(new_cache):
+def test_a_large_pool_is_created_within_a_second(new_cache):
     times = []
     for _ in range(5):
         gc.collect()

@@ -133,7 +133,7 @@ def test_tcp_is_bound_by_a_star_and_connected_otherwise(context):
 
 
 @pytest.mark.timed
-def test_a_slow_subscriber_costs_itself_alone(publish, context, tmp_path):
+def test_a_slow_subscriber_does_not_affect_others(publish, context, tmp_path):
     publisher = publish(hwm=4)
     endpoint = f"ipc://{tmp_path}/pub"
     slow = subscribe(context, publisher, endpoint, hwm=4)
