@@ -26,7 +26,7 @@ __all__ = [
     "fingerprint",
     # Running
     "TorchExecutor",
-    # The machine
+    # Memory and threads
     "MemoryPlan",
     "plan_memory",
     "useful_threads",

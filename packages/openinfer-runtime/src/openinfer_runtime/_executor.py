@@ -287,7 +287,7 @@ class TorchExecutor:
         if not self._prompt_requests:
             return scored
         for index, row in enumerate(plan.rows):
-            if row.token_ids is None:  # the whole prompt is scored: steps may be captured again
+            if row.token_ids is None:  # a decode row: its whole prompt has been scored
                 self._prompt_requests.pop(row.slot, None)
             elif row.slot in self._prompt_requests:
                 scored[index] = self._prompt_requests[row.slot]
@@ -349,7 +349,7 @@ class TorchExecutor:
         return index, upload(bits, self._device)
 
     def _failure(self, error: Exception, plan: StepPlan) -> StepFailed | ExecutorDead:
-        """Returns the error that an exception is to the engine: one lost step, or a dead device."""
+        """Converts an exception to an error of the engine: one lost step, or a dead device."""
         _logger.error("step %d has failed", plan.step_id, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             return StepFailed(

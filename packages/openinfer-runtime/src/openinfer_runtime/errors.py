@@ -3,7 +3,7 @@
 DeviceError
 ├── DeviceUnavailable    the device does not exist, or torch cannot use it
 ├── InsufficientMemory   weights, buffers and the smallest useful cache do not fit
-├── ModelRejected        the checkpoint's weights or a kernel refuse
+├── ModelRejected        the model cannot be built from this checkpoint on this device
 └── CaptureFailed        a step cannot be captured; it can be launched instead
 """
 

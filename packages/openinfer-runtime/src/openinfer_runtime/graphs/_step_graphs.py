@@ -1,8 +1,9 @@
 """Whole steps for the price of two launches: captured once for each shape, then replayed.
 
-A step is two captures, so that their kinds add up instead of multiplying. The first is the forward
-pass of a shape, from the row tables to logits. The second is the draw of a number of rows with the
-controls that they need, from logits to the tables. Both use buffers that all captures share.
+A step has two captures, so that the number of captures is the sum of the kinds of each and not
+their product. The first is the forward pass of a shape, from the row tables to logits. The second
+is the draw of a number of rows with the controls that they need, from logits to the tables. All
+captures share their buffers.
 """
 
 from collections import deque
@@ -35,8 +36,8 @@ class Logits:
         scores: [n, vocab_size], in the model's dtype.
         slots: [n], int64: slot of each row; the padding slot where no token is drawn.
         positions: [n], int64: sequence index of the token to draw.
-        sampled_rows: [>= num_sampled], int64, on the device: rows that are sampled, where the
-            logits have one for every row of the plan and for padding; None where all are sampled.
+        sampled_rows: [>= num_sampled], int64, on the device: rows that are sampled, if `scores`
+            also has rows that are not sampled or padding; None if every row is sampled.
     """
 
     scores: torch.Tensor
@@ -70,10 +71,10 @@ class StepGraphs:
     Args:
         model: Model whose forward pass is captured.
         cache: Cache that the forward pass writes to.
-        rows: Rows that a step reads and advances.
+        rows: Table of rows that a step reads and advances.
         sampler: Draws tokens.
         shapes: Shapes of the steps.
-        capture: Makes a step repeatable.
+        capture: Captures a function that enqueues work.
         vocab_size: Columns of the logits.
         dtype: Type of the logits.
         device: Device of the steps.
@@ -121,8 +122,8 @@ class StepGraphs:
             groups: Rows that share blocks, as given to `shape_of`.
 
         Returns:
-            The plan's rows, and logits of every row of the plan and of padding. The logits hold
-            until the next forward pass.
+            The plan's rows, and logits of every row of the plan and of padding. The logits are
+            valid until the next forward pass.
 
         Raises:
             CaptureFailed: The shape is new, and its capture fails.

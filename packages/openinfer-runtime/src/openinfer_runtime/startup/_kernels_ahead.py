@@ -90,7 +90,7 @@ def _source_digest(name: str) -> str:
     elif getattr(module, "__file__", None):
         paths = [Path(str(module.__file__))]
     else:
-        # Typed into a shell: nothing says whether it has changed, so no list is found again.
+        # Code typed into a shell has no file to compare. A random digest finds no stored list.
         return os.urandom(16).hex()
     digest = hashlib.sha256()
     for path in paths:

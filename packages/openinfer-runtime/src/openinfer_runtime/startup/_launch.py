@@ -1,4 +1,4 @@
-"""From a model line's decision to an executor: device, threads, weights, memory, arena."""
+"""The launch of an executor: device, threads, weights, memory plan, arena, first steps."""
 
 import logging
 import time
@@ -49,7 +49,7 @@ def launch_torch(spec: LaunchSpec, plan: ServePlan, build: Build) -> TorchExecut
     Raises:
         DeviceUnavailable: The device does not exist.
         InsufficientMemory: The model does not fit; the message names the flag to change.
-        ModelRejected: The checkpoint or a kernel refuses.
+        ModelRejected: The model cannot be built from this checkpoint on this device.
         StepFailed: The model does not run.
     """
     device = _resolve_device(plan.device)
@@ -182,7 +182,7 @@ def _load(spec: LaunchSpec, build: Build, options: BuildOptions) -> TorchModel:
         model = build(options)
         assert isinstance(model, torch.nn.Module)
         if options.device.type == "cpu":
-            # Weights that are not written yet take address space, but no memory.
+            # Checked before loading: weights that are not written yet take no memory.
             check_host_memory(weight_bytes(model))
         if spec.engine.load_format == "dummy":
             fill_dummy_weights(model)

@@ -86,7 +86,7 @@ def plan_memory(
         available = options.kv_cache_bytes
     bytes_per_block = spec.bytes_per_block(options.block_size)
     num_blocks = max(0, available) // bytes_per_block
-    # More blocks than this bring nothing: every slot at its longest, and as much again for cached
+    # More blocks than this are never used: every slot at its longest, and as much again for cached
     # prefixes.
     useful = 2 * max_num_seqs * -(-max_model_len // options.block_size)
     if options.kv_cache_bytes is None:
@@ -165,7 +165,7 @@ class _LargestStep:
         return forward, sampling
 
     def estimate(self, model: TorchModel) -> tuple[int, int]:
-        """Returns the same on the host, from shapes: torch does not count host allocations."""
+        """Estimates these bytes on a host, from shapes: torch does not count host allocations."""
         matrices = [p for p in model.parameters() if p.dim() == 2 and p.shape[0] != self.vocab_size]
         widest = max((p.shape[0] + p.shape[1] for p in matrices), default=0)
         itemsize = max((p.itemsize for p in model.parameters()), default=4)
@@ -199,7 +199,7 @@ def _cuda_cache_bytes(device: torch.device, options: EngineOptions, step_bytes: 
 
 
 def check_host_memory(held_bytes: int) -> int:
-    """Returns the host memory that is left, in bytes. The OOM killer ends a process beyond it.
+    """Returns the bytes of host memory that are left. With more, the OOM killer ends the process.
 
     Args:
         held_bytes: Bytes of weights and buffers.

@@ -2,7 +2,7 @@
 
 Sequences that hit the same cached prefix have the same block ids in their tables, so comparing ids
 finds the groups. Only rows that hit a long prefix can share one: if fewer than `min_rows` - 1 rows
-did, the tables are not read. Groups hold as long as the step has the same rows.
+did, the tables are not read. Groups are reused while the step has the same rows.
 
 Tables are not compared block by block. The prefix cache finds a block by a key that covers all
 tokens before its end, so two rows with the same block at one place have the same tokens up to it.
@@ -59,7 +59,7 @@ class PrefixGroups:
         block_tables: [num_slots, max_blocks]: block ids of each slot. The owner changes them.
         num_blocks: [num_slots]: number of blocks of each slot. The owner changes them.
         block_size: Tokens per block.
-        thresholds: Sizes from which a group pays.
+        thresholds: Sizes from which sharing is faster.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class _Span(NamedTuple):
 
 
 def _best_spans(levels: list[int], num_tokens: list[int], min_rows: int) -> list[_Span]:
-    """Returns the groups of ordered rows that save most, or nearly.
+    """Returns groups of ordered rows that save the most tokens, or nearly the most.
 
     Args:
         levels: [num_rows - 1]: number of depths at which a row agrees with the next one.

@@ -1,4 +1,4 @@
-"""Every running sequence as a row on the device, and a plan as changes of these rows.
+"""The table of running sequences on the device. A plan is sent as changes of its rows.
 
 Rows hold what later steps need and the host may not know yet: block table, length, last token. The
 host sends one array of int64 for a step. Positions, lengths and cache slots are computed from the
@@ -65,7 +65,7 @@ class RowTable:
         )
         self._advance = plan_advance_rows(AdvanceRowsSpec(block_size=block_size), device)
         self._tensors = self._allocate(1, 1)
-        # The host's own counts: bounds of launches, and columns of new blocks.
+        # The host's copy gives the bounds of launches and the columns of new blocks.
         self._host_seq_lens = np.zeros(num_slots, np.int64)
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._host_blocks = np.zeros((num_slots, self._max_blocks), np.int32)
@@ -88,13 +88,13 @@ class RowTable:
         self._tensors = self._allocate(num_tokens, num_seqs)
 
     def draws(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns slots and positions of the first draws of every captured step."""
+        """Returns slots and positions of the first `num_rows` draws, shared by captured steps."""
         return self._tensors.draw_slots[:num_rows], self._tensors.draw_positions[:num_rows]
 
     def captured_step(self, shape: StepShape) -> StepBuffers:
         """Returns the buffers of a captured shape, which hold padding until a plan is entered.
 
-        Outputs of all shapes are views of the same tensors: they hold until the next step.
+        Outputs of all shapes are views of the same tensors, valid until the next step.
         """
         # Every row may append blocks in the same step. If more are appended, because several
         # prompts start with long prefix hits, each row's blocks are sent on their own.

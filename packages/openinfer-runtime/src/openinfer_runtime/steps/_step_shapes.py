@@ -100,15 +100,15 @@ class StepShapes:
     def all(self) -> list[StepShape]:
         """Returns every shape in the order of capture.
 
-        Urgent shapes come first, then single prompts, decode steps, prompts beside other rows, and
+        Urgent shapes come first, then single prompts, decode steps, prompts with other rows, and
         decode steps that share prefixes.
         """
         decode = [StepShape(size, size, True) for size in self._decode]
         others = [StepShape(t, s, False) for s in self._seqs for t in self._tokens]
-        alone, beside = others[: len(self._tokens)], others[len(self._tokens) :]
+        alone, mixed = others[: len(self._tokens)], others[len(self._tokens) :]
         shared = [StepShape(size, size, True, True) for size in self._shared]
         return sorted(
-            [*alone, *decode, *beside, *shared], key=lambda shape: not self.is_urgent(shape)
+            [*alone, *decode, *mixed, *shared], key=lambda shape: not self.is_urgent(shape)
         )
 
 

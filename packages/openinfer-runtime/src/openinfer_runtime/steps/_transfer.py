@@ -37,8 +37,8 @@ def download(tensor: torch.Tensor) -> Download:
         return Download(tensor, None)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    # The host spins on an event of this kind. A blocking wait would add the time of a wake-up,
-    # which a step of a small model does not have.
+    # The host spins on an event of this kind. Waking up from a blocking wait would take long
+    # compared with a step of a small model.
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return Download(host, arrived)

@@ -82,7 +82,7 @@ class DeviceTrace:
 
 
 class HostTimer:
-    """Times of parts where operations run as they are called."""
+    """Times of parts on a device whose operations have run when the call returns."""
 
     def __init__(self, tracer: Tracer, track: str) -> None:
         self._tracer = tracer
