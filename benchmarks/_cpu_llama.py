@@ -103,7 +103,7 @@ def prefill(llama: llama_cpp.Llama, seed: int) -> float:
 
 def main() -> None:
     kind, folder, num_threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    # What the library prints is not an answer.
+    # The library's own output must not mix with the lines of JSON.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     path = folder / f"qwen3-0.6b-{kind}.gguf"

@@ -1,9 +1,9 @@
-"""A process of `cpu.py` for each system: loads a model, then measures a window when it is told to.
+"""Worker process of `cpu.py`: loads one system's model, then measures windows on request.
 
     _cpu_workers.py openinfer-bf16|openinfer-int8|openinfer-int4|transformers-bf16 FOLDER
 
-Requests and answers are lines of JSON. A window is one prompt: its first token (prefill), or the
-pace of the tokens behind the first (decode). `steps` is the forward pass and the logits alone.
+Commands and results are lines of JSON. A window is one prompt: the time to its first token
+(prefill), or the rate of the later tokens (decode). `steps` is the forward pass and the logits.
 """
 
 import json
@@ -194,7 +194,7 @@ SYSTEMS: dict[str, Callable[[str], Any]] = {
 def main() -> None:
     name, folder = sys.argv[1:]
     (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-    # What libraries print is not an answer.
+    # The libraries' own output must not mix with the lines of JSON.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     system = SYSTEMS[name](folder)

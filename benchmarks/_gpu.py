@@ -1,4 +1,4 @@
-"""What benchmarks on a GPU share: graph replay, floors, and the file of a result.
+"""Shared parts of the GPU benchmarks: graph replay, lower bounds, and the result file.
 
 `python benchmarks/_gpu.py` prints the floors of this device as JSON.
 """
@@ -19,7 +19,7 @@ _NUM_WARM = 3
 
 
 def replay(steps: Sequence[Callable[[], Any]], num_replays: int) -> float:
-    """Milliseconds of one step: the median over replays of a graph that holds all of them."""
+    """Returns the milliseconds of one step: the median over replays of a graph of all steps."""
     for step in steps[:2]:
         step()
     torch.cuda.synchronize()
@@ -40,7 +40,7 @@ def replay(steps: Sequence[Callable[[], Any]], num_replays: int) -> float:
 
 
 def num_cold(num_bytes: int) -> int:
-    """How many buffers, at least 8, take twice the L2 cache: read in turns none is in it."""
+    """Returns how many buffers fill twice the L2 cache, at least 8, so that none stays cached."""
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     return max(8, -(-2 * l2_bytes // num_bytes))
 
@@ -64,7 +64,7 @@ def _read(x_ptr, out_ptr, SPAN: tl.constexpr, BLOCK: tl.constexpr) -> None:  # t
 
 
 def read_bandwidth() -> float:
-    """Bytes a second of one pass over memory."""
+    """Returns the bytes per second of one streaming pass over memory."""
     x = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(x.numel() // 16_384, device="cuda")
     took = min(
@@ -75,14 +75,14 @@ def read_bandwidth() -> float:
 
 
 def product_flops() -> float:
-    """Floating-point operations a second of a large bf16 product on random numbers."""
+    """Returns the floating-point operations per second of a large bf16 product."""
     size = 8192
     x, y = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / replay([lambda: x @ y], 5) * 1e3
 
 
 def floors() -> dict[str, float]:
-    """What this device does at best."""
+    """Measures the rates of a streaming read and of a large matrix product on this device."""
     return {
         "read_tb_s": round(read_bandwidth() / 1e12, 3),
         "bf16_tflop_s": round(product_flops() / 1e12, 1),

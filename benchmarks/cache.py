@@ -1,9 +1,8 @@
-"""Figures of the README: keys, hits, a decode step, a large pool. CPU time of one core.
+"""Costs of the KV cache: keys, hits, eviction, a decode step, a large pool. CPU time of one core.
 
-    python benchmarks/cache.py                    # prints
-    python benchmarks/cache.py --record FOLDER    # and writes FOLDER/cache-DATE.json
+    python benchmarks/cache.py [--record [FOLDER]]
 
-`tests/test_costs.py` holds long hits to twice their goal.
+The package's `tests/test_costs.py` fails if a long hit takes twice its goal.
 """
 
 import itertools
@@ -66,7 +65,7 @@ PROMPT = np.random.default_rng(0).integers(0, 150_000, 100_000, dtype=np.uint32)
 
 
 def measure() -> dict[str, object]:
-    """Every figure, printed as it comes."""
+    """Measures and prints every figure."""
     figures: dict[str, float] = {}
 
     def note(name: str, figure: float, unit: str = "us") -> None:
@@ -97,7 +96,7 @@ def measure() -> dict[str, object]:
 
 
 def best(function: Callable[[], object]) -> float:
-    """Microseconds of CPU time of the best run."""
+    """Returns the microseconds of CPU time of the best run."""
     times = []
     for _ in range(NUM_RUNS):
         start = time.thread_time()
@@ -109,7 +108,7 @@ def best(function: Callable[[], object]) -> float:
 def turn_over(
     make: Callable[[Callable[[], float]], EvictionPolicy] | None, *, has_events: bool = False
 ) -> Callable[[], None]:
-    """A prompt takes the place of another one, of which every block is evicted."""
+    """Returns a function in which a prompt's blocks evict every block of the previous prompt."""
     cache = KVCache(
         (GROUP,),
         num_blocks=6_250,
@@ -133,13 +132,13 @@ def turn_over(
 
 
 def hash_prompt() -> None:
-    """Key every block of the prompt."""
+    """Computes the key of every block of the prompt."""
     keys = KVCache((GROUP,), num_blocks=1).keys(PROMPT)
     keys.slice(0, keys.num_blocks)
 
 
 def empty_pool_mb() -> float:
-    """Memory that a pool takes before anything is in it."""
+    """Returns the size of an empty pool of 1M blocks, in MB."""
     tracemalloc.start()
     pool = BlockPool(1_000_000)
     size, _ = tracemalloc.get_traced_memory()
@@ -149,7 +148,7 @@ def empty_pool_mb() -> float:
 
 
 def fill(cache: KVCache) -> None:
-    """Computes the prompt and ends."""
+    """Caches the whole prompt and closes its sequence."""
     keys = cache.keys(PROMPT)
     sequence, end, step = cache.open(keys), 0, 0
     while end < len(PROMPT):
@@ -163,7 +162,7 @@ def fill(cache: KVCache) -> None:
 
 
 def decode() -> dict[str, float]:
-    """Mean time of a step of 256 decoding rows, in a cache that is full, by kind of call."""
+    """Returns the mean microseconds of a step of 256 rows in a full cache, by kind of call."""
     cache = KVCache((GROUP,), num_blocks=6_000)
     for step in range(6):
         cache.begin_step(step)

@@ -1,12 +1,12 @@
 """Decode and prefill on this CPU beside transformers and llama.cpp: Qwen3-0.6B, random weights.
 
-    python benchmarks/cpu.py [--llama-python PATH]           (prints; --record also writes a result)
-    python benchmarks/cpu.py --systems openinfer-int4 ...    (adds windows to what is measured)
+    python benchmarks/cpu.py [--llama-python PATH]           (--record [FOLDER] writes a result)
+    python benchmarks/cpu.py --systems openinfer-int4 ...    (adds windows to those of this commit)
 
-Every system is a process that holds its model. They take turns, window by window, so that all meet
-the same machine; a window counts only if other processes used less than 12 % of a core meanwhile.
-Windows are kept in the work folder until the commit changes, so a run that was cut short, or met a
-busy machine, is taken up where it ended.
+Every system is a process that holds its model. The systems take turns, window by window, so that
+other load affects all of them alike. A window counts only if other processes used less than 12 % of
+a core during it. Windows are kept in the work folder until the commit changes: after an interrupted
+run, or one on a busy machine, the next run adds the missing windows.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Worker:
             command = [llama_python, script, LLAMA[system], str(folder), threads]
         else:
             command = [sys.executable, str(HERE / "_cpu_workers.py"), system, str(folder)]
-        # As the server starts its engine; the others as their users do.
+        # The server starts its engine with this; the other systems run with their defaults.
         env = {"GOMP_SPINCOUNT": "10000"} if system in OURS else {}
         self._log = (folder / f"{system}.log").open("w")
         self._process = subprocess.Popen(
@@ -86,7 +86,7 @@ class Worker:
 
 
 class Windows:
-    """What has been measured at this commit, kept in a file."""
+    """Windows measured at this commit, kept in a file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "windows.json"
@@ -138,7 +138,7 @@ def main() -> None:
         for system in systems:
             workers[system] = Worker(system, arguments.work, arguments.llama_python)
             windows.state["versions"][system] = workers[system].ask(run="versions")
-        for worker in workers.values():  # the first of each compiles or allocates something
+        for worker in workers.values():  # the first window compiles kernels or allocates buffers
             worker.ask(run="prefill")
             worker.ask(run="decode")
         deadline = time.monotonic() + 60 * arguments.minutes

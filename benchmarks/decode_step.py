@@ -1,11 +1,11 @@
-"""What the ops of a decode step cost in graph replay on a GPU, as one chain over all layers.
+"""Time of a decode step's ops in graph replay on a GPU, as one chain over all layers.
 
-    python benchmarks/decode_step.py            (prints; --record also writes a result)
+    python benchmarks/decode_step.py            (--record [FOLDER] writes a result)
 
 The layers, final norm and head of a dense Qwen3 as its model file calls them, random bf16 weights
 of the published shapes, sequences of 1,024 tokens in blocks of 16 that lie in no order. The floor
-is what a step must read, weights and cached tokens once, at the bandwidth that a streaming read
-reaches in the same run. Sampling, embedding and the host's time are not in it.
+is the time to read weights and cached tokens once, at the bandwidth of a streaming read in the
+same run. Sampling, embedding and the host's time are not included.
 """
 
 import argparse

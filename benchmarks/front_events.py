@@ -1,12 +1,12 @@
-"""What one event costs the front process: CPU time of many streams at once, by protocol.
+"""CPU time of the front process per streamed event, by protocol and number of streams.
 
-    python benchmarks/front_events.py               (prints; --record also writes a result)
+    python benchmarks/front_events.py               (--record [FOLDER] writes a result)
 
-`openinfer serve --engine sim` answers at the pace of a modelled device, so that nothing but the
-front end is measured; a client in this process reads raw bytes and counts events. CPU is that of
-the front process (user and system) over a window in which every stream runs, all included: the
-engine's socket, detokenising, server-sent events, the kernel's share of the writes. The goal is
-30 µs at 64 streams, and 256 streams that do not fall behind 100 tokens/s each.
+`openinfer serve --engine sim` streams at the pace of a modelled device, so that only the front end
+is measured. A client in this process reads raw bytes and counts events. The figure is the front
+process's user and system time over a window in which every stream runs: the engine's socket,
+detokenizing, server-sent events, and writes in the kernel. The goals are 30 µs per event at 64
+streams, and at least 100 tokens/s for each of 256 streams.
 """
 
 import argparse
@@ -36,16 +36,16 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any], bytes]] = {
     "responses": ("/v1/responses", {"input": "Hello!"}, b"event: response.output_text.delta"),
     "messages": ("/v1/messages", {"messages": _HELLO}, b"event: content_block_delta"),
 }
-"""Path, body, and what every event of a token has in it."""
+"""Path, body, and the bytes that mark an event with a token, by protocol."""
 
 
 def main() -> None:
     """Measures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each window")
-    parser.add_argument("--sim-model", default="qwen3-8b", help="whose pace")
-    parser.add_argument("--sim-device", default="rtx-5090", help="on which device")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each window")
+    parser.add_argument("--sim-model", default="qwen3-8b", help="model whose pace is simulated")
+    parser.add_argument("--sim-device", default="rtx-5090", help="device whose pace is simulated")
     results.add_record_flag(parser)
     arguments = parser.parse_args()
     with _server(arguments.sim_model, arguments.sim_device) as (url, front):
@@ -114,7 +114,7 @@ async def _measure(
 
 
 async def _read(url: str, protocol: str, counts: list[int], index: int) -> None:
-    """Counts the events of one stream; its bytes are not looked at more closely."""
+    """Counts the events of one stream by their mark."""
     path, body, mark = PROTOCOLS[protocol]
     fields = {"stream": True, "ignore_eos": True, "max_tokens": 1900, "max_output_tokens": 1900}
     payload = json.dumps({"model": "tiny"} | body | fields).encode()

@@ -48,7 +48,7 @@ class Parts:
             file.write_text(file.read_text().replace(folder, "EMPTY"))
 
     def serving(self) -> None:
-        """What clients see."""
+        """Measures start, latency and load through the server."""
         model_8b = self._args.model_8b
         self._serving("gpu_serving", ["--model-8b", model_8b] if model_8b else [])
 
@@ -84,7 +84,7 @@ class Parts:
         self._write("hop_budget_gpu", json.loads(out[out.index("{") :]))
 
     def together(self) -> None:
-        """What follows from what clients see and what the device does."""
+        """Derives figures from those of the server and of the steps."""
         of_steps = self._read("gpu_step")["rows"]
         rows = self._read("gpu_serving")["rows"]
         (tpot,) = (

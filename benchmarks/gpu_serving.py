@@ -1,4 +1,4 @@
-"""What clients of a server on one GPU see: start, latency, load, prefix hits and memory.
+"""Figures of a server on one GPU, seen by its clients: start, latency, load, hits and memory.
 
     python benchmarks/gpu_serving.py FOLDER CLIENT [--rows start,latency,closed,poisson,warm]
                                      [--client-cores 12-15] [--commit HASH] [--record FILE]
@@ -67,7 +67,7 @@ class Server:
         return round(time.perf_counter() - self._begun, 2)
 
     def memory_mb(self) -> dict[str, float]:
-        """Of all its processes, resident and proportional."""
+        """Returns the resident and the proportional memory of all the server's processes."""
         root = psutil.Process(self._process.pid)
         infos = [p.memory_full_info() for p in (root, *root.children(recursive=True))]
         return {
@@ -77,7 +77,7 @@ class Server:
         }
 
     def idle_memory_mb(self) -> dict[str, float]:
-        """Likewise, once it has not changed for two seconds: an idle engine goes on recording."""
+        """Returns `memory_mb()` once it is stable for two seconds: an idle engine captures."""
         found, num_same = self.memory_mb(), 0
         while num_same < 4:
             time.sleep(0.5)
@@ -86,34 +86,34 @@ class Server:
         return found
 
     def num_compilations(self) -> int:
-        """Kernels compiled since the engine was ready."""
+        """Returns the number of kernels compiled since the engine was ready."""
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/load", timeout=10) as answer:
             return int(json.load(answer)["num_compilations"])
 
     def log(self) -> list[str]:
-        """What it has written so far."""
+        """Returns the lines of the server's log so far."""
         return self._log.read_text().replace(str(Path.home()), "~").splitlines()
 
     def close(self) -> None:
-        """Ends it and waits."""
+        """Ends the server and waits for it."""
         self._process.terminate()
         self._process.wait(60)
         self._log.unlink()
 
 
 class Client:
-    """The load client, on cores of its own."""
+    """The load client, which runs on its own cores."""
 
     def __init__(self, path: str, cores: str | None) -> None:
         self._command = [*(["taskset", "-c", cores] if cores else []), sys.executable, path]
 
     def start(self, arguments: list[str]) -> subprocess.Popen[str]:
-        """Starts it on one mode."""
+        """Starts the client in one of its modes."""
         command = [*self._command, *arguments, "--url", f"http://127.0.0.1:{PORT}"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def run(self, arguments: list[str]) -> list[dict[str, Any]]:
-        """The rows it prints."""
+        """Runs the client in one mode and returns the rows that it prints."""
         with self.start(arguments) as client:
             out, _ = client.communicate()
         if client.returncode:
@@ -122,7 +122,7 @@ class Client:
 
 
 def floors() -> dict[str, Any]:
-    """What the device does at best, by a process that is gone before the server starts."""
+    """Measures the device's bounds in a process that ends before the server starts."""
     command = [sys.executable, str(HERE / "_gpu.py")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_step.py FOLDER [--batches 1,64,256] [--contexts 128,1024] [-o FIELD=VALUE]
 
-Every case decodes so many sequences at about one length through the real loop, scheduler and
+Every case decodes a batch of sequences of about one length through the real loop, scheduler and
 executor. A step's time on the device is that between two events around it on its stream; what lies
 between one step's end and the next one's begin is idle time. The host's time is that of a step less
 its waits, the median over steps, the garbage collector off. At 64 rows and more every case is also
@@ -84,7 +84,7 @@ def decode(
     scored: Sequence[LogprobOptions] = (),
     **sampling: Any,
 ) -> dict:
-    """Steps of so many rows, the first of them under a grammar or with logprobs, as given."""
+    """Measures decode steps of `batch` rows, `num_held` of them under a grammar."""
     generator = torch.Generator().manual_seed(batch * 7919 + context)
     for index in range(batch):
         ids = torch.randint(1000, 100_000, (context,), generator=generator).tolist()
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 def _trace(loop: EngineLoop, meter: Meter, length: int) -> None:
-    """Where the time of a prompt, and of decoding behind it, goes: kernels by their total."""
+    """Prints the kernels of a prompt and of the decoding after it, by total time."""
     from torch.profiler import ProfilerActivity, profile
 
     for name, work in (

@@ -1,7 +1,6 @@
-"""Masks over a vocabulary of 151,936 ids: what a grammar costs the step thread, and what it holds.
+"""Cost of grammars for the step thread, and their memory, over a vocabulary of 151,936 ids.
 
-    python benchmarks/grammar.py            # prints
-    python benchmarks/grammar.py --record   # and writes results/grammar-DATE.json
+    python benchmarks/grammar.py            (--record [FOLDER] writes a result)
 
 The vocabulary is made up: bytes, pairs of printing characters, words of syllables with and without
 a space before them, in three cases, and Chinese characters; --tokenizer FILE reads a tokenizer.json
@@ -144,7 +143,7 @@ class Row:
 def measure(
     compiler: GrammarCompiler, fillers: list[MaskFiller], grammar: Grammar, batch: int
 ) -> dict[str, Any]:
-    """Steps of so many rows under one grammar; the fillers take turns."""
+    """Measures steps of `batch` rows under one grammar. The fillers take turns."""
     before = _rss_mib()
     rows = [Row(compiler, grammar, seed) for seed in range(batch)]
     masks = np.zeros((batch, num_mask_words(VOCAB_SIZE)), np.uint32)

@@ -1,6 +1,6 @@
-"""What OpenInfer adds to a request's first token: client to first byte with a model that is free.
+"""Time that OpenInfer adds to a request's first token: client to first byte without a model.
 
-    python benchmarks/hop_budget.py                 (prints; --record also writes a result)
+    python benchmarks/hop_budget.py                 (--record [FOLDER] writes a result)
 
 The real front end (HTTP, tokenizer, SSE) and a real engine process, joined by their socket, over
 an executor that counts instead of computing. One client in a process of its own, one request at a
@@ -44,7 +44,7 @@ _WORDS = ("the", "sea", "and", "small", "bird", "saw", "one", "red", "boat", "go
 
 
 def main() -> None:
-    """Measures, or is the server that is measured."""
+    """Measures; with --server, runs the measured server instead."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--requests", type=int, default=1000, help="per run")
     parser.add_argument("--runs", type=int, default=3)
@@ -77,7 +77,7 @@ def _measure(num_requests: int, num_runs: int) -> dict[str, Any]:
         finally:
             server.terminate()
             server.wait()
-    # Whether a run counts is decided by what else ran meanwhile, never by what it gave.
+    # Other processes' CPU use decides whether a run counts, never its own result.
     quiet = [run for run in runs if run["others_busy_percent"] < MAX_OTHERS_PERCENT]
     best = min(quiet, key=lambda run: run["first_byte_us"]["p50"], default=None)
     return {

@@ -41,7 +41,7 @@ SHARED = ((8, 4296, 4096), (64, 4296, 4096))
 PROMPTS = ((32, 32), (1024, 1024), (2048, 16_384), (8192, 16_384))
 
 Row = tuple[str, list[Callable[[], Any]], int, int]
-"""What, the op once for each layer, bytes it reads, operations."""
+"""Name, one call of the op for each layer, bytes that it reads, operations."""
 
 
 def main() -> None:

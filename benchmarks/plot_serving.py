@@ -3,7 +3,7 @@
     python benchmarks/plot_serving.py RESULT PEER OUT.svg
 
 RESULT is what `gpu_serving.py --record` wrote, PEER a file like `results/peers-*.json`. A bar's
-length is the figure over the peer's; the shorter the better, throughput drawn as its inverse.
+length is the figure divided by the peer's. Shorter is better; throughput is drawn inverted.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What 8 and 4 bits cost in accuracy: the built-in model against transformers in float32.
+"""Accuracy of int8 and int4 weights: the built-in model against transformers in float32.
 
-    python benchmarks/quantization.py            (prints; --record also writes a result)
+    python benchmarks/quantization.py            (--record [FOLDER] writes a result)
 
-Questions, and answers that transformers has drawn, teacher-forced. The error is of logprobs, in
-nats: of every token of the vocabulary, and of the one that follows; beside it the perplexity. How
-fast the machine is, and what else it does, changes nothing here.
+Transformers samples answers to questions; every case is teacher-forced on them. The error is that
+of logprobs, in nats: over the whole vocabulary, and of the token that follows. The perplexity is
+printed too. The machine's speed and load do not change these figures.
 """
 
 import argparse
@@ -43,7 +43,7 @@ QUESTIONS = (
 
 
 def answers(text: TextModel) -> list[list[int]]:
-    """Prompts and what transformers draws behind them, in float32, the same every time."""
+    """Returns prompts with the answers that transformers samples in float32, with a fixed seed."""
     model = AutoModelForCausalLM.from_pretrained(
         CHECKPOINT.path(), dtype=torch.float32, local_files_only=True
     )

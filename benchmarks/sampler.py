@@ -1,9 +1,9 @@
-"""What sampling costs in a step, in graph replay on a GPU, after a check against the reference.
+"""Time of sampling per step, in graph replay on a GPU, after a check against the reference.
 
-    python benchmarks/sampler.py            (prints; --record also writes a result)
+    python benchmarks/sampler.py            (--record [FOLDER] writes a result)
 
 Logits of bf16 at [1 | 32 | 64, 151936], once as a model makes them (some likely tokens over a bulk)
-and once flat, drawn from as recorded steps do. A graph holds one step on each of several logits
+and once flat, drawn as captured steps draw. A graph holds one step on each of several logits
 that together take twice the L2 cache, so each is read from memory. The floor is the time to read
 once what a step must read, at the card's bandwidth. Goals: plain temperature at batch 1 at most
 45 us over reading the logits; batch 64 with top-k, top-p and penalties at most 90 us.
@@ -182,7 +182,7 @@ def _measure(name: str, kind: str, batch: int) -> dict[str, Any]:
 
 
 def _read_once() -> dict[int, float]:
-    """What reading the logits and nothing else takes here, by batch."""
+    """Returns the microseconds of only reading the logits, by batch size."""
     reads = {}
     for batch in BATCHES:
         steps = [lambda x=x: x.amax(dim=1) for x in _buffers("flat", batch)]

@@ -1,9 +1,8 @@
 """Host costs of the scheduler, in CPU time of one thread.
 
-    python benchmarks/scheduler.py                    # prints
-    python benchmarks/scheduler.py --record FOLDER    # and writes FOLDER/scheduler-DATE.json
+    python benchmarks/scheduler.py [--record [FOLDER]]
 
-`tests/test_costs.py` holds the same figures to twice their goals.
+The package's `tests/test_costs.py` fails if one of these figures takes twice its goal.
 """
 
 import gc

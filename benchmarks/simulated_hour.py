@@ -1,7 +1,6 @@
-"""An hour of one replica at 8 requests a second: how long it takes to simulate.
+"""Time to simulate an hour of one replica at 8 requests a second.
 
-python benchmarks/simulated_hour.py                    # prints
-python benchmarks/simulated_hour.py --record FOLDER    # and writes FOLDER/simulated-hour-DATE.json
+python benchmarks/simulated_hour.py [--record [FOLDER]]
 """
 
 import time
@@ -14,7 +13,7 @@ GOAL_S = 90.0
 
 
 def measure() -> dict[str, object]:
-    """Seconds of the clock and of one core, and what was simulated."""
+    """Returns wall and CPU seconds of the simulation, and its own figures."""
     trace = parse_trace(TRACE)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     report = simulate(trace).report

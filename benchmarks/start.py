@@ -1,11 +1,11 @@
-"""The second start of the installed command on the built-in model: spawn to first streamed byte.
+"""Time from process start to the first streamed byte, with the built-in model and warm caches.
 
-    python benchmarks/start.py            (prints; --record also writes a result)
+    python benchmarks/start.py            (--record [FOLDER] writes a result)
 
 Each start is a new `openinfer serve`; a client asks for a chat answer as soon as the port is open,
 and the clock stops at the first byte of the first server-sent event. The first start, which may
-compile and fills the page cache, is not counted. Bytecode is kept, as pip and Python's own default
-have it, whatever the environment says. Goal: 5 s on two cores, 3 s as a stretch.
+compile and fills the page cache, is not counted. Python keeps bytecode, as it does by default, even
+if the environment forbids it. Goal: 5 s on two cores, 3 s as a stretch.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _BODY = json.dumps(
 
 
 class Memory:
-    """The most memory that a process and all below it held together, read 50 times a second."""
+    """Peak resident memory of a process and its descendants together, sampled 50 times a second."""
 
     def __init__(self, pid: int) -> None:
         self.rss_bytes = 0
@@ -66,7 +66,7 @@ class Memory:
 
 
 def start(model: str) -> dict[str, Any]:
-    """One start and one answer."""
+    """Measures one start and one response."""
     command = str(Path(sysconfig.get_path("scripts")) / "openinfer")
     others, begun = OthersMeter(), time.perf_counter()
     server = subprocess.Popen(
@@ -116,7 +116,7 @@ def _first_event(port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--starts", type=int, default=5, help="counted, behind one that is not")
+    parser.add_argument("--starts", type=int, default=5, help="counted starts; one more runs first")
     parser.add_argument("--model", default="tiny")
     results.add_record_flag(parser)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""What a conversation costs from the bytes of its request to token ids.
+"""Time of a conversation from the bytes of its request to token ids.
 
-    python benchmarks/text.py FOLDER                (prints; --record also writes a result)
+    python benchmarks/text.py FOLDER                (--record [FOLDER] writes a result)
 
 FOLDER holds the tokenizer.json of a model; a vocabulary of 151k is what the figures are about. A
 conversation of 16k tokens, tools and results in it, grows turn by turn, as an agent sends it: every
@@ -218,7 +218,7 @@ def _new_text(model: TextModel, num_tokens: int, texts: _Texts) -> dict[str, flo
 
 
 def _times(work: Callable[[], object]) -> dict[str, float]:
-    """Of the clock and of the thread's own cycles: beside other programs only these say much."""
+    """Returns milliseconds of wall time, and of CPU time, which other load affects less."""
     taken, cycles = [], []
     for _ in range(REPEATS):
         begun, begun_cpu = time.perf_counter(), time.thread_time()
@@ -234,7 +234,7 @@ def _times(work: Callable[[], object]) -> dict[str, float]:
 
 
 def _rss_mb(folder: Path, backend: str) -> int:
-    """Of a process that has loaded the text of a model and nothing else."""
+    """Returns the memory of a process that has loaded only the text side of a model."""
     command = [sys.executable, __file__, str(folder), "--rss", backend]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

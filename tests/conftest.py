@@ -1,4 +1,4 @@
-"""Real servers, as a client meets them: started by the command line, checked to be idle after."""
+"""Fixtures that start real servers by the command line, and check that they are idle afterwards."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _IDLE_S = 10
 
 
 class Server:
-    """One `openinfer serve` process and what belongs to it."""
+    """One `openinfer serve` process, its log and a client."""
 
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, has_own_group: bool = False
@@ -63,7 +63,7 @@ class Server:
 
     @cached_property
     def client(self) -> OpenAI:
-        """The official client; its connections close with the server."""
+        """The official OpenAI client. Its connections close with the server."""
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
 
     def fetch(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
@@ -100,7 +100,7 @@ class Server:
             time.sleep(0.02)
 
     def children(self, module: str) -> list[psutil.Process]:
-        """Child processes that run `python -m module`."""
+        """Returns the child processes that run `python -m module`."""
         found = psutil.Process(self.process.pid).children()
         return [child for child in found if module in child.cmdline()]
 
@@ -130,14 +130,14 @@ def _tiny_server() -> Iterator[Server]:
 
 @pytest.fixture
 def tiny_server(_tiny_server: Server) -> Iterator[Server]:
-    """The server of the README's first command, shared by the tests and idle after each."""
+    """The server of the README's first command. The tests share it; it is idle after each."""
     yield _tiny_server
     _tiny_server.assert_idle()
 
 
 @pytest.fixture
 def start_server() -> Iterator[Any]:
-    """Starts servers of a test's own; those that still run are idle after it, all end well."""
+    """Starts servers for one test. They must be idle after it and end with the expected status."""
     yield from _starting([])
 
 
@@ -148,7 +148,7 @@ def _shared_servers() -> list[Server]:
 
 @pytest.fixture(scope="module")
 def start_shared_server(_shared_servers: list[Server]) -> Iterator[Any]:
-    """Starts servers for the tests of a module; they are idle after each."""
+    """Starts servers for all tests of a module. They must be idle after each test."""
     yield from _starting(_shared_servers)
 
 
@@ -178,7 +178,7 @@ def _starting(servers: list[Server]) -> Iterator[Any]:
 
 @pytest.fixture
 def call_openinfer(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Calls a command that serves nothing in this process: (exit status, stdout, stderr)."""
+    """Calls a command in this process and returns (exit status, stdout, stderr)."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         try:
@@ -192,7 +192,7 @@ def call_openinfer(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def run_openinfer() -> Any:
-    """Runs a command to its end: (exit status, stdout, stderr)."""
+    """Runs a command in a process of its own and returns (exit status, stdout, stderr)."""
 
     def run(
         *arguments: str, stdin: str = "", timeout: float = 60, cwd: Path | None = None
@@ -214,12 +214,12 @@ def run_openinfer() -> Any:
 
 @dataclass(frozen=True)
 class GuidePackage:
-    """A guide's package, written out as a reader would.
+    """The package that a guide develops, with its files written and installed.
 
     Attributes:
-        folder: where its files are.
-        site: what its installation puts into an environment.
-        files: by name, their text; each is a block whose first line is `# NAME`.
+        folder: folder of the files.
+        site: folder of the installed package.
+        files: text by file name. Each file is a code block whose first line is `# NAME`.
         commands: the guide's shell blocks.
     """
 
@@ -231,7 +231,7 @@ class GuidePackage:
 
 @pytest.fixture(scope="session")
 def follow_guide() -> Callable[[str, Path], GuidePackage]:
-    """Follows docs/guides/NAME.md in a folder, and installs what comes of it beside it."""
+    """Writes the files of docs/guides/NAME.md into a folder, and installs their package."""
 
     def follow(name: str, folder: Path) -> GuidePackage:
         text = (Path(__file__).parents[1] / f"docs/guides/{name}.md").read_text(encoding="utf-8")

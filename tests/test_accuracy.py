@@ -1,4 +1,4 @@
-"""The accuracy gate over HTTP: what the real server reports is what transformers computes."""
+"""The accuracy gate over HTTP: the real server reports the logprobs that transformers computes."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +13,12 @@ from openinfer_testing.torch import TINY_CHECKPOINTS, run_gate
 
 _NUM_TOP = 20
 _WAYS = ("one by one", "eight at once", "as prompts")
-"""For one sequence, the next, and the one after that."""
+"""How requests are sent: the sequences take these ways in turn."""
 _CHECKPOINTS = {checkpoint.name: checkpoint for checkpoint in TINY_CHECKPOINTS}
 
 
 def _http_path(server, vocab_size):
-    """Forces tokens by one more after every prefix, or scores them: prefill, hits, batches."""
+    """Asks for one token after every prefix, or scores all: prefill, prefix hits, batches."""
 
     def ask(prompt, **fields):
         body = {"model": "served", "prompt": prompt, "temperature": 0, "ignore_eos": True}
@@ -77,7 +77,7 @@ def test_the_server_is_as_accurate_as_transformers(start_server, tmp_path, name,
     assert report.num_compared >= _NUM_TOP * sum(n - 1 for n in lengths)
     server.assert_idle()
 
-    # The negative control: what the server says is not the truth of a model with another theta.
+    # Negative control: the server's logprobs are not those of a model with another theta.
     other = replace(checkpoint, rope_theta=checkpoint.rope_theta * 10).write(tmp_path / "other")
     report = run_gate(other, lambda _: rows, sequences, getattr(torch, dtype))
     assert not report.is_accurate, report

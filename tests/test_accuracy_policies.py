@@ -1,7 +1,7 @@
-"""The accuracy gate over HTTP in a pool too small for all, by policy and admission.
+"""The accuracy gate over HTTP in a pool too small for all requests, by policy and admission.
 
-Clients of several tenants, sessions and priorities come at once and preempt each other; every
-token that the server then says is scored as transformers scores it.
+Clients of several tenants, sessions and priorities send at once, and their requests preempt each
+other. The logprob of every output token is the one that transformers computes.
 """
 
 import json
@@ -18,7 +18,7 @@ _CHECKPOINT = TINY_CHECKPOINTS[0]
 _NUM_TOP = 20
 _NUM_OUTPUT = 40
 _NUM_BLOCKS = 9
-"""Of 16 positions: two sequences at their end and no more."""
+"""Blocks of 16 positions each: room for two sequences at their full length, and no more."""
 
 
 def _bytes_per_block(folder):
@@ -28,7 +28,7 @@ def _bytes_per_block(folder):
 
 
 def _ask(server, number, ids):
-    """Output ids, and what is said of each: a row with NaN for all but the likeliest."""
+    """Returns output ids and their logprobs: one row each, NaN for all but the likeliest."""
     body = {
         "model": "served",
         "prompt": ids,
@@ -71,7 +71,7 @@ def test_whoever_is_preempted_says_the_same(start_server, tmp_path, policy, admi
     assert server.load()["num_total_blocks"] == _NUM_BLOCKS
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, _CHECKPOINT.vocab_size, n).tolist() for n in (33, 5, 17, 48, 21, 9)]
-    # One prompt twice and one that extends another: hits and followers among the preemptions.
+    # Prompts that repeat or extend another one cause prefix hits among the preemptions.
     asked = [*prompts, prompts[0], [*prompts[2], *prompts[1]]]
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda pair: _ask(server, *pair), enumerate(asked)))
@@ -85,7 +85,7 @@ def test_whoever_is_preempted_says_the_same(start_server, tmp_path, policy, admi
 
     sequences = [ids + output for ids, (output, _) in zip(asked, answers, strict=True)]
     truth = teacher_forced_logprobs(folder, sequences, torch.float32)
-    # What the prompts' own positions say is tested elsewhere: here they count as exact.
+    # Other tests cover the prompts' own positions; here they count as exact.
     rows = [
         np.concatenate([own[: len(ids) - 1], said])
         for own, ids, (_, said) in zip(truth, asked, answers, strict=True)

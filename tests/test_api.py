@@ -1,4 +1,4 @@
-"""The reference server on the built-in model, by the official client."""
+"""The server with the built-in model, tested through the official client."""
 
 import json
 import socket
@@ -90,7 +90,7 @@ def test_seeds_repeat_and_samples_differ(tiny_server):
         )
         return [choice.text for choice in answer.choices]
 
-    # One row each time: in bf16 batches of different sizes round differently.
+    # One row at a time: batches of different sizes round differently in bf16.
     first = ask(7)
     assert ask(7) == first
     assert ask(8) != first

@@ -1,4 +1,4 @@
-"""docs/guides/api.md has every route, field, refused field and error of the server, as they are."""
+"""docs/guides/api.md lists every route, field, refused field and error of the server correctly."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def description(tiny_server, _description):
 
 
 def _but(field, neutral):
-    """Returns a refused field with the values of it that pass."""
+    """Returns a refused field with its accepted values."""
     passed = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
     return f"`{field}`" + (f" (but {passed})" if passed else "")
 

@@ -1,4 +1,4 @@
-"""The pages under docs/ name only what exists, and the example of a command runs."""
+"""The pages under docs/ name only existing files and classes, and their example command runs."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ CLASS = re.compile(r"`([A-Z][a-z]\w+)(?:\.\w+)?[`(]")
 
 
 def _classes():
-    """Names of all classes, and of what is assigned at module level, in the packages' sources."""
+    """Returns the names of classes and module-level variables in the packages' sources."""
     names = set()
     for pattern in ("packages/*/src/**/*.py", "apps/*/src/**/*.py"):
         for path in ROOT.glob(pattern):

@@ -1,4 +1,4 @@
-"""`openinfer chat` on a terminal: a real pty, a real server that says what the test wrote."""
+"""`openinfer chat` on a real pty, with a real server that gives the responses of the test."""
 
 import os
 import pty
@@ -21,7 +21,7 @@ _LONG = "Once upon a time " + " ".join(f"there was number {n}," for n in range(4
 _SLEEP = (
     '<tool_call>\n{"name": "shell", "arguments": {"command": "echo begun; sleep 60"}}\n</tool_call>'
 )
-# The terminal is the controlling one, so that its Ctrl-C is a signal.
+# The pty must be the controlling terminal, so that its Ctrl-C becomes SIGINT.
 _LAUNCH = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -29,7 +29,7 @@ _LAUNCH = (
 
 
 class Terminal:
-    """A process on a pty of its own; what it writes is kept, without escape sequences."""
+    """A process on its own pty. Its output is kept without escape sequences."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -47,12 +47,12 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was shown, as plain lines."""
+        """Returns the whole output as plain lines."""
         plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", self.raw)
         return plain.replace("\r", "")
 
     def expect(self, words: str, timeout_s: float = 30) -> None:
-        """Waits until `words` are shown behind what was expected before."""
+        """Waits until `words` appear after the previously expected words."""
         deadline = time.monotonic() + timeout_s
         while (at := self.text.find(words, self._num_seen)) < 0:
             left = deadline - time.monotonic()
@@ -73,14 +73,14 @@ class Terminal:
         self.send(text + "\n")
 
     def interrupt(self) -> None:
-        """Ctrl-C within a line; one that comes before the wait for keys begins is lost."""
+        """Presses Ctrl-C within a line. It would be lost before the wait for keys begins."""
         self.send("half a line")
         self.expect("half a line")
         time.sleep(0.2)
         self.send("\x03")
 
     def end(self) -> int:
-        """Ctrl-D at the prompt; the exit status."""
+        """Presses Ctrl-D at the prompt and returns the exit status."""
         self.expect("> ")
         self.send("\x04")
         return self.process.wait(30)
@@ -107,7 +107,7 @@ def terminal() -> Iterator[Any]:
 
 @pytest.fixture
 def scripted(tmp_path, start_server) -> Any:
-    """Starts a server that gives the answers in turn."""
+    """Starts a server that gives these responses in turn."""
 
     def start(*answers: str, step_s: float = 0.0) -> Any:
         site = install_scripted_line(tmp_path / "site")

@@ -1,4 +1,4 @@
-"""chat, complete and doctor, here and against a server."""
+"""The commands chat, complete and doctor, in process and against a server."""
 
 from importlib.metadata import entry_points
 

@@ -1,4 +1,4 @@
-"""docs/guides/clients.md: its programs run, its configurations are read as they are meant."""
+"""docs/guides/clients.md: its programs run, and its configurations have the described effect."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def _blocks(kind):
 
 
 def _events(server, path, body):
-    """Names of the events of a stream."""
+    """Returns the names of a stream's events."""
     status, content = server.fetch("POST", path, body)
     assert status == 200, content
     return re.findall(r"^event: (\S+)$", content.decode(), re.MULTILINE)
@@ -42,7 +42,7 @@ def test_configurations_name_the_routes():
 
 
 def test_an_agents_turn_over_responses(tiny_server):
-    """The form in which Codex asks: hosted tools among functions, a developer's message, SSE."""
+    """A request in Codex's form: hosted tools among functions, a developer message, SSE."""
     body = {
         "model": "tiny",
         "instructions": "You are a coding agent.",
@@ -76,7 +76,7 @@ def test_an_agents_turn_over_responses(tiny_server):
 
 
 def test_an_agents_turn_over_messages(tiny_server):
-    """The form in which Claude Code asks: betas, cache marks, a billing header, metadata."""
+    """A request in Claude Code's form: betas, cache marks, a billing header, metadata."""
     body = {
         "model": "tiny",
         "max_tokens": 16,

@@ -1,8 +1,7 @@
-"""Claude Code, Codex and opencode themselves, once around their tools, where they are installed.
+"""Claude Code, Codex and opencode each call a tool once, if their programs are installed.
 
 `npm install @anthropic-ai/claude-code @openai/codex opencode-ai`, then OPENINFER_AGENTS names the
-folder of their programs. They run with a home and a folder of their own, and nothing but this
-server to talk to.
+folder of their programs. They run with their own home and work folder, and reach only this server.
 """
 
 import json
@@ -37,7 +36,7 @@ def _block(kind: str) -> str:
 
 
 def _configure(home: Path, work: Path, url: str) -> dict[str, str]:
-    """The guide's settings, with this server's address; the variables among them."""
+    """Writes the guide's settings with this server's address; returns its environment variables."""
     shell, toml, settings = (
         _block(kind).replace("http://127.0.0.1:8000", url) for kind in ("sh", "toml", "json")
     )

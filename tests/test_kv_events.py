@@ -1,4 +1,4 @@
-"""A subscriber of a real server rebuilds its cache: live, after a gap, and after its own death."""
+"""A subscriber rebuilds a real server's cache: live, after a gap, and after its own restart."""
 
 import json
 import time
@@ -15,7 +15,7 @@ END = b"\xff" * 8
 
 
 class Subscriber:
-    """Follows one engine; holds the tokens of every block by hash."""
+    """A subscriber of one engine. Holds the tokens of every block by hash."""
 
     def __init__(self, folder: Path, hwm: int = 1000) -> None:
         self.context = zmq.Context()
@@ -33,7 +33,7 @@ class Subscriber:
         self.context.destroy(linger=0)
 
     def read(self, timeout_s: float = 0.3) -> None:
-        """Reads until nothing comes for a while; asks for what it has missed."""
+        """Reads until no event arrives for a while, and requests the events that it missed."""
         while self.live.poll(timeout_s * 1000):
             topic, number, payload = self.live.recv_multipart()
             assert topic == b"kv@tiny"
@@ -88,12 +88,12 @@ def subscribe(tmp_path):
 
 
 def prefixes(*sequences):
-    """What is cached of these sequences: every full block, whatever it belongs to."""
+    """Returns every prefix of full blocks of these sequences: the expected content of the cache."""
     return {tuple(s[:end]) for s in sequences for end in range(BLOCK, len(s) + 1, BLOCK)}
 
 
 def complete(server, prompt, max_tokens=24):
-    """The ids whose cache entries exist after the request, and how many prompt ids were hit."""
+    """Returns the ids that are cached after the request, and the number of prompt ids hit."""
     body = {
         "model": "tiny",
         "prompt": prompt,

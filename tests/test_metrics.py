@@ -1,4 +1,4 @@
-"""`/metrics` of a whole server: several front processes, one that dies, an engine that dies."""
+"""`/metrics` of a whole server: several front processes, a dead one, and a dead engine."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ _SOME = {"model": "tiny", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True
 
 
 def _scrape(server):
-    """Sums over labels, by name."""
+    """Returns sums over all labels, by metric name."""
     with urllib.request.urlopen(server.url + "/metrics", timeout=30) as answer:
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         page = answer.read().decode()
@@ -32,7 +32,7 @@ def _complete(server, count):
 
 
 def _answers_without(process, server):
-    """Whether another front process does."""
+    """Returns whether another front process serves while this one is suspended."""
     process.suspend()
     try:
         with urllib.request.urlopen(server.url + "/ready", timeout=1) as answer:
@@ -54,7 +54,7 @@ def test_the_front_and_its_engine_count_the_same(start_server):
     assert num_cached > 16
     server.assert_idle()
     load = server.load()
-    # What an engine reports of itself may lag by a fraction of a second.
+    # The engine's own report may lag by a fraction of a second.
     wait_until(lambda: _scrape(server)["oi:prefix_cache_queries_total"] == 3 * num_prompt)
     wait_until(lambda: _scrape(server)["oi:num_requests_running"] == 0)
     page = _scrape(server)
@@ -93,7 +93,7 @@ def test_front_processes_are_counted_together_and_no_total_goes_back(start_serve
     server = start_server(*_MODELLED, "--api-server-count", "2")
     (other,) = server.children("openinfer.serve._front")
     first = psutil.Process(server.process.pid)
-    # While one is stopped the other one accepts.
+    # While one front process is stopped, the other one accepts.
     other.suspend()
     _complete(server, 3)
     other.resume()

@@ -1,4 +1,4 @@
-"""What operators, gateways and careful clients ask of a real server beside answers."""
+"""Health, load, pause, shutdown and cancellation of a real server, for operators and gateways."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ENDLESS = {"model": "tiny", "prompt": "Once", "temperature": 0}
 
 
 class _Reader(threading.Thread):
-    """Reads a stream to its end, beside the test."""
+    """A thread that reads a stream to its end."""
 
     def __init__(self, server, max_tokens):
         super().__init__(daemon=True)
@@ -52,7 +52,7 @@ class _Reader(threading.Thread):
 
 @pytest.fixture
 def paused(tiny_server):
-    """Pauses the server; whatever the test does, it goes on behind it."""
+    """Function that pauses the server. The fixture resumes it, even if the test fails."""
 
     def pause(mode):
         assert tiny_server.post(f"/pause?mode={mode}", None) == (200, {"is_paused": True})
@@ -246,7 +246,7 @@ def _address(server):
 
 
 def test_a_thousand_hang_ups_leave_nothing_behind(tiny_server):
-    """In the process that clients meet, with the engine behind it."""
+    """Files, threads and memory of the front process and the engine do not grow."""
     front, engine, rng = (
         psutil.Process(tiny_server.process.pid),
         tiny_server.engine,

@@ -1,4 +1,4 @@
-"""The guide to a parser of one's own, followed letter by letter in a folder of its own."""
+"""The guide to custom parsers, followed step by step in an empty folder."""
 
 import os
 import shutil
@@ -10,13 +10,13 @@ import pytest
 
 @pytest.fixture(scope="module")
 def guide(follow_guide, tmp_path_factory):
-    """The guide's package."""
+    """The package that the guide develops."""
     return follow_guide("parsers", tmp_path_factory.mktemp("at-parser"))
 
 
-# Options of the outer run may be those of a plugin that is not there.
+# The outer run's options may belong to a plugin that is not installed there.
 _PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-"""A stranger has none of our plugins, and to import them takes longer than all these tests."""
+"""Readers have none of our plugins, and importing those takes longer than all these tests."""
 
 
 def _python(folder, *arguments, **environment):

@@ -1,4 +1,4 @@
-"""Cache and scheduler behind their flags, as a client of the real server meets them."""
+"""The flags of cache and scheduler, tested through clients of a real server."""
 
 import json
 
@@ -11,7 +11,7 @@ _CHECKPOINT = TINY_CHECKPOINTS[0]
 
 
 def _ask(server, ids, **fields):
-    """Prompt tokens that were cached."""
+    """Returns the number of cached prompt tokens."""
     body = {"model": server.model, "prompt": ids, "max_tokens": 2, "temperature": 0, **fields}
     status, answer = server.post("/v1/completions", body)
     assert status == 200, answer
@@ -30,7 +30,7 @@ def _group(server):
 
 @pytest.fixture(scope="module")
 def start(start_shared_server, tmp_path_factory):
-    """Starts a server of a random model that reads 256 tokens."""
+    """Starts a server with a random model whose context is 256 tokens."""
     folder = _CHECKPOINT.write(tmp_path_factory.mktemp("model") / _CHECKPOINT.name)
     config = json.loads((folder / "config.json").read_text())
     heads, dim = config["num_key_value_heads"], config["head_dim"]
@@ -69,7 +69,7 @@ def test_eight_samples_of_a_cold_prompt_cost_one_prefill(server):
     num_prompt = load["num_prompt_tokens"] - before["num_prompt_tokens"]
     num_cached = load["num_cached_tokens"] - before["num_cached_tokens"]
     assert num_prompt == 8 * num_tokens
-    # Each follower computes what is behind its last full block, and nothing else.
+    # Each follower computes only the tokens after its last full block.
     assert num_prompt - num_cached == num_tokens + 7 * (num_tokens % 16)
 
 

@@ -1,4 +1,4 @@
-"""Processes: what runs where, what dies, what drains, and what the command line says."""
+"""Front, engine and template processes: placement, crashes, draining, and logged messages."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from openinfer_testing import wait_until
 from openinfer_tiny import CHECKPOINT
 
 _MODELLED = ("--engine", "sim", "--sim-model", "qwen3-0_6b")
-"""The same processes over a device that is modelled, where none of them needs to be slow."""
+"""Flags that run the same processes over a simulated device, which is fast."""
 
 
 def _has_torch(process: psutil.Process) -> bool:
@@ -76,7 +76,7 @@ if "openinfer_engine" in sys.orig_argv:
 
 
 def test_under_load_the_step_thread_alone_runs_python(start_server, tmp_path):
-    """A handler on the engine's main thread notes where each of its threads is."""
+    """A signal handler on the engine's main thread records the stack of each thread."""
     code = tmp_path / "sitecustomize.py"
     code.write_text(_SAMPLES_FRAMES)
     server = start_server(env={"PYTHONPATH": str(tmp_path)})
@@ -91,7 +91,7 @@ def test_under_load_the_step_thread_alone_runs_python(start_server, tmp_path):
         assert all(answer.result().status == 200 for answer in answers)
     seen = [line.split() for line in Path(f"{code}.txt").read_text().splitlines()]
     assert sum(thread == "step" for thread, _ in seen) > 20
-    # A pool keeps its threads: asleep in its queue.
+    # A pool's threads stay, asleep in its queue.
     assert {where for thread, where in seen if thread == "other"} <= {"_worker"}
 
 
@@ -187,11 +187,11 @@ def test_ctrl_c_on_a_terminal_drains_and_restarts_nobody(start_server, arguments
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_is_passed_on_again_drains(start_server, number):
-    """As a shell, `uv run` and a supervisor of processes deliver it together, to every process."""
+    """The signal reaches every process at once, as a shell or a process supervisor sends it."""
     server = start_server(*_MODELLED, "--api-server-count", "2", has_own_group=True)
     fronts = [psutil.Process(server.process.pid), *server.children("openinfer.serve._front")]
     requests = [_complete(server, stream=True, max_tokens=800) for _ in fronts]
-    # One request each: while one front process is stopped the other one accepts.
+    # One request for each front process: while one is stopped, the other one accepts.
     fronts[1].suspend()
     with urllib.request.urlopen(requests[0], timeout=30) as first:
         first.readline()
@@ -272,7 +272,7 @@ def test_two_front_processes_share_the_port_and_the_engine(start_server):
         assert answer[0] == 200
     assert not _has_torch(other)
     server.assert_idle()
-    # With the first front stopped, the second one alone still answers.
+    # While the first front process is stopped, the second one still serves.
     psutil.Process(server.process.pid).suspend()
     try:
         served = [
@@ -286,14 +286,14 @@ def test_two_front_processes_share_the_port_and_the_engine(start_server):
 
 @pytest.mark.parametrize("reaches_all", [False, True])
 def test_a_drain_begins_in_every_front_process_at_once(start_server, reaches_all):
-    # 65 GB of weights take 15 ms to read: it answers for 9 s, and ends a process meanwhile.
+    # A step reads 65 GB of weights in 15 ms: the response takes 9 s, and a process ends meanwhile.
     server = start_server(
         *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
         *("--api-server-count", "2"),
     )
     (other,) = server.children("openinfer.serve._front")
     request = _complete(server, stream=True, max_tokens=600)
-    # The first front answers the long request: the other one cannot.
+    # The first front process must serve the long request: the other one is stopped.
     other.suspend()
     with urllib.request.urlopen(request, timeout=30) as stream:
         stream.readline()
@@ -315,7 +315,7 @@ def test_a_second_signal_is_told_to_every_client(start_server):
     )
     (other,) = server.children("openinfer.serve._front")
     requests = [_complete(server, stream=True, max_tokens=1500) for _ in range(2)]
-    # One request each: while one front process is stopped the other one accepts.
+    # One request for each front process: while one is stopped, the other one accepts.
     other.suspend()
     with urllib.request.urlopen(requests[0], timeout=30) as first:
         first.readline()
@@ -362,7 +362,7 @@ def test_an_engine_is_reached_over_tcp_loopback(start_server, tmp_path):
 
 
 async def _ask_a_front_process(engine_address):
-    """Status of an answer by a front process of its own over the engine at an address."""
+    """Returns the status of a response from an extra front process for the engine at an address."""
     spec = FrontSpec(
         model_path=str(CHECKPOINT.path()),
         text=TextOptions(),
@@ -495,7 +495,7 @@ def test_a_default_that_the_engine_cannot_honour_costs_no_client_a_400(start_ser
     assert "min_p 1.5" in warnings[0]
     body = {"model": "model", "prompt": "Hello", "max_tokens": 2}
     for process in (None, psutil.Process(server.process.pid)):
-        # With the first front stopped, the second one alone answers.
+        # While the first front process is stopped, only the second one serves.
         if process is not None:
             process.suspend()
         try:

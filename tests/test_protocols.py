@@ -1,4 +1,4 @@
-"""The built-in model by the official clients of three protocols: the same answer from each."""
+"""The official clients of three protocols get the same text from the built-in model."""
 
 import anthropic
 import pytest
@@ -14,7 +14,7 @@ def claude(tiny_server):
 
 @pytest.fixture
 def expected(tiny_server):
-    """What chat completions answer."""
+    """Returns the text of a chat completion."""
     answer = tiny_server.client.chat.completions.create(
         model="tiny", messages=HELLO, temperature=0, max_tokens=32, reasoning_effort="none"
     )

@@ -1,4 +1,4 @@
-"""`serve --quantization` and `LLM(quantization=...)`, as users meet them."""
+"""`serve --quantization` and `LLM(quantization=...)` with a real model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the README shows works, letter by letter."""
+"""The commands and programs of the README run exactly as printed."""
 
 import ast
 import re
@@ -74,7 +74,7 @@ _MEMBERS = {
 
 
 def _brought_by(names):
-    """What an environment has with these members installed, whatever they need included."""
+    """Returns the distributions of an environment with these members and their dependencies."""
     found, left = set(), list(names)
     while left:
         name = left.pop()
@@ -89,7 +89,7 @@ def _brought_by(names):
 
 
 def _used_by(code):
-    """What a program imports, or names as `module:function`, as names of distributions."""
+    """Returns the distributions that a program imports or names as `module:function`."""
     nodes = list(ast.walk(ast.parse(code)))
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     modules |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
@@ -108,7 +108,7 @@ def test_an_example_runs_where_what_its_page_says_is_installed(name):
 
 @pytest.mark.parametrize("name", sorted(_MEMBERS))
 def test_a_member_is_tested_alone_with_what_its_tests_need(name):
-    """A plain `pytest` is there only where the whole workspace is."""
+    """A plain `pytest` exists only in the environment of the whole workspace."""
     page = (_MEMBERS[name] / "README.md").read_text(encoding="utf-8")
     folder = _MEMBERS[name].relative_to(_ROOT).as_posix()
     assert re.findall(r"`([^`]*pytest (?:packages|apps)/[^`]*)`", page) == [

@@ -1,4 +1,4 @@
-"""Sampling fields over HTTP, streamed and whole, and what they do together."""
+"""Sampling fields over HTTP, streamed and whole, alone and combined."""
 
 import json
 import math
@@ -15,7 +15,7 @@ NUM_TOKENS = 24
 GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 A, C = 300, 302
 FEW = list(range(300, 340))
-"""Ids that mean nothing here."""
+"""Returns ids without a meaning for the model."""
 
 
 def _events(url, body):
@@ -30,7 +30,7 @@ def _events(url, body):
 
 @pytest.fixture(params=["whole", "streamed"])
 def ask(request, tiny_server):
-    """Token ids, finish reason and stop reason of choice 0: `ask(path, **fields)`."""
+    """Function `ask(path, **fields)` that returns ids, finish and stop reason of choice 0."""
 
     def whole(path, body):
         status, answer = tiny_server.post(path, body)
@@ -62,7 +62,7 @@ def path(request):
 
 @pytest.fixture(scope="module")
 def greedy(_tiny_server, path):
-    """What is drawn without any control."""
+    """Token ids of greedy decoding without further sampling fields."""
     status, answer = _tiny_server.post(path, PATHS[path] | GREEDY | {"return_token_ids": True})
     assert status == 200
     return answer["choices"][0]["token_ids"]
@@ -70,7 +70,7 @@ def greedy(_tiny_server, path):
 
 @pytest.fixture(scope="module")
 def eos(_tiny_server):
-    """The id that ends a turn of the built-in model."""
+    """Returns the id that ends a turn of the built-in model."""
     _, answer = _tiny_server.post(
         "/v1/chat/completions",
         PATHS["/v1/chat/completions"]
@@ -155,7 +155,7 @@ def test_a_stop_token_id_ends_and_is_named(ask, path, greedy):
 
 
 def test_every_sample_has_a_seed_of_its_own(tiny_server, path):
-    # Few tokens: in bf16 one row rounds differently from three, and the more the likelier it tells.
+    # Few tokens: one row rounds differently from three in bf16, and longer texts would differ.
     body = PATHS[path] | {"max_tokens": 4, "temperature": 2.0, "return_token_ids": True}
     _, three = tiny_server.post(path, body | {"n": 3, "seed": 20})
     samples = [choice["token_ids"] for choice in three["choices"]]
@@ -196,7 +196,7 @@ def test_a_scored_prompt_has_the_logprobs_it_has_as_output(tiny_server, path):
         if "chat" in path
         else drawn_choice["logprobs"]["token_logprobs"]
     )
-    # bf16 sums differ between one row and a chunk.
+    # In bf16, sums of one row differ from those of a chunk.
     assert found["token_logprobs"][len(prompt) :] == pytest.approx(expected, abs=0.1)
     assert [max(top.values()) for top in found["top_logprobs"][len(prompt) :]] == pytest.approx(
         expected, abs=0.1

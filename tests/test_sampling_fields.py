@@ -1,6 +1,6 @@
-"""Every field that shapes an output, as one table: what it is seen to do, and what it refuses.
+"""One table of all fields that shape an output: their visible effect, and their refused values.
 
-The table and that of docs/guides/sampling.md name the same fields.
+This table and the one of docs/guides/sampling.md name the same fields.
 """
 
 import json
@@ -30,16 +30,16 @@ NO_IDS = (5, ["x"], [1.5], [True], [-1], [99_999], [2**40])
 
 @dataclass
 class Choice:
-    """What came of one choice, streamed or not."""
+    """Result of one choice, streamed or not."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
     reason: str | None = None
     stop: Any = None
     names: list[str] = field(default_factory=list)
-    """Of the tokens with logprobs."""
+    """Names of the tokens with logprobs."""
     values: list[float] = field(default_factory=list)
-    """Of the same."""
+    """Logprobs of the same tokens."""
     tops: list[set[str]] = field(default_factory=list)
 
     def add(self, choice: dict[str, Any]) -> None:
@@ -69,16 +69,16 @@ Seen = Callable[[list[Choice], list[Choice]], bool]
 
 @dataclass(frozen=True)
 class Row:
-    """A field, or several that go by one row of the guide.
+    """One row of the guide: a field, or several.
 
     Attributes:
-        beside: what is asked for in any case.
-        fields: what shows the effect, beside that.
-        seen: of the choices with the fields and of those without: whether it is there.
-        good: values at the bounds.
-        bad: values that are a 400 naming the field.
-        paths: the routes that have it.
-        is_streamed: whether a stream may have it.
+        beside: fields of both requests, with and without the effect.
+        fields: further fields, which cause the effect.
+        seen: returns whether the choices with the fields differ as expected from those without.
+        good: accepted values at the bounds.
+        bad: values that give a 400 with the field's name.
+        paths: routes that accept the field.
+        is_streamed: whether a stream may use the field.
     """
 
     fields: dict[str, Any]
@@ -332,7 +332,7 @@ CONFLICTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @pytest.fixture(scope="module")
 def eos(_tiny_server: Any) -> int:
-    """The id that ends a turn of the built-in model."""
+    """Returns the id that ends a turn of the built-in model."""
     _, answer = _tiny_server.post(
         "/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False}
     )
@@ -342,7 +342,7 @@ def eos(_tiny_server: Any) -> int:
 
 @pytest.fixture
 def ask(tiny_server: Any, eos: int) -> Callable[..., list[Choice]]:
-    """The choices of a request: `ask(path, is_streamed, fields)`."""
+    """Function `ask(path, is_streamed, fields)` that returns the choices of a request."""
 
     def run(path: str, is_streamed: bool, fields: dict[str, Any]) -> list[Choice]:
         body = BASES[path] | COMMON | fields | {"stream": is_streamed}
@@ -403,7 +403,7 @@ def test_a_bad_value_is_a_400_that_names_its_field(
         status, answer = tiny_server.post(path, body)
         assert status == 400, (value, answer)
         error = answer["error"]
-        # An entry of a list or an object is named with its place.
+        # The error names an entry of a list or an object by its index or key.
         assert re.split(r"[.\[]", error["param"])[0] == name, (value, error)
         assert name in error["message"], (value, error)
 
@@ -413,7 +413,7 @@ def test_a_bad_value_is_a_400_that_names_its_field(
 def test_a_conflict_met_while_running_is_a_400_that_names_its_fields(
     tiny_server: Any, path: str, fields: dict[str, Any]
 ) -> None:
-    """Two tokens can be drawn, then the only one allowed would complete the bad word."""
+    """After two tokens, the only allowed one would complete the bad word."""
     _, spelled = tiny_server.post("/tokenize", {"prompt": "&&&", "add_special_tokens": False})
     assert len(set(spelled["tokens"])) == 1
     assert len(spelled["tokens"]) == 3

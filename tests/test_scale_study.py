@@ -1,4 +1,4 @@
-"""The page of the scale study shows the figures beside it."""
+"""The page of the scale study shows the figures of its data file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The guide to a policy of one's own, followed letter by letter in a folder of its own."""
+"""The guide to custom policies, followed step by step in an empty folder."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from openinfer_sim import trace_kinds
 
 @pytest.fixture(scope="module")
 def guide(follow_guide, tmp_path_factory):
-    """The guide's package."""
+    """The package that the guide develops."""
     return follow_guide("scheduler", tmp_path_factory.mktemp("my-scheduler"))
 
 
@@ -29,9 +29,9 @@ def _python_path():
     return filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
-# Options of the outer run may be those of a plugin that is not there.
+# The outer run's options may belong to a plugin that is not installed there.
 _PLAIN_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-"""A stranger has none of our plugins, and to import them takes longer than all these tests."""
+"""Readers have none of our plugins, and importing those takes longer than all these tests."""
 
 
 def _run(command, folder, **environment):
@@ -92,7 +92,7 @@ def test_once_installed_it_has_a_name(guide):
 
 
 def _completion_order(server, lengths):
-    """Blocks the one slot, then sends requests of these lengths; the lengths as they complete."""
+    """Returns the order in which requests of these lengths complete after the slot is occupied."""
     completed = []
 
     def complete(num_tokens):
@@ -143,7 +143,7 @@ def test_the_real_server_completes_in_its_order(start_server, guide, policy, eng
 
 
 def test_every_option_of_every_trace_has_its_row():
-    """With its default, as the functions behind the kinds have it."""
+    """The guide's defaults are those of the functions that make the traces."""
     page = (Path(__file__).parents[1] / "docs/guides/scheduler.md").read_text(encoding="utf-8")
     section = page.partition("### Traces")[2].partition("## ")[0]
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \| (\S*) +\| .+ \|$", section, re.M)

@@ -1,4 +1,4 @@
-"""The simulator behind the real front end, and its command, as users meet them."""
+"""The simulator as an engine of the real front end, and the simulator's command."""
 
 import json
 import re
@@ -13,7 +13,7 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 
 
 def _stream(server, **options):
-    """Chunks of one chat, and the second each came in."""
+    """Returns the chunks of one chat with their arrival times in seconds."""
     stream = server.client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -61,7 +61,7 @@ def test_the_official_client_streams_from_a_modelled_device(start_server):
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert len(text) > 30
     assert "<|" not in text, "random ids are never those of control tokens"
-    # 65 GB of weights take 15 ms to read, whatever else this machine does.
+    # A step reads 65 GB of weights in 15 ms on the simulated device, at any load of this machine.
     assert timed[-1][0] - timed[0][0] > 29 * 0.014
 
     with pytest.raises(openai.BadRequestError) as refused:
@@ -83,7 +83,7 @@ def test_answers_end_by_themselves_where_a_length_is_modelled(start_server):
 
 
 def test_a_server_gives_up_what_takes_too_long(start_server):
-    """No request need ask for it, and one that asks for less gets less."""
+    """The server's timeout holds for every request; a request's own deadline may be shorter."""
     server = start_server(
         *("--engine", "sim", "--sim-model", "qwen3-32b", "--sim-device", "h200"),
         *("--max-num-seqs", "1", "--request-timeout-s", "1"),
@@ -107,7 +107,7 @@ def test_a_server_gives_up_what_takes_too_long(start_server):
 
 
 def test_the_front_end_carries_a_crowd(start_server):
-    """200 streams at once over a modelled device: every one gets its tokens."""
+    """200 concurrent streams over a simulated device all get their tokens."""
     server = start_server("--engine", "sim", "--sim-model", "qwen3-0_6b")
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(lambda _: _stream(server, max_tokens=30), range(200)))

@@ -1,7 +1,7 @@
-"""A server under everything at once for a while: at the end nothing is left.
+"""A server under many kinds of load and faults at once: afterwards it is idle and leaks nothing.
 
-A minute; `OPENINFER_SOAK_S=900 pytest -m slow tests/test_soak.py -o timeout=1200` for a quarter of
-an hour.
+Takes one minute. `OPENINFER_SOAK_S=900 pytest -m slow tests/test_soak.py -o timeout=1200` takes a
+quarter of an hour.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ async def _client(client, rng, until, seen):
         if rng.random() < 0.02:
             await client.post("/abort_requests", json={"abort_all": True})
         if seen[503]:
-            # While the engine is away nobody needs to be asked again and again.
+            # While the engine restarts, a pause saves needless requests.
             await asyncio.sleep(0.05)
 
 
 async def _stream(client, rng, seen):
-    """Reads a stream to its end, or leaves in the middle."""
+    """Reads a stream to its end, or disconnects in the middle."""
     path, body = rng.choice(BODIES)
     fields = {"model": "tiny", "max_tokens": 80, "max_output_tokens": 80, "stream": True}
     async with client.stream("POST", path, json=body | fields) as response:

@@ -1,4 +1,4 @@
-"""Structured output as a client meets it: the official SDK, the built-in model, one server."""
+"""Structured output through the official SDK, with the built-in model on one server."""
 
 import json
 import re
@@ -138,13 +138,13 @@ XGRAMMAR = ("qwen3_coder", "--structured-outputs-backend", "xgrammar")
     ids=lambda arguments: "-".join(arguments[::2]),
 )
 def foreign_server(request: Any, start_shared_server: Any) -> Any:
-    """The built-in model, made to write calls in the way of others."""
+    """The built-in model, configured to write tool calls in other models' formats."""
     return start_shared_server("--tool-call-parser", *request.param)
 
 
 @pytest.fixture
 def seeds(request: Any) -> range:
-    """Those of single calls alone where nothing is forced: several would take long."""
+    """Cases of single calls only, if no call is forced: several calls would take long."""
     return range(0, 6, 4 if "xgrammar" in request.node.name else 1)
 
 

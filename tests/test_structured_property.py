@@ -1,4 +1,4 @@
-"""Random schemas on a model without sense: refused by keyword, or answered validly."""
+"""Random schemas with a random model: refused by keyword, or the output is valid."""
 
 import functools
 import json
@@ -70,7 +70,7 @@ def _scalar(chance: random.Random) -> dict[str, object]:
 
 
 def _schema(chance: random.Random, depth: int = 3) -> dict[str, object]:
-    """A schema all of whose strings and arrays are bounded."""
+    """Returns a schema with bounds for all strings and arrays."""
     draw = chance.random()
     if depth == 0 or draw < 0.25:
         return _scalar(chance)
@@ -93,7 +93,7 @@ def _schema(chance: random.Random, depth: int = 3) -> dict[str, object]:
 
 
 def _spoiled(schema: dict[str, object], chance: random.Random) -> dict[str, object]:
-    """The schema with a keyword somewhere that is hard to honour."""
+    """Returns the schema with a keyword that is hard to enforce, at a random place."""
     odd = chance.choice(_ODD)
     kind = "array" if {"uniqueItems", "contains"} & {*odd} else "string"
     if {"dependentRequired", "propertyNames"} & {*odd}:
@@ -112,14 +112,14 @@ def _keywords(schema: object) -> set[str]:
 
 
 def _schemas(seed: int, num_schemas: int) -> list[dict[str, object]]:
-    """Every fifth of them spoiled."""
+    """Returns schemas, every fifth of them with a hard keyword."""
     chance = random.Random(seed)
     schemas = [_schema(chance) for _ in range(num_schemas)]
     return [_spoiled(s, chance) if n % 5 == 4 else s for n, s in enumerate(schemas)]
 
 
 def _refusal(schema: dict[str, object]) -> GrammarRefused | None:
-    """What the front end has against a schema; it names a keyword."""
+    """Returns the front end's objection to a schema, which names a keyword."""
     refused = None
     try:
         validate(Grammar(kind="json_schema", text=json.dumps(schema)))
@@ -148,7 +148,7 @@ def llm():
 def _answers(
     llm: LLM, seed: int, num_schemas: int = NUM_SCHEMAS
 ) -> Iterator[tuple[dict[str, object], TokenEvent]]:
-    """Random schemas, and how each request for one of them ended."""
+    """Returns random schemas with the outcome of a request for each."""
     schemas, buffers = _schemas(seed, num_schemas), []
     for number, schema in enumerate(schemas):
         buffers.append(EventBuffer())
@@ -194,7 +194,7 @@ def test_so_is_every_schema_by_the_other_backend():
     with LLM(**OPTIONS, structured_outputs_backend="xgrammar") as llm:
         for schema, event in _answers(llm, seed=22, num_schemas=NUM_OF_OTHERS):
             if isinstance(event.end, Rejected):
-                # What the front end lets pass, the engine has a keyword against.
+                # The front end accepts the schema, and the engine refuses one of its keywords.
                 named = _refusal(schema) or event.end.message.split(":")[1].split(".")[-1].strip()
                 assert not isinstance(named, str) or named in _keywords(schema), event.end
                 continue
@@ -213,7 +213,7 @@ def server(start_shared_server):
 
 
 def _ask(client: OpenAI, number: int, schema: dict[str, object], *, stream: bool) -> Any:
-    """(finish reason, text), or the error."""
+    """Returns (finish reason, text), or the error."""
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     fields = {"response_format": form} if number % 2 else {"structured_outputs": {"json": schema}}
     try:
@@ -233,7 +233,7 @@ def _ask(client: OpenAI, number: int, schema: dict[str, object], *, stream: bool
 
 
 def test_over_http_it_is_the_same(server):
-    """Streamed and not, and the same text either way."""
+    """Asks with and without streaming, and checks that the text is the same."""
     schemas = _schemas(seed=21, num_schemas=NUM_OVER_HTTP)
     num_answered = num_ended = num_refused = 0
     with ThreadPoolExecutor(16) as threads:
@@ -290,7 +290,7 @@ def _outputs(llm, **options):
 
 
 def test_given_or_sampled_in_turn_or_in_a_pipeline_it_is_the_same_output(llm, monkeypatch):
-    """A device has two steps in flight: its masks come after the step before is settled."""
+    """An executor with two steps in flight gets its masks after the previous step is settled."""
     given, sampled = _outputs(llm), _outputs(llm, logprobs=0)
     assert given == sampled
     assert len({*map(tuple, given)}) > 3
@@ -311,7 +311,7 @@ NAMES = (
 
 
 def test_forced_text_is_spelled_nearly_as_the_tokenizer_would(llm):
-    """The same text, by the longest tokens that fit: few more of them than byte-pair encoding's."""
+    """Encodes a text by its longest tokens: few more tokens than byte-pair encoding's."""
     backend = load_backend(
         "llguidance",
         CHECKPOINT.path() / "tokenizer.json",
@@ -328,7 +328,7 @@ def test_forced_text_is_spelled_nearly_as_the_tokenizer_would(llm):
         grammar = Grammar(kind="json_schema", text=json.dumps(schema))
         forced = list(Constraint(backend.compile(grammar), grammar).forced)
         text = llm.text.decode(forced)
-        # The space before a number may become one token with it, and is left to the model.
+        # A space and the number after it may be one token, so the model chooses that space.
         assert text == json.dumps({name: name, "n": 0}).removesuffix(" 0}")
         encoded = unpack_ids(llm.text.encode(text, add_special_tokens=False))
         num_forced += len(forced)

@@ -140,7 +140,7 @@ def test_the_built_in_model_calls_and_reads_the_result(tiny_server, stream):
         check=True,
     )
     assert ran.stdout.strip() == "7006652"
-    # A result that the model cannot have worked out: it has to read it.
+    # The model cannot guess this result; it must read it.
     message = choice.message.to_dict()
     messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "8041957\n"}]
     choice = answer()

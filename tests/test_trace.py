@@ -1,4 +1,4 @@
-"""Traces of the real server: every request in every process, whatever ends them."""
+"""Traces of the real server hold every request in every process, however the process ends."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def _trace_parent(name):
 
 
 def _check_request(trace, name, *, max_tokens=12):
-    """A request is whole in both processes, and the front's holds the engine's."""
+    """Checks that both trace the request, and that the front's span covers the engine's."""
     whole, *parts = trace.on(f"front client {name}")
     assert whole.name == "/v1/completions"
     names = ["read", "tokenize", "submit", "first byte", "answer"]
@@ -40,7 +40,7 @@ def _check_request(trace, name, *, max_tokens=12):
     assert inner[0].args["traceparent"] == _trace_parent(name)
     assert inner[0].args["session_id"] == "talk"
     assert whole.holds(inner[0])
-    # The engine got it behind its prompt's tokens, and its first token came before the first byte.
+    # The engine's span begins after tokenizing, and its first token precedes the first byte.
     assert parts[1].begin <= inner[0].begin
     (first,) = [at for track, what, at in trace.notes if track == inner[0].track]
     assert inner[0].begin < first < parts[3].end
@@ -80,7 +80,7 @@ def test_a_servers_traces(start_server, tmp_path):
     for name in names:
         _check_request(trace, name)
 
-    # An engine that is killed leaves what it had written; the next one writes another file.
+    # A killed engine leaves the file written so far; the next engine writes another file.
     stream = server.client.completions.create(
         model="tiny", prompt="x", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
@@ -111,7 +111,7 @@ def test_a_servers_traces(start_server, tmp_path):
     assert (status, started["is_tracing"]) == (200, True)
     _complete(server, "inside")
 
-    # SIGTERM while a request runs: it ends, and the trace has the end.
+    # After SIGTERM during a request, the request ends and the trace holds its end.
     last = threading.Thread(target=_complete, args=(server, "last"), kwargs={"max_tokens": 300})
     last.start()
     wait_until(lambda: server.load()["num_running"], timeout_s=60)

@@ -165,7 +165,7 @@ def check_lists() -> list[str]:
                 for section in linter.values()
                 if section.get("type") == "protected"
             ),
-            "openinfer",  # nobody is above it
+            "openinfer",  # the top layer: no member imports it
             "openinfer_testing",
         ],
     }

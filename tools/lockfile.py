@@ -47,7 +47,7 @@ def files(lock: str) -> Files:
 
 
 def requirements(lock: str) -> dict[str, object]:
-    """Of each member of the workspace, what it asks for and what that came to."""
+    """Returns each workspace member's requirements, declared and resolved."""
     return {
         package["name"]: [
             package.get(field)
