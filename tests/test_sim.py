@@ -149,6 +149,6 @@ def test_the_command_says_what_is_wrong_in_one_sentence(call_openinfer):
     status, _, stderr = call_openinfer("sim", "--trace", "poisson:rte=3")
     assert status == 1
     assert stderr == (
-        "openinfer: trace poisson: no option 'rte'; known are: rate, duration, input, output, "
+        "openinfer: trace poisson: unknown option 'rte'; known are: rate, duration, input, output, "
         "spread, shared, tenants, skew, priorities\n"
     )

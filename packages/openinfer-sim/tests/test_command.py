@@ -3,6 +3,8 @@
 import argparse
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -83,7 +85,9 @@ def test_limits_and_switches_reach_the_engines(run, capsys):
         "enable_prefix_caching False, seed 0"
     )
     assert any("0 of " in row for row in rows), "every request is longer than 100 tokens"
-    assert re.search(r"fcfs: \d+ requests refused, the first: .*1024.*100", printed.err)
+    assert re.search(
+        r"fcfs: \d+ requests were refused, the first because: .*1024.*100", printed.err
+    )
 
 
 def test_a_replica_of_several_devices(run, capsys):
@@ -140,11 +144,32 @@ def test_what_is_wrong_is_named(run, arguments, named):
     [
         (("--json", "/no/such/folder/x.json"), "/no/such/folder"),
         (("--plot", "/no/such/folder/x.png"), "/no/such/folder"),
-        (("--plot", "runs.pgn"), r"--plot runs.pgn: the format is none of .*png"),
-        (("--plot", "-"), "suffix says the format"),
+        (("--plot", "runs.pgn"), r"--plot runs.pgn: unknown format.*png"),
+        (("--plot", "-"), "suffix"),
     ],
 )
 def test_a_file_that_cannot_be_written_costs_no_run(run, capsys, arguments, named):
     with pytest.raises(OpenInferError, match=named):
         run(*_SHORT, *arguments)
     assert not capsys.readouterr().err, "nothing was simulated"
+
+
+def test_it_runs_without_the_application(tmp_path):
+    """As a module, with the exit status and message of an error."""
+    module = (sys.executable, "-m", "openinfer_sim")
+    done = subprocess.run([*module, *_SHORT, "--json", "-"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["policy"] == "fcfs"
+    failed = subprocess.run([*module, "--trace", "pigeons"], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "openinfer_sim: unknown trace 'pigeons'" in failed.stderr
+
+
+def test_an_objective_is_reported(run, capsys):
+    assert run(*_SHORT, "--slo-ttft-ms", "1000", "--slo-e2e-ms", "60000", "--json", "-") == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["slo"] == {"ttft_ms": 1000.0, "tpot_ms": None, "e2e_ms": 60000.0}
+    assert report["slo_share"] == 1.0
+    with pytest.raises(SystemExit):
+        run("--slo-ttft-ms", "0")
+    assert "above 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Sums are what a person with a pencil gets."""
+"""Reports of hand-made records."""
 
 import json
 import sys
@@ -7,9 +7,25 @@ from array import array
 import msgspec
 import pytest
 
-from openinfer_sim import MissingExtra, Report, format_table, make_report, plot_runs
+from openinfer_sim import (
+    MissingExtra,
+    Report,
+    RequestMix,
+    Segment,
+    Session,
+    Setup,
+    Slo,
+    Trace,
+    Turn,
+    format_table,
+    make_report,
+    plot_runs,
+    poisson_trace,
+    simulate,
+)
+from openinfer_sim.results._fairness import jain_index
 from openinfer_sim.results._recorder import Recorder, RequestRecord
-from openinfer_sim.results._report import jain_index, spread_ms
+from openinfer_sim.results._report import spread_ms
 
 
 def _record(**changes):
@@ -52,7 +68,82 @@ def test_the_sums():
     assert report.tpot_ms.max == pytest.approx(2000 / 4)
     assert report.itl_ms.mean == pytest.approx(375)
     assert [t.output_tokens_per_s for t in report.tenants] == [5 / 2.5, 1 / 4]
-    assert report.fairness == pytest.approx((2 + 0.25) ** 2 / (2 * (4 + 0.0625)))
+    assert report.e2e_ms.max == pytest.approx(4000)
+
+
+def test_fairness_is_that_of_service_while_all_tenants_wait():
+    """b waits from 2 to 4 s. a waits from 0 to 4 s and decodes 9 tokens from 1 to 10 s."""
+    report = _report(
+        _record(arrival=0.0, first_token_at=1.0, ended_at=10.0, num_output_tokens=10),
+        _record(arrival=0.0, first_token_at=4.0, ended_at=4.0, num_output_tokens=1),
+        _record(tenant="b", arrival=2.0, first_token_at=4.0, ended_at=9.0, num_output_tokens=50),
+    )
+    assert report.backlogged_s == 2.0
+    # a: 2 decoded tokens, and the prompt (60 not cached) and first token at 4 s. b: the latter.
+    rates = [tenant.backlogged_tokens_per_s for tenant in report.tenants]
+    assert rates == pytest.approx([(2 + 61) / 2, 61 / 2])
+    assert report.fairness == pytest.approx(jain_index(rates))
+
+
+def test_tenants_that_never_wait_together_have_no_fairness():
+    report = _report(
+        _record(arrival=0.0, first_token_at=1.0),
+        _record(tenant="b", arrival=1.0, first_token_at=2.0),
+    )
+    assert (report.fairness, report.backlogged_s) == (None, 0.0)
+    assert report.tenants[0].backlogged_tokens_per_s is None
+    assert "fairness (Jain)" in format_table([report])
+    assert _report(_record()).fairness == 1.0
+
+
+def test_fair_is_fairer_than_fcfs_in_overload():
+    mix = RequestMix(input=512, output=64, tenants=3, skew=1.0)
+    trace = poisson_trace(rate=60.0, duration=8.0, mix=mix, seed=0)
+    setup = Setup(max_num_seqs=8)
+    fcfs, fair = (simulate(trace, policy, setup=setup).report for policy in ("fcfs", "fair"))
+    assert min(fcfs.backlogged_s, fair.backlogged_s) > 5.0
+    assert fcfs.fairness < 0.95 < 0.99 < fair.fairness
+
+
+def test_the_share_within_an_objective_counts_refused_requests():
+    records = (
+        _record(),  # TTFT 500 ms, TPOT 500 ms, end to end 2,500 ms
+        _record(first_token_at=3.0),
+        _record(outcome="rejected", first_token_at=None),
+        _record(num_output_tokens=1, ended_at=1.5),
+    )
+
+    def share(**limits):
+        recorder = Recorder(list(records))
+        names = {"policy": "p", "trace": "t", "model": "m", "device": "d"}
+        report = make_report(recorder, **names, slo=Slo(**limits))
+        assert f"{report.slo_share:.1%}" in format_table([report])
+        return report.slo_share
+
+    assert share(ttft_ms=500) == 0.5
+    assert share(tpot_ms=499) == 0.5
+    assert share(ttft_ms=500, tpot_ms=499) == 0.25
+    assert share(e2e_ms=2500) == 0.75
+    assert _report(*records).slo_share is None
+
+
+def test_completed_sessions_are_counted():
+    turns = (Turn(0.0, (Segment(1, 100),), 4), Turn(1.0, (Segment(2, 50),), 4))
+    too_long = (turns[0], Turn(1.0, (Segment(3, 5000),), 4))
+    trace = Trace(
+        name="t",
+        sessions=(
+            Session(session_id="whole", start_s=0.0, turns=turns),
+            Session(session_id="refused", start_s=0.0, turns=too_long),
+        ),
+    )
+    run = simulate(trace, setup=Setup(max_model_len=1000))
+    report = run.report
+    assert (report.num_sessions, report.num_completed_sessions, report.num_rejected) == (2, 1, 1)
+    first, last = run.recorder.records[0], run.recorder.records[-1]
+    assert report.session_ms.max == pytest.approx((last.ended_at - first.arrival) * 1e3)
+    assert report.session_ms.max > 1000
+    assert "1 of 2" in format_table([report])
 
 
 def test_nothing_served_has_no_distributions():

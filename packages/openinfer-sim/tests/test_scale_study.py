@@ -71,8 +71,8 @@ def test_a_page_without_marks_is_named():
     ("arguments", "reason"),
     [
         (("--replicas", "2", "0"), "--replicas must be at least 1"),
-        (("--json", "/no/such/folder/x.json"), "/no/such/folder is no folder"),
-        (("--page", "/no/such/page.md"), "no such page"),
+        (("--json", "/no/such/folder/x.json"), "/no/such/folder is not a folder"),
+        (("--page", "/no/such/page.md"), "no such file"),
     ],
 )
 def test_what_cannot_be_written_costs_no_study(capsys, monkeypatch, arguments, reason):

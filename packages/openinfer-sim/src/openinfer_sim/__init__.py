@@ -1,7 +1,8 @@
-"""The real loop and scheduler over a modelled executor, on a virtual clock or in real time.
+"""Simulator: the real engine loop, scheduler and cache over a modelled device.
 
-`simulate` scores a scheduling policy on a trace; `openinfer sim` does so from the command line,
-`openinfer serve --engine sim` puts the front end under load with no device.
+`simulate` scores a scheduling policy on a trace, on a virtual clock. `openinfer sim` and `python -m
+openinfer_sim` do so from the command line. `openinfer serve --engine sim` runs the real front end
+in real time without a device.
 """
 
 from openinfer_sim._run import Run, simulate
@@ -34,6 +35,7 @@ from openinfer_sim.results._plot import plot_runs
 from openinfer_sim.results._recorder import Recorder, RequestRecord
 from openinfer_sim.results._report import (
     Report,
+    Slo,
     format_table,
     make_report,
 )
@@ -70,12 +72,13 @@ __all__ = [
     "trace_kinds",
     # results
     "Report",
+    "Slo",
     "Recorder",
     "RequestRecord",
     "make_report",
     "format_table",
     "plot_runs",
-    # the device that is modelled
+    # the modelled device
     "ModelledExecutor",
     "CostModel",
     "VirtualClock",
@@ -84,7 +87,7 @@ __all__ = [
     "load_figures",
     "find_device",
     "find_model",
-    # several engines
+    # replicas and routers
     "Simulation",
     "Replica",
     "Router",
@@ -94,7 +97,7 @@ __all__ = [
     "PrefixAwareRouter",
     "ROUTERS",
     "make_router",
-    # plug-ins of the application
+    # plug-ins for the application
     "ENGINE",
     "launch",
     "add_command",

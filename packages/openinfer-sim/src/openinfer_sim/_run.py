@@ -1,4 +1,4 @@
-"""One trace, one policy, one answer."""
+"""One simulation: a trace under one policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ from openinfer_sim.replicas._replica import Replica
 from openinfer_sim.replicas._routing import make_router
 from openinfer_sim.replicas._simulation import Simulation
 from openinfer_sim.results._recorder import Recorder
-from openinfer_sim.results._report import Report, make_report
+from openinfer_sim.results._report import Report, Slo, make_report
 from openinfer_sim.traces._trace import Trace, check_seed
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a simulation gave.
+    """Result of a simulation.
 
     Attributes:
-        report: summed up.
-        recorder: request by request.
+        report: Summary of the run.
+        recorder: Records of all requests.
     """
 
     report: Report
@@ -36,32 +36,31 @@ def simulate(
     router: str = "least-loaded",
     has_prefix_cache: bool = True,
     seed: int = 0,
+    slo: Slo | None = None,
 ) -> Run:
     """Runs a trace over replicas of one setup, on a virtual clock.
 
     Deterministic: equal arguments give equal runs, to the bit.
 
     Args:
-        trace: what clients do.
-        policy: an installed scheduling policy, or `module:Class`; every replica has its own.
-        setup: model, device, limits; a length limit that is not set becomes what the trace
-            needs, as far as the cache can hold it.
-        num_replicas: engines.
-        router: which of them takes a request, by name.
-        has_prefix_cache: whether engines keep prefixes.
-        seed: of everything that is drawn here; the trace has its own.
+        trace: What clients send.
+        policy: Installed scheduling policy, or `module:Class`. Every replica makes its own.
+        setup: Model, device and limits. If `max_model_len` is None, it becomes what the trace
+            needs, up to what the cache can hold.
+        num_replicas: Number of engines.
+        router: Name of the router.
+        has_prefix_cache: Whether engines cache prefixes.
+        seed: Seed of everything that is drawn here. The trace has its own.
+        slo: Objective whose share of requests is reported.
 
     Raises:
-        SimError: a name that is not known, or a setup that makes no sense.
-        PolicyError: the policy raised or broke its contract; what is scored is the policy alone.
-        UnknownPolicy: no such policy is installed or can be imported.
-        UnusablePolicy: its class cannot be made without arguments, or lacks methods.
+        SimError: A name is unknown, or the setup is invalid.
+        PolicyError: The policy raised or broke its contract. It is not replaced, because its score
+            is the result.
+        UnknownPolicy: The policy is not installed or cannot be imported.
+        UnusablePolicy: The policy's class needs arguments or lacks methods.
     """
-    check_seed(seed)
-    if not isinstance(policy, str):
-        raise SimError(f"policy must be a name such as 'my_package:MyPolicy', not {policy!r}")
-    if num_replicas < 1:
-        raise SimError(f"replicas must be at least 1, not {num_replicas}")
+    _check_arguments(policy, num_replicas, seed)
     setup = setup or Setup()
     options = setup.named_options() | ({} if has_prefix_cache else {"enable_prefix_caching": False})
     setup = _with_length(setup, trace)
@@ -82,8 +81,17 @@ def simulate(
         router=router if num_replicas > 1 else "",
         seed=seed,
         options=options,
+        slo=slo,
     )
     return Run(report, recorder)
+
+
+def _check_arguments(policy: object, num_replicas: int, seed: int) -> None:
+    check_seed(seed)
+    if not isinstance(policy, str):
+        raise SimError(f"policy must be a name such as 'my_package:MyPolicy', not {policy!r}")
+    if num_replicas < 1:
+        raise SimError(f"replicas must be at least 1, not {num_replicas}")
 
 
 def _replicas(
@@ -103,7 +111,7 @@ def _replicas(
 def _check_idle(replicas: Sequence[Replica]) -> None:
     for index, replica in enumerate(replicas):
         if not replica.is_idle:
-            raise SimError(f"replica {index} still holds something when all requests have ended")
+            raise SimError(f"replica {index} is not idle although all requests have ended")
 
 
 def _with_length(setup: Setup, trace: Trace) -> Setup:

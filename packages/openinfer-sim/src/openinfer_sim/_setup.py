@@ -1,4 +1,4 @@
-"""What is simulated: a model on a device behind one engine's limits."""
+"""Setup of a simulated engine: model, device and limits."""
 
 import math
 from dataclasses import dataclass, fields
@@ -23,9 +23,9 @@ from openinfer_sim.device._figures import (
 from openinfer_sim.errors import SimError
 
 _WORKSPACE_BYTES = 3 << 30
-"""Activations, graphs and libraries beside weights and cache."""
+"""Bytes of activations, graphs and libraries, beside weights and cache."""
 _NUM_DEVICES = (1, 2, 4, 8)
-"""Devices of a replica: those of one host, behind one link."""
+"""Numbers of devices that a replica may have: those of one host behind one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
 _MOST_BLOCKS = 1 << 31
@@ -36,21 +36,21 @@ _SWITCHES = (
     "eviction_policy", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
     "target_itl_ms", "tensor_parallel_size",
 )  # fmt: skip
-"""Options of every engine that a setup has too."""
+"""Engine options that a setup passes on."""
 _SHOWN = ("max_num_seqs",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One engine's model, devices, limits and switches; None: from the model and the device.
+    """Model, devices, limits and scheduler options of one engine.
 
-    `tensor_parallel_size` devices of one host hold the model together; what is said of memory is
-    said of each. A length that is not given is the model's, or what the cache can hold if that is
+    `tensor_parallel_size` devices of one host share the model; memory figures are for each of them.
+    If `max_model_len` is None, it is the model's length or what the cache can hold, if that is
     less.
 
     Raises:
-        UnknownFigures: a name the tables do not have.
-        SimError: the model does not fit the devices, or a limit makes no sense.
+        UnknownFigures: The tables have no such model or device.
+        SimError: The model does not fit the devices, or a limit is invalid.
     """
 
     model: str = "qwen3-4b"
@@ -98,12 +98,12 @@ class Setup:
         if self.num_blocks >= _MOST_BLOCKS:
             raise SimError(
                 f"{self._layout.slab_bytes * self.num_blocks / 1e9:.1f} GB of cache are "
-                f"{self.num_blocks} blocks, and their ids have 31 bits: lower kv_cache_bytes "
-                f"or raise block_size {self.block_size}"
+                f"{self.num_blocks} blocks, but block ids have 31 bits: lower kv_cache_bytes "
+                f"or raise block_size ({self.block_size})"
             )
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
-        self.engine_options()  # refuses what no engine understands
+        self.engine_options()  # refuses values that no engine accepts
 
     def _no_room(self) -> str:
         num = self.tensor_parallel_size
@@ -133,7 +133,10 @@ class Setup:
         )
 
     def named_options(self) -> dict[str, Any]:
-        """How many sequences run at once, and what is not the default; model and device apart."""
+        """Returns `max_num_seqs` and the options that differ from their defaults.
+
+        Model and device are not among them.
+        """
         return {
             field.name: value
             for field in fields(self)
@@ -152,7 +155,7 @@ class Setup:
         return find_device(self.device)
 
     def cost_model(self) -> CostModel:
-        """How long steps take."""
+        """Returns the durations of steps."""
         return CostModel(
             self.model_figures,
             self.device_figures,
@@ -161,7 +164,10 @@ class Setup:
         )
 
     def _free_bytes(self, num_devices: int) -> float:
-        """What the weights leave of each of so many devices; a workspace too, unless told."""
+        """Returns the memory that weights leave on each of `num_devices`.
+
+        The workspace is subtracted too, unless `kv_cache_bytes` is set.
+        """
         weights = self.model_figures.of_rank(num_devices).resident_bytes
         memory_bytes = self.device_figures.memory_bytes
         if self.kv_cache_bytes is not None:
@@ -170,7 +176,7 @@ class Setup:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the cache, or slabs of several groups: what weights and a workspace leave."""
+        """Number of blocks of the cache, or of slabs if there are several groups."""
         free: float | None = self.kv_cache_bytes
         if free is None:
             free = self._free_bytes(self.tensor_parallel_size)
@@ -178,19 +184,19 @@ class Setup:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Positions that the cache holds of one sequence; its state or window lies beside."""
+        """Number of positions of one sequence that the cache can hold, with its state or window."""
         slabs_per_token, num_beside = self._slab_needs
         unit = self._tokens_per_slab
         return max(0, int((self.num_blocks - num_beside) / slabs_per_token) // unit) * unit
 
     @property
     def _tokens_per_slab(self) -> int:
-        """Of the first group."""
+        """Number of positions in a slab of the first group."""
         return self._layout.blocks_per_slab[0] * self._groups[0].tokens_per_block
 
     @property
     def _slab_needs(self) -> tuple[Fraction, int]:
-        """Of one sequence: slabs of each token, and slabs at most beside these, however long."""
+        """Slabs that one sequence needs for each token, and slabs that it needs at any length."""
         slabs_per_token, num_beside = Fraction(0), 0
         for index, group in enumerate(self._groups):
             per_slab = self._layout.blocks_per_slab[index]
@@ -205,7 +211,7 @@ class Setup:
 
     @property
     def _max_unsettled(self) -> int:
-        """Positions beyond its window for which a sequence may hold blocks."""
+        """Upper bound of the positions outside its window for which a sequence may hold blocks."""
         config = SchedulerConfig(
             max_model_len=self.model_figures.max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -216,7 +222,7 @@ class Setup:
 
     @property
     def _groups(self) -> tuple[CacheGroup, ...]:
-        """Of one device."""
+        """Cache groups of one device."""
         model = self.model_figures.of_rank(self.tensor_parallel_size)
         return model.cache_groups(self.block_size)
 
@@ -227,12 +233,12 @@ class Setup:
     def engine_options(
         self, *, policy: str = "fcfs", has_prefix_cache: bool = True, seed: int | None = None
     ) -> EngineOptions:
-        """What the engine is assembled with; its intake refuses nobody for the queue's length.
+        """Returns the options of the engine. Its queue is unbounded.
 
         Args:
-            policy: of the scheduler.
-            has_prefix_cache: whether prefixes are kept.
-            seed: of requests that bring none.
+            policy: Scheduling policy.
+            has_prefix_cache: Whether prefixes are cached.
+            seed: Seed of requests that bring none.
         """
         options = {
             "scheduling_policy": policy,
@@ -249,7 +255,7 @@ class Setup:
 
     @property
     def model_len(self) -> int:
-        """Prompt and output tokens of one request at most."""
+        """Upper bound of the prompt and output tokens of one request."""
         if self.max_model_len is not None:
             return self.max_model_len
         return min(self.model_figures.max_model_len, self.num_cache_tokens)
@@ -257,11 +263,11 @@ class Setup:
     def executor_info(
         self, *, vocab_size: int | None = None, eos_token_ids: tuple[int, ...] = ()
     ) -> ExecutorInfo:
-        """What an executor of this setup says of itself.
+        """Returns the description of an executor of this setup.
 
         Args:
-            vocab_size: of the tokens, where that is not the model's own.
-            eos_token_ids: ids that end a sequence.
+            vocab_size: Size of the vocabulary. None takes the model's.
+            eos_token_ids: Ids that end a sequence.
         """
         model, num = self.model_figures, self.tensor_parallel_size
         return ExecutorInfo(

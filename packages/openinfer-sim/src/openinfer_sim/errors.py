@@ -1,9 +1,9 @@
-"""Errors of the simulator: each message is one sentence that says what to do.
+"""Errors of the simulator. Each message says what is wrong and what to do.
 
 OpenInferError
 └── SimError
-    ├── UnknownFigures  no such device or model in the tables
-    ├── TraceError      a trace that cannot be read or makes no sense
+    ├── UnknownFigures  the tables have no such device or model
+    ├── TraceError      a trace cannot be read or is invalid
     └── MissingExtra    an optional dependency is not installed
 """
 
@@ -13,30 +13,30 @@ from openinfer_contract import OpenInferError
 
 
 class SimError(OpenInferError):
-    """Root of the simulator's own errors."""
+    """Base class of the simulator's errors."""
 
 
 class UnknownFigures(SimError):
-    """The tables do not know a device or a model.
+    """The tables have no such device or model.
 
     Attributes:
-        name: what was asked for.
+        name: The unknown name.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"no {kind} {name!r}; known are: {', '.join(known)}")
+        super().__init__(f"unknown {kind} {name!r}; known are: {', '.join(known)}")
         self.name = name
 
 
 class TraceError(SimError):
-    """A trace that cannot be read or makes no sense."""
+    """A trace cannot be read or is invalid."""
 
 
 class MissingExtra(SimError):
     """An optional dependency is not installed.
 
     Attributes:
-        extra: the extra of openinfer-sim that brings it.
+        extra: The extra of openinfer-sim that installs it.
     """
 
     def __init__(self, what: str, extra: str) -> None:

@@ -1,10 +1,10 @@
-"""How hit rate and TTFT follow the number of replicas and the routing, on agents.
+"""Scale study: how hit rate and TTFT follow the number of replicas and the routing, with agents.
 
     python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE [--resume]] [--page FILE]
 
-The load a replica gets stays the same: so many sessions each, all started within a few minutes.
-Cells run side by side, one a core. Figures are written after each; `--resume` goes on where a run
-was cut off.
+The load of a replica stays the same: `sessions_per_replica`, started within a few minutes. Cells
+run in parallel, one a core. Figures are written after each cell. `--resume` keeps the cells that
+are already in the file.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of replicas behind one router."""
+    """Result of one number of replicas with one router."""
 
     num_sessions: int
     cpu_s: float
@@ -50,21 +50,21 @@ def run_study(
     on_cell: Callable[[Cell, list[Cell]], None] | None = None,
     num_jobs: int = 1,
 ) -> list[Cell]:
-    """Runs every number of replicas behind every router.
+    """Runs every number of replicas with every router.
 
     Args:
-        num_replicas: sizes; all routers of one size get the same trace.
-        routers: by name.
-        sessions_per_replica: load.
-        ramp_s: sessions start within so many seconds.
-        setup: of each replica.
-        mix: what agents do.
-        seed: of everything.
-        done: cells that are known already; they are not run again.
-        on_cell: called with each cell, and all there are, in order of size and router.
-        num_jobs: processes; their figures are those of one.
+        num_replicas: Numbers of replicas. All routers get the same trace for one number.
+        routers: Names of routers.
+        sessions_per_replica: Load of a replica.
+        ramp_s: Sessions start within this many seconds.
+        setup: Setup of each replica.
+        mix: Distribution of the agents.
+        seed: Seed of everything that is drawn.
+        done: Known cells, which are not run again.
+        on_cell: Called with each new cell and all cells, ordered by size and router.
+        num_jobs: Number of processes. It does not change the figures.
     """
-    # Large blocks: prompts of 142,000 tokens are matched and held in fewer pieces.
+    # Large blocks make the simulation faster: prompts have 142,000 tokens.
     setup = setup or Setup(block_size=128)
     known = {(cell.report.num_replicas, cell.report.router) for cell in done}
     tasks = [
@@ -95,7 +95,7 @@ class _Task(NamedTuple):
 
 
 def _run(tasks: Sequence[_Task], setup: Setup, mix: AgentMix, num_jobs: int) -> Iterator[Cell]:
-    """The cells as they come; the largest first, so that no core waits for the last."""
+    """Yields cells as they complete. The largest runs first, so that no core idles at the end."""
     if num_jobs == 1:
         for task in tasks:
             yield _run_cell(task, setup, mix)
@@ -118,7 +118,7 @@ def _run_cell(task: _Task, setup: Setup, mix: AgentMix) -> Cell:
 
 
 def format_cells(cells: Sequence[Cell]) -> str:
-    """The cells as a Markdown table."""
+    """Returns the cells as a Markdown table."""
     lines = [
         "| replicas | sessions | requests | routing | hit rate | TTFT p50, s | TTFT p90, s "
         "| TTFT p99, s | finished after, s | CPU, s |",
@@ -126,7 +126,7 @@ def format_cells(cells: Sequence[Cell]) -> str:
     ]
     for cell in cells:
         report = cell.report
-        assert report.ttft_ms is not None, "every agent's first request is served"
+        assert report.ttft_ms is not None, "the first request of every agent must be served"
         ttfts = (report.ttft_ms.p50, report.ttft_ms.p90, report.ttft_ms.p99)
         columns = (
             str(report.num_replicas),
@@ -143,20 +143,20 @@ def format_cells(cells: Sequence[Cell]) -> str:
 
 
 def update_page(page: str, cells: Sequence[Cell]) -> str:
-    """The page with its table replaced, between its two marks.
+    """Returns the page with the table between its two marks replaced.
 
     Raises:
-        SimError: the marks are not there.
+        SimError: The page has no marks.
     """
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise SimError(f"the page has no {_BEGIN} and {_END}")
+        raise SimError(f"the page must hold the marks {_BEGIN} and {_END}")
     return f"{before}{_BEGIN}\n{format_cells(cells)}\n{_END}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study; prints its table."""
+    """Runs the study and prints its table."""
     parser = argparse.ArgumentParser(prog="python -m openinfer_sim.scale_study")
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=list(ROUTERS))
@@ -166,16 +166,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="h200")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that are there")
-    parser.add_argument("--page", type=Path, help="replace the table of this page")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the cells that the file already holds"
+    )
+    parser.add_argument("--page", type=Path, help="replace the table in this Markdown page")
     options = parser.parse_args(arguments)
     if min(options.replicas) < 1:
         parser.error("--replicas must be at least 1")
     if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: {options.json.parent} is no folder")
+        parser.error(f"--json {options.json}: {options.json.parent} is not a folder")
     if options.page and not options.page.is_file():
-        parser.error(f"--page {options.page}: no such page")
+        parser.error(f"--page {options.page}: there is no such file")
 
     def note(cell: Cell, cells: list[Cell]) -> None:
         print(format_cells([cell]).splitlines()[-1], file=sys.stderr, flush=True)

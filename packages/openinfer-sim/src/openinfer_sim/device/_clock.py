@@ -1,27 +1,27 @@
-"""Time as an executor sees it: real, or a number that somebody advances."""
+"""Clocks of the modelled device: virtual or real."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where durations are spent. Belongs to the step thread."""
+    """Clock on which durations pass. Used by the step thread only."""
 
     def __call__(self) -> float:
-        """Monotonic seconds."""
+        """Returns monotonic seconds."""
 
     def wait_until(self, due: float) -> None:
-        """Returns when it is `due`; at once if that is past."""
+        """Waits until `due`. Returns at once if `due` has passed."""
 
     def spend(self, seconds: float) -> None:
-        """The host works for so long; a real host needs nobody to say so."""
+        """Lets the host's modelled work take `seconds`. A real clock does nothing."""
 
 
 class VirtualClock:
-    """A clock that jumps. Never goes back.
+    """Clock that jumps forward and never goes back.
 
     Attributes:
-        now: seconds since the simulation's start.
+        now: Seconds since the start of the simulation.
     """
 
     __slots__ = ("now",)
@@ -30,33 +30,33 @@ class VirtualClock:
         self.now = now
 
     def __call__(self) -> float:
-        """Seconds since the simulation's start."""
+        """Returns the seconds since the start of the simulation."""
         return self.now
 
     def wait_until(self, due: float) -> None:
-        """Jumps."""
+        """Jumps to `due`."""
         if due > self.now:
             self.now = due
 
     def spend(self, seconds: float) -> None:
-        """Jumps."""
+        """Jumps forward by `seconds`."""
         self.now += seconds
 
 
 class RealClock:
-    """`time.monotonic` and `time.sleep`."""
+    """Clock of the host."""
 
     __slots__ = ()
 
     def __call__(self) -> float:
-        """`time.monotonic` seconds."""
+        """Returns `time.monotonic()`."""
         return time.monotonic()
 
     def wait_until(self, due: float) -> None:
-        """Sleeps."""
+        """Sleeps until `due`."""
         delay = due - time.monotonic()
         if delay > 0:
             time.sleep(delay)
 
     def spend(self, seconds: float) -> None:
-        """Nothing: the loop's own work takes its own time."""
+        """Does nothing: the loop's real work takes its own time."""

@@ -1,4 +1,4 @@
-"""The tokens that a modelled model answers: random ids, cheap enough for any number of rows."""
+"""Output tokens of the modelled model: random ids, at a cost that hardly grows with the rows."""
 
 import zlib
 from collections.abc import Sequence
@@ -16,17 +16,19 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Content:
-    """A ring of random ids; a sequence reads it from a place of its own.
+    """Ring of random ids. Each sequence reads it from a position of its own.
 
-    Token and place depend on the request's seed and the position alone, or, where the request is
-    greedy, on the prompt and the position: the same after a preemption and in any batch.
+    The token at a position depends on the request's seed and the position alone. For a greedy
+    request it depends on the prompt and the position. So it is the same after a preemption and in
+    any batch.
 
     Args:
-        vocab_size: ids are below it.
-        eos_token_ids: ids that end a sequence.
-        allowed: ids that may be answered, [n] uint32, EOS ids passed over; None: every id.
-        mean_output_tokens: about so many tokens until an EOS id; None: none is answered.
-        seed: of the ring.
+        vocab_size: Upper bound of the ids, exclusive.
+        eos_token_ids: Ids that end a sequence.
+        allowed: Ids that may be sampled, [n] uint32. EOS ids in it are skipped. None allows every
+            id.
+        mean_output_tokens: Mean number of tokens until an EOS id. None samples no EOS id.
+        seed: Seed of the ring.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Content:
             self._ring[places] = min(eos_token_ids)
 
     def place(self, request: GenerateRequest, seed: int) -> int:
-        """Where a sequence begins to read."""
+        """Returns the position of the ring at which a sequence begins to read."""
         if not request.sampling.is_greedy:
             return (seed * _GOLDEN >> 24) & _MASK
         end = len(request.prompt_token_ids) - _BYTES_PER_ID * request.num_output_prefix
@@ -56,6 +58,6 @@ class Content:
         return zlib.crc32(request.prompt_token_ids[start:end], end) & _MASK
 
     def read(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """The ids at places + positions. [n] int64 -> [n] uint32."""
+        """Returns the ids at positions of the ring. [n] int64 -> [n] uint32."""
         ids: npt.NDArray[np.uint32] = self._ring[places & _MASK]
         return ids

@@ -1,15 +1,15 @@
-"""How long a step takes on a device: bytes, FLOP, launches.
+"""Cost model: duration of a step from bytes, FLOP and kernel launches.
 
     step = overhead + launches
          + max(weight bytes / read rate, product FLOP / product rate)
          + keys and values of decode rows / decode attention rate
          + max(attention FLOP, keys and values) of prefill rows
          + recurrent states, read and written
-         + all-reduces, two a layer, where a model is divided over several devices
+         + all-reduces, two a layer, if several devices share a model
 
-Products and attention alternate layer by layer, so their times add. What a prefill's attention
-costs is counted in pairs: a query of position p meets p + 1 keys. Devices of one replica work on
-the same step at once, each on its share of weights, heads and FLOP; all-reduces are rings.
+Products and attention alternate layer by layer, so their times add up. Prefill attention is counted
+in (query, key) pairs: a query at position p attends to p + 1 keys. The devices of one replica work
+on the same step at once, each on its share of weights, heads and FLOP. All-reduces are rings.
 """
 
 import numpy as np
@@ -17,18 +17,18 @@ import numpy as np
 from openinfer_sim.device._figures import DeviceFigures, ModelFigures, Overheads
 
 _REDUCES_PER_LAYER = 2
-"""After attention and after the feed-forward part."""
+"""One after attention and one after the feed-forward part."""
 _BYTES_PER_ACTIVATION = 2
 
 
 class CostModel:
-    """The durations of one model on one device, or divided over several.
+    """Durations of the steps of one model on one device, or on several with tensor parallelism.
 
     Args:
-        model: the whole model.
-        device: each of them.
-        overheads: of the serving stack.
-        num_devices: tensor parallel ranks.
+        model: Sizes of the whole model.
+        device: Rates of each device.
+        overheads: Overheads of the serving stack.
+        num_devices: Number of tensor parallel ranks.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class CostModel:
         self._reduce_s_per_token = num_reduces * sent / device.link_bytes_per_s
 
     def decode_s(self, num_rows: int, num_kv_tokens: int) -> float:
-        """Seconds of a step of decode rows alone.
+        """Returns the seconds of a step that has only decode rows.
 
         Args:
-            num_rows: rows, each of one token.
-            num_kv_tokens: positions that they attend to, summed.
+            num_rows: Number of rows, of one token each.
+            num_kv_tokens: Number of positions that the rows attend to, summed.
         """
         return (
             self._fixed_s
@@ -87,12 +87,13 @@ class CostModel:
         )
 
     def decode_run_s(self, num_rows: int, num_kv_tokens: int, num_steps: int) -> list[float]:
-        """`decode_s` of each of several steps, one after the other.
+        """Returns `decode_s` of each of `num_steps` consecutive steps.
 
         Args:
-            num_rows: rows, each of one token a step.
-            num_kv_tokens: positions that they attended to before the first step, summed.
-            num_steps: steps.
+            num_rows: Number of rows, of one token each in every step.
+            num_kv_tokens: Number of positions that the rows attended to before the first step,
+                summed.
+            num_steps: Number of steps.
         """
         kv_tokens = num_kv_tokens + num_rows * np.arange(1, num_steps + 1)
         durations: list[float] = (
@@ -104,12 +105,12 @@ class CostModel:
         return durations
 
     def prefill_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int) -> float:
-        """Seconds that prefill rows add to a step, products not counted.
+        """Returns the seconds that prefill rows add to a step, without matrix products.
 
         Args:
-            num_tokens: tokens of the prefill rows.
-            num_pairs: (query, key) pairs of these rows, summed.
-            num_kv_tokens: positions that they attend to, summed.
+            num_tokens: Number of tokens of the prefill rows.
+            num_pairs: Number of (query, key) pairs of these rows, summed.
+            num_kv_tokens: Number of positions that these rows attend to, summed.
         """
         model = self._model
         overhead = model.prefill_overhead_s if num_tokens >= model.prefill_overhead_from else 0.0
@@ -127,7 +128,7 @@ class CostModel:
         num_prefill_kv_tokens: int,
         num_sampled: int,
     ) -> float:
-        """Seconds of any step; the parts are those of `decode_s` and `prefill_s`."""
+        """Returns the seconds of any step, from the arguments of `decode_s` and `prefill_s`."""
         return (
             self._fixed_s
             + self._products_s(num_decode_rows + num_prefill_tokens, num_sampled)
@@ -137,7 +138,10 @@ class CostModel:
         )
 
     def _products_s(self, num_tokens: int, num_sampled: int) -> float:
-        """Matrix products: bound by reading the weights or by multiplying; and their sums."""
+        """Returns the seconds of matrix products and all-reduces.
+
+        Products are bound by reading weights or by FLOP.
+        """
         weights_s = self._model.weight_bytes(num_tokens) * self._weight_s_per_byte
         products_s = num_tokens * self._product_s_per_token + num_sampled * self._head_s_per_token
         return max(weights_s, products_s) + num_tokens * self._reduce_s_per_token

@@ -1,4 +1,4 @@
-"""An Executor that runs nothing: it knows how long a step takes and answers random ids."""
+"""Executor that computes nothing: the cost model gives durations, `Content` gives tokens."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -19,29 +19,29 @@ HONOURED = frozenset({"sampling.seed"})
 ABILITIES: frozenset[Ability] = frozenset(
     {"several_groups", "window_groups", "state_groups", "copies"}
 )
-"""Parts of plans that cost a modelled device nothing, or are part of a step's modelled time."""
+"""Parts of plans that cost a modelled device nothing, or that step times already include."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """What a step costs the step thread before the device can begin."""
+    """Time that a step costs the step thread before the device can begin."""
 
     step_s: float = 0.0
     row_s: float = 0.0
 
 
 class ModelledExecutor:
-    """Steps that take as long as the cost model says, one after the other, as on a device.
+    """Executor whose steps take as long as the cost model says, one after the other.
 
-    Honours every sampling control in the sense that its tokens obey none of them: they are
-    `Content`. Whatever the scheduler can see of a device is modelled, nothing else.
+    Tokens are those of `Content`: they ignore all sampling options except the seed. The executor
+    models what the scheduler can see of a device, nothing else.
 
     Args:
-        info: what the engine is told.
-        cost: durations.
-        content: tokens.
-        clock: a virtual clock, advanced by `wait`; or the real one, slept on.
-        host: added on the clock's host side to every launch.
+        info: Description of the executor for the engine.
+        cost: Durations of steps.
+        content: Output tokens.
+        clock: Clock on which `wait` waits: virtual or real.
+        host: Costs that every launch adds on the step thread.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ModelledExecutor:
         self._clock = clock
         self._host = host or HostCosts()
         self._lengths = [0] * info.max_num_seqs
-        """By slot: positions forwarded or cached, those of steady steps not yet counted."""
+        """Positions forwarded or cached, by slot. Excludes the current run of decode steps."""
         self._places = [0] * info.max_num_seqs
         self._free_at = clock()
         self.step_times: list[float] = []
-        """When each of the steps was over that the last `run_decode_steps` waited for."""
+        """Times at which the steps of the last `run_decode_steps` were completed."""
         self._results: deque[tuple[float, StepResult]] = deque()
         self._steady_slots: list[int] = []
         self._num_steady_steps = 0
@@ -72,16 +72,16 @@ class ModelledExecutor:
 
     @property
     def info(self) -> ExecutorInfo:
-        """Constant while the executor lives."""
+        """Description of the executor. Constant while the executor lives."""
         return self._info
 
     @property
     def busy_until(self) -> float:
-        """When the device has done all that was launched, on the clock."""
+        """Time at which the device has completed all launched steps."""
         return self._free_at
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Enqueues the step behind those before it."""
+        """Enqueues the step after all launched steps."""
         rows = plan.rows
         clock, host = self._clock, self._host
         clock.spend(host.step_s + host.row_s * len(rows))
@@ -105,37 +105,41 @@ class ModelledExecutor:
         return plan.step_id
 
     def sample(self, ticket: int, masks: GrammarMasks, /) -> None:
-        """Part of the step's duration already."""
+        """Does nothing: the duration of the step includes sampling."""
 
     def wait(self, ticket: int, /) -> StepResult:
-        """Waits until the oldest step is due."""
+        """Waits until the oldest step is due and returns its result."""
         due, result = self._results.popleft()
-        assert result.step_id == ticket, "steps are waited for in order"
+        assert result.step_id == ticket, "steps must be waited for in launch order"
         self._clock.wait_until(due)
         return result
 
     def earliest_end(self, num_steps: int) -> float:
-        """Returns a lower bound of the time at which `run_decode_steps` has run `num_steps`."""
+        """Returns a lower bound of the time at which `run_decode_steps` has run `num_steps`.
+
+        Args:
+            num_steps: Number of steps, at least 1.
+        """
         due, _ = self._results[0]
         num_rows = len(self._steady_slots)
-        # They get longer from one to the next.
+        # A step takes at least as long as the step before it: contexts only grow.
         shortest = self._cost.decode_s(num_rows, self._steady_kv_tokens)
         return due + (num_steps - 1) * shortest
 
     def run_decode_steps(self, num_steps: int, until: float) -> tuple[int, list[bytes]]:
-        """Launches steps like the last one and waits for as many, oldest first.
+        """Launches steps with the rows of the last one, and waits for as many, oldest first.
 
-        As if by `launch` and `wait` in turn, for a virtual clock. To be called where one step of
-        decode rows is in flight, and the last one launched.
+        It has the effect of alternating `launch` and `wait`, on a virtual clock. There must be
+        exactly one step in flight, with only decode rows, and it must be the last one launched.
 
         Args:
-            num_steps: at most so many, at least one.
-            until: no step is launched at this time or later, but for the first.
+            num_steps: Upper bound of the steps, at least 1.
+            until: No step is launched at this time or later, except the first.
 
         Returns:
-            How many, and by row what those waited for have sampled, as u32 columns.
+            The number of steps, and for each row the tokens of the completed steps as a u32 column.
         """
-        assert len(self._results) == 1, "what repeats is in flight, and nothing else"
+        assert len(self._results) == 1, "exactly one step must be in flight"
         slots, clock = self._steady_slots, self._clock
         num_rows = len(slots)
         host_s = self._host.step_s + self._host.row_s * num_rows
@@ -169,18 +173,21 @@ class ModelledExecutor:
         return num_done, [column.tobytes() for column in tokens[:-1].T]
 
     def prepare(self) -> bool:
-        """There is nothing to prepare."""
+        """Returns False: there is nothing to prepare."""
         return False
 
     def control(self, command: Command, /) -> CommandResult:
-        """Has no command of its own."""
+        """Refuses every command as unsupported."""
         return CommandFailed(kind="unsupported", message="the modelled executor has no commands")
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: there is nothing to free."""
 
     def _begin_steady(self, slots: list[int]) -> None:
-        """From now on every step has exactly these decode rows, until one has not."""
+        """Begins a run of decode steps with these slots.
+
+        Lengths are counted once for the whole run.
+        """
         lengths = [self._lengths[slot] for slot in slots]
         self._steady_slots = slots
         self._num_steady_steps = 0

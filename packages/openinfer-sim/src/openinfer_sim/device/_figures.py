@@ -1,4 +1,4 @@
-"""What the cost model knows of devices, models and overheads: `figures.toml` as structs."""
+"""Figures of devices, models and overheads, read from `figures.toml`."""
 
 import math
 import tomllib
@@ -17,51 +17,54 @@ _Figures = TypeVar("_Figures")
 
 _BYTES_PER_PARAM = 2
 _POSITIONS_PER_PAGE = 16
-"""A page of keys and values is a multiple of it."""
+"""A page of keys and values holds a multiple of this number of positions."""
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device reaches in kernels alone."""
+    """Rates that a device reaches in single kernels."""
 
     name: str = ""
     title: str
     memory_bytes: int
     read_bytes_per_s: float
-    """Streaming read."""
+    """Rate of a streaming read."""
     product_flops: float
-    """bf16 matrix product, FLOP/s."""
+    """FLOP/s of a bf16 matrix product."""
     attention_flops: float
-    """Causal prefill attention, FLOP/s."""
+    """FLOP/s of causal prefill attention."""
     link_bytes_per_s: float
-    """Of one device to the others of its host, one way, as collectives reach it."""
+    """Rate from one device to the others of its host, one way, as collectives reach it."""
     link_latency_s: float
-    """Of an all-reduce of few bytes."""
+    """Latency of an all-reduce of few bytes."""
 
 
 _DIVIDED = (
     "num_layer_params", "layer_bytes", "num_head_params", "num_resident_params",
     "attention_flops_per_pair", "attention_flops_per_query", "state_bytes",
 )  # fmt: skip
-"""What tensor parallel ranks divide evenly."""
+"""Fields that tensor parallel ranks divide evenly."""
 
 
 class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The routed experts of a mixture model."""
+    """Routed experts of a mixture model."""
 
     num_layers: int
     num_experts: int
-    """Per layer."""
+    """Number of experts in one layer."""
     num_per_token: int
     num_params: int
-    """Of one expert."""
+    """Parameters of one expert."""
     bytes_per_param: float = _BYTES_PER_PARAM
-    """As published, with the scales of quantized weights."""
+    """Bytes of one parameter as published, with the scales of quantized weights."""
     spread: float | None = None
-    """Power with which the experts touched grow with the tokens: 0 if every token takes the same
-    ones, 1 if no two share any. None: not measured; each token draws its experts evenly."""
+    """Exponent with which the number of experts read grows with the tokens of a step.
+
+    0 if every token takes the same experts, 1 if no two tokens share any. None if it was not
+    measured: then each token draws its experts evenly.
+    """
 
     def num_touched(self, num_tokens: int) -> float:
-        """Experts of one layer that a step of so many tokens reads."""
+        """Returns the number of experts of one layer that a step of `num_tokens` reads."""
         if self.spread is None:
             share: float = (1.0 - self.num_per_token / self.num_experts) ** num_tokens
             return self.num_experts * (1.0 - share)
@@ -69,18 +72,18 @@ class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GroupFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers that cache alike, where a model has several kinds of them."""
+    """One cache group of a model whose layers cache in several ways."""
 
     name: str
     planes: dict[str, int]
-    """Bytes of one entry by plane, all layers together."""
+    """Bytes of one entry by plane, summed over the group's layers."""
     tokens_per_entry: int = 1
-    """Tokens that leave one entry together."""
+    """Number of tokens that share one entry."""
     window: int | None = None
-    """Newest tokens whose entries are kept; None: all."""
+    """Number of newest tokens whose entries are kept. None keeps all."""
 
     def cache_group(self, tokens_per_block: int) -> CacheGroup:
-        """The group in blocks of so many tokens, rounded up to whole entries."""
+        """Returns the cache group. `tokens_per_block` is rounded up to whole entries."""
         planes = (Plane(name=name, bytes_per_token=num) for name, num in self.planes.items())
         return CacheGroup(
             name=self.name,
@@ -93,49 +96,54 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of one model, or of one rank's share of it; bf16 where nothing else is said."""
+    """Sizes of one model, or of one rank's share of it. Weights are bf16 unless said otherwise."""
 
     name: str = ""
     num_layers: int
     hidden_size: int
     num_layer_params: int
-    """Of all layers, without routed experts."""
+    """Parameters of all layers, without routed experts."""
     layer_bytes: int | None = None
-    """Of these parameters as published; None: bf16."""
+    """Bytes of these parameters as published. None if they are bf16."""
     num_head_params: int
     num_resident_params: int
-    """Everything that lies in memory."""
+    """All parameters in memory."""
     vocab_size: int
     max_model_len: int
     num_attention_layers: int
-    """Layers that keep keys and values of every position."""
+    """Number of layers that keep keys and values of every position."""
     attention_flops_per_pair: int
     """FLOP of one layer for one query and one key: scores and weighted values, all heads."""
     attention_flops_per_query: int = 0
-    """FLOP of all layers for one query and the keys it meets in any context: window, selection."""
+    """FLOP of all layers for one query that do not depend on the context: windows, selected
+    entries.
+    """
     num_kv_heads: int
-    """Over which ranks divide keys and values; 1: a latent, which each rank holds whole."""
+    """Number of heads over which ranks divide keys and values. 1 for a latent that each rank holds.
+    """
     kv_bytes_per_token: int
-    """Held, all layers together, windows apart."""
+    """Bytes of keys and values held for a token, summed over layers, without windows."""
     kv_read_bytes_per_token: int | None = None
-    """Read of each position by decode attention; None: all that is held."""
+    """Bytes that decode attention reads for each position. None if it reads all bytes held."""
     kv_read_bytes_per_row: int = 0
-    """Read by decode attention in any context: window, selection."""
+    """Bytes that decode attention reads for a row in any context: windows, selected entries."""
     launches_per_layer: int
-    """Kernels of one layer in a decode step."""
+    """Number of kernels of one layer in a decode step."""
     state_bytes: int = 0
-    """Recurrent state of one sequence, read and written by every step."""
+    """Bytes of one sequence's recurrent state, which every step reads and writes."""
     prefill_overhead_s: float = 0.0
-    """Added to every step that prefills at least `prefill_overhead_from` tokens."""
+    """Seconds added to every step that prefills at least `prefill_overhead_from` tokens."""
     prefill_overhead_from: int = 1
     experts: ExpertFigures | None = None
     groups: tuple[GroupFigures, ...] = ()
-    """Of the cache; none: one of `kv_bytes_per_token`, and one of states if there are any."""
+    """Cache groups. If empty, there is one of `kv_bytes_per_token`, and one of states if there are
+    any.
+    """
 
     def of_rank(self, num_ranks: int) -> "ModelFigures":
-        """The share of one of so many tensor parallel ranks.
+        """Returns the share of one of `num_ranks` tensor parallel ranks.
 
-        Every product is divided; keys and values as far as there are heads.
+        Every product is divided. Keys and values are divided by at most the number of heads.
         """
         if num_ranks == 1:
             return self
@@ -150,7 +158,7 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, experts=experts, **divided)
 
     def weight_bytes(self, num_tokens: int) -> float:
-        """Bytes of weights that a step of so many tokens reads."""
+        """Returns the bytes of weights that a step of `num_tokens` reads."""
         num_bytes: float = self._layer_bytes + self.num_head_params * _BYTES_PER_PARAM
         if self.experts is not None:
             touched = self.experts.num_layers * self.experts.num_touched(num_tokens)
@@ -159,7 +167,7 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the weights."""
+        """Bytes of the weights in memory."""
         num_routed, routed_bytes = 0, 0.0
         if self.experts is not None:
             num_routed = (
@@ -177,28 +185,30 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def num_active_params(self) -> int:
-        """Parameters of the layers that one token is multiplied with."""
+        """Number of layer parameters that one token is multiplied with."""
         experts = self.experts
         routed = experts.num_layers * experts.num_per_token * experts.num_params if experts else 0
         return self.num_layer_params + routed
 
     @property
     def state_block(self) -> int:
-        """Positions whose keys and values take at least the bytes of one layer's state, in 16s.
+        """Block size in positions of a hybrid model, a multiple of 16.
 
-        The modelled stack has pages of one size for both. So this is its block, and states are
-        kept at multiples of it only: a prefill stops at the last one in the prompt.
+        The modelled stack has pages of one size for keys and values and for states. So a block is
+        the smallest multiple of 16 positions whose keys and values take at least the bytes of one
+        layer's state. States are kept only at multiples of it: a prefill stops at the last one in
+        the prompt.
         """
         state_bytes = self.state_bytes / (self.num_layers - self.num_attention_layers)
         kv_bytes = self.kv_bytes_per_token / self.num_attention_layers
         return -(-math.ceil(state_bytes / kv_bytes) // _POSITIONS_PER_PAGE) * _POSITIONS_PER_PAGE
 
     def cache_groups(self, tokens_per_block: int) -> tuple[CacheGroup, ...]:
-        """What the scheduler's cache holds for this model.
+        """Returns the cache groups of this model.
 
         Args:
-            tokens_per_block: of keys and values; rounded up to a multiple of a hybrid model's
-                `state_block`, or of the tokens that share an entry.
+            tokens_per_block: Block size of keys and values. It is rounded up to a multiple of a
+                hybrid model's `state_block`, or of the tokens that share an entry.
         """
         if self.groups:
             return tuple(group.cache_group(tokens_per_block) for group in self.groups)
@@ -220,36 +230,36 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a serving stack makes of a device. Shares are of the device's figures, in (0, 1]."""
+    """Overheads of a serving stack. Shares are relative to the device's rates, in (0, 1]."""
 
     read_share: float
-    """Of the streaming read, by matrix products of few rows."""
+    """Share of the streaming read rate that matrix products of few rows reach."""
     product_share: float
-    """Of the product rate, by products of many rows."""
+    """Share of the product rate that products of many rows reach."""
     attention_share: float
-    """Of the attention rate, by prefill attention."""
+    """Share of the attention rate that prefill attention reaches."""
     decode_attention_share: float
-    """Of the streaming read, by decode attention."""
+    """Share of the streaming read rate that decode attention reaches."""
     state_share: float
-    """Of the streaming read, by the update of recurrent states."""
+    """Share of the streaming read rate that the update of recurrent states reaches."""
     step_s: float
-    """Of every step, on the device: sampling, and the gap to the next step."""
+    """Seconds of every step on the device: sampling, and the gap before the next step."""
     launch_s: float
-    """Of every kernel in a replayed graph: its start and its end, when the device is not full."""
+    """Seconds of every kernel in a replayed graph: its ramp-up and ramp-down."""
     host_step_s: float
-    """Of every step, on the step thread."""
+    """Seconds of every step on the step thread."""
     host_row_s: float
-    """Of every row, on the step thread."""
+    """Seconds of every row on the step thread."""
     request_s: float
-    """Of every request, in the front process, one after the other."""
+    """Seconds of every request in the front process, which handles one request at a time."""
     prompt_token_s: float
-    """The same, of every prompt token."""
+    """Seconds of every prompt token in the front process."""
     latency_s: float
-    """Of every first token, between client and engine, both ways."""
+    """Seconds of a round trip between client and engine."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tables."""
+    """All tables."""
 
     device: dict[str, DeviceFigures]
     model: dict[str, ModelFigures]
@@ -258,7 +268,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @cache
 def load_figures() -> Figures:
-    """The tables of this package."""
+    """Returns the tables of this package."""
     text = files("openinfer_sim").joinpath("figures.toml").read_text(encoding="utf-8")
     tables: dict[str, Any] = tomllib.loads(text)
     for kind in ("device", "model"):
@@ -268,19 +278,19 @@ def load_figures() -> Figures:
 
 
 def find_device(name: str) -> DeviceFigures:
-    """A device by its name in the tables.
+    """Returns the figures of a device.
 
     Raises:
-        UnknownFigures: naming the known ones.
+        UnknownFigures: The tables have no such device. The message lists the known ones.
     """
     return _find("device", name, load_figures().device)
 
 
 def find_model(name: str) -> ModelFigures:
-    """A model by its name in the tables.
+    """Returns the figures of a model.
 
     Raises:
-        UnknownFigures: naming the known ones.
+        UnknownFigures: The tables have no such model. The message lists the known ones.
     """
     return _find("model", name, load_figures().model)
 

@@ -1,7 +1,7 @@
-"""`openinfer serve --engine sim`: the front end under load, in real time, with no device.
+"""Engine `sim` of `openinfer serve --engine sim`: the front end under load, in real time.
 
-The tokenizer and the ids are those of the checkpoint that is served; sizes and rates are those of
-the modelled model and device. Texts are random.
+Tokenizer and ids are those of the served checkpoint. Sizes and rates are those of the modelled
+model and device. Output tokens are random.
 """
 
 import json
@@ -31,7 +31,7 @@ _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 8192
 _HONOURED = frozenset(
     [
-        # by the setup
+        # honoured by the setup
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
@@ -40,7 +40,7 @@ _HONOURED = frozenset(
         "gpu_memory_utilization",
         "tensor_parallel_size",
         "seed",
-        # by loop, scheduler and cache, over any executor
+        # honoured by loop, scheduler and cache with any executor
         "enable_prefix_caching",
         "scheduling_policy",
         "eviction_policy",
@@ -53,40 +53,41 @@ _HONOURED = frozenset(
         "kv_events_config",
     ]
 )
-"""Options of every engine that have an effect here; any other one is refused."""
+"""Engine options that have an effect here. Any other option is refused."""
 _REASONS = {
-    "device": "nothing runs on a device; --sim-device says which one is modelled",
-    "dtype": "the tables are those of bfloat16",
+    "device": "no device is used; --sim-device selects the modelled one",
+    "dtype": "the figures are those of the published precision",
     "num_threads": "nothing is computed",
-    "enforce_eager": "nothing is recorded",
+    "enforce_eager": "no graph is captured",
     "load_format": "nothing is loaded",
 }
 
 
 class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of this engine."""
+    """Options of the engine `sim`."""
 
     sim_model: str = "qwen3-4b"
-    """Whose sizes."""
+    """Model whose sizes are used."""
     sim_device: str = "h200"
-    """Whose rates."""
+    """Device whose rates are used."""
     sim_output_tokens: int | None = None
-    """An end of sequence after about so many tokens; None: only where the request says."""
+    """Mean number of output tokens until an EOS id. None: outputs end only by the request's limits.
+    """
 
 
 class SimEngine:
-    """What the application needs to know of `--engine sim`; entry point of `openinfer.engines`."""
+    """Engine `sim` for the application. Entry point of `openinfer.engines`."""
 
     name = "sim"
     options: type[msgspec.Struct] = SimOptions
     factory = "openinfer_sim:launch"
 
     def plan(self, spec: LaunchSpec, /) -> ServePlan:
-        """Decides limits; reads the checkpoint's ids.
+        """Decides limits and reads the checkpoint's vocabulary and EOS ids.
 
         Raises:
-            OptionRejected: an option that has no meaning here, or a value that makes no sense.
-            SimError: values that make no sense together.
+            OptionRejected: An option has no effect here, or its value is invalid.
+            SimError: Options contradict each other.
         """
         setup = _setup(spec)
         vocab_size, eos_token_ids = _ids(spec.model_path)
@@ -106,10 +107,10 @@ ENGINE = SimEngine()
 
 
 def launch(spec: LaunchSpec) -> Executor:
-    """An `openinfer_engine.ExecutorFactory` in real time.
+    """Makes the executor. An `openinfer_engine.ExecutorFactory`, in real time.
 
     Raises:
-        OptionRejected: as `SimEngine.plan` does.
+        OptionRejected: As `SimEngine.plan`.
     """
     setup, options = _setup(spec), _options(spec)
     vocab_size, eos_token_ids = _ids(spec.model_path)
@@ -163,7 +164,7 @@ def _setup(spec: LaunchSpec) -> Setup:
 
 
 def _refuse_foreign(engine: EngineOptions) -> None:
-    """What every engine is started with and a modelled one has no use for."""
+    """Refuses engine options that have no effect on a modelled engine."""
     for field in msgspec.structs.fields(EngineOptions):
         name = field.name
         if name not in _HONOURED and getattr(engine, name) != field.default:
@@ -172,7 +173,7 @@ def _refuse_foreign(engine: EngineOptions) -> None:
 
 
 def _ids(model_path: str) -> tuple[int, tuple[int, ...]]:
-    """Vocabulary and end-of-sequence ids of the checkpoint whose tokenizer is used."""
+    """Returns vocabulary size and EOS ids of the served checkpoint."""
     config = read_config(model_path)
     inner = config.get("text_config")
     merged = {**(inner if isinstance(inner, dict) else {}), **config}
@@ -187,7 +188,7 @@ def _ids(model_path: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _text_ids(model_path: str, vocab_size: int) -> npt.NDArray[np.uint32] | None:
-    """Ids that stand for text, added tokens not among them; None if the tokenizer does not say."""
+    """Returns the ids of text tokens, without added tokens. None if the tokenizer lists none."""
     tokenizer = _read_json(Path(model_path) / "tokenizer.json")
     vocab = tokenizer.get("model", {}).get("vocab", {})
     ids: Collection[int] = vocab.values() if isinstance(vocab, dict) else range(len(vocab))

@@ -1,4 +1,4 @@
-"""One simulated engine: the real loop, scheduler and cache on a virtual clock."""
+"""Simulated engine: the real loop, scheduler and cache on a virtual clock."""
 
 from openinfer_contract import EventSink, GenerateRequest
 from openinfer_engine import EngineOptions, assemble
@@ -10,19 +10,20 @@ from openinfer_sim.device._figures import load_figures
 
 
 class Replica:
-    """An engine and the front process before it.
+    """One engine and its front process.
 
-    The front process takes requests one after the other; each costs it `request_s` and
-    `prompt_token_s` a token. Half of `latency_s` lies before the engine, half behind it.
+    The front process handles one request at a time. Each request costs it `request_s`, and
+    `prompt_token_s` for each prompt token. Half of `latency_s` passes before the engine, half after
+    it.
 
     Args:
-        setup: model, device, limits.
-        content: what it answers.
-        options: from `setup.engine_options`.
+        setup: Model, device and limits.
+        content: Output tokens.
+        options: Result of `setup.engine_options`.
 
     Attributes:
-        clock: the engine's; other replicas have their own.
-        return_s: from the engine to the client.
+        clock: Virtual clock of this engine alone.
+        return_s: Seconds from the engine to the client.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class Replica:
         )
         self._loop = assemble(self._executor, options, clock=self.clock, raises_policy_errors=True)
         self._num_skippable = 0
-        """Steps that only repeat the one in flight."""
+        """Steps after the one in flight that only decode the same rows."""
 
-    def go_on(self, until: float) -> bool:
-        """An iteration of the loop, or all that are alike and begin before `until`.
+    def advance(self, until: float) -> bool:
+        """Runs one iteration of the loop, or all skippable decode steps that begin before `until`.
 
         Returns:
-            False: nothing could be done.
+            False if there was nothing to do.
         """
         loop = self._loop
         if not self._num_skippable:
@@ -66,28 +67,31 @@ class Replica:
 
     @property
     def quiet_until(self) -> float:
-        """Before this time it samples but tokens that nobody acts on, unless a request comes."""
+        """Time before which no request starts or ends, unless a new request arrives.
+
+        Until then the replica only decodes: no client acts on these tokens.
+        """
         if not self._num_skippable:
             return self.clock.now
         return self._executor.earliest_end(self._num_skippable)
 
     @property
     def step_times(self) -> list[float]:
-        """When each token of an event that has several was sampled."""
+        """Times at which the tokens of an event with several tokens were sampled."""
         return self._executor.step_times
 
     @property
     def has_work(self) -> bool:
-        """Whether `go_on` should be called."""
+        """Whether `advance` has something to do."""
         return self._loop.has_work
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held: no request, no slot, every block free or evictable."""
+        """Whether the engine holds no request and no slot, and every block is free or evictable."""
         return not self._loop.has_work and self._loop.load().is_idle
 
     def receive(self, now: float, num_prompt_tokens: int) -> float:
-        """A client sends a prompt at `now`; returns when the engine can read it."""
+        """Returns the time at which the engine can read a prompt that a client sends at `now`."""
         overheads = self._overheads
         begin = max(self._front_free_at, now + overheads.latency_s / 2)
         cost = overheads.request_s + overheads.prompt_token_s * num_prompt_tokens
@@ -95,7 +99,7 @@ class Replica:
         return self._front_free_at
 
     def submit(self, now: float, request: GenerateRequest, sink: EventSink) -> None:
-        """Hands a request to the engine; an idle one wakes at `now`."""
+        """Submits a request to the engine. An idle engine wakes at `now`."""
         self.clock.wait_until(now)
         self._loop.submit(request, sink)
         self._num_skippable = 0

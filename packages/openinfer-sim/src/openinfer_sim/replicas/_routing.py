@@ -1,6 +1,6 @@
-"""Which replica a request goes to: small policies for scale studies.
+"""Routers: which replica serves a request.
 
-A router knows what a front end knows: the prompt, and what it sent where and what came back.
+A router knows what a front end knows: prompts, where it sent them, and when they ended.
 """
 
 from collections import OrderedDict
@@ -20,11 +20,11 @@ _SHARE_OF_A_CONVERSATION = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request went.
+    """Decision of a router for one request.
 
     Attributes:
-        replica: index.
-        num_tokens: what the router expects to be computed for it before its first token.
+        replica: Index of the replica.
+        num_tokens: Number of prompt tokens that the router expects the replica to compute.
     """
 
     replica: int
@@ -32,20 +32,20 @@ class Route:
 
 
 class Router(Protocol):
-    """Chooses replicas. Told of every first token and every end."""
+    """Chooses replicas. It is called for every first token and every end."""
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
-        """Chooses for a prompt, a u32 column."""
+        """Chooses a replica for a prompt, a u32 column."""
 
     def on_first_token(self, route: Route, /) -> None:
-        """The prompt has been computed."""
+        """Records that the prompt has been computed."""
 
     def on_end(self, route: Route, /) -> None:
-        """The request is over, with or without a first token."""
+        """Records the end of a request, with or without a first token."""
 
 
 class _Loads:
-    """What is outstanding on each replica."""
+    """Outstanding work of each replica."""
 
     def __init__(self, num_replicas: int) -> None:
         self._num_requests = np.zeros(num_replicas)
@@ -64,12 +64,15 @@ class _Loads:
         self._num_requests[route.replica] -= 1
 
     def least(self) -> int:
-        """Fewest requests, then fewest tokens to compute, then fewest computed ever."""
+        """Returns the replica with the fewest requests.
+
+        Ties: fewest tokens to compute, then computed.
+        """
         order = (self._num_computed_tokens, self._num_prefill_tokens, self._num_requests)
         return int(np.lexsort(order)[0])
 
     def least_computed(self) -> int:
-        """Fewest tokens computed ever: the emptiest cache, as far as a router can tell."""
+        """Returns the replica that has computed the fewest tokens: probably the emptiest cache."""
         return int(np.argmin(self._num_computed_tokens))
 
     def num_prefill_tokens(self, replica: int) -> float:
@@ -77,55 +80,60 @@ class _Loads:
 
 
 class RandomRouter:
-    """Any replica, by seed."""
+    """Chooses a random replica."""
 
     def __init__(self, num_replicas: int, *, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self._num_replicas = num_replicas
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
-        """Draws."""
+        """Draws a replica."""
         replica = int(self._rng.integers(self._num_replicas))
         return Route(replica, len(prompt_token_ids) // _BYTES_PER_ID)
 
     def on_first_token(self, route: Route, /) -> None:
-        """Nothing to know."""
+        """Does nothing."""
 
     def on_end(self, route: Route, /) -> None:
-        """Nothing to know."""
+        """Does nothing."""
 
 
 class LeastLoadedRouter:
-    """The replica with the fewest requests outstanding."""
+    """Chooses the replica with the fewest outstanding requests."""
 
     def __init__(self, num_replicas: int, *, seed: int = 0) -> None:
         self._loads = _Loads(num_replicas)
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
-        """Takes the least loaded."""
+        """Chooses the least loaded replica."""
         route = Route(self._loads.least(), len(prompt_token_ids) // _BYTES_PER_ID)
         self._loads.add(route)
         return route
 
     def on_first_token(self, route: Route, /) -> None:
-        """Counts."""
+        """Updates the replica's load."""
         self._loads.remove_prefill(route)
 
     def on_end(self, route: Route, /) -> None:
-        """Counts."""
+        """Updates the replica's load."""
         self._loads.remove(route)
 
 
 class PrefixAwareRouter:
-    """A conversation goes on where it is cached, a new one begins where the least was computed.
+    """Sends a conversation to a replica that has it cached, and a new one to the emptiest replica.
 
-    Where most of a prompt is known, the replicas that were sent it are weighed against the least
-    loaded one by what is left to compute: before the request, and of the request itself. A smaller
-    match, such as a system prompt that everybody shares, draws nobody: it would pile up
-    conversations on the few that have it, until they evict each other's.
+    If at least half of a prompt is known, the router compares the replicas that were sent it with
+    the least loaded one. It takes the one with the fewest tokens to compute, for the request itself
+    and for those before it. A shorter match, such as a common system prompt, is ignored: it would
+    collect conversations on the few replicas that have it, until they evict each other.
 
-    Remembers prefixes in pieces of 1,024 tokens, as a front end can that is told nothing of
-    evictions; forgets the oldest pieces beyond `max_keys`.
+    Prefixes are remembered in pieces of 1,024 tokens. The router is not informed of evictions;
+    beyond `max_keys` it forgets the oldest pieces.
+
+    Args:
+        num_replicas: Number of replicas.
+        seed: Not used.
+        max_keys: Upper bound of remembered pieces.
     """
 
     def __init__(self, num_replicas: int, *, seed: int = 0, max_keys: int = 1 << 20) -> None:
@@ -134,7 +142,7 @@ class PrefixAwareRouter:
         self._holders: OrderedDict[bytes, dict[int, None]] = OrderedDict()
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
-        """Goes on or begins."""
+        """Chooses the replica with the fewest tokens to compute."""
         num_tokens = len(prompt_token_ids) // _BYTES_PER_ID
         keys = BlockKeys(_TOKENS_PER_KEY)
         keys.extend(prompt_token_ids)
@@ -158,11 +166,11 @@ class PrefixAwareRouter:
         return min([*routes, Route(self._loads.least(), num_tokens)], key=self._cost)
 
     def on_first_token(self, route: Route, /) -> None:
-        """Counts."""
+        """Updates the replica's load."""
         self._loads.remove_prefill(route)
 
     def on_end(self, route: Route, /) -> None:
-        """Counts."""
+        """Updates the replica's load."""
         self._loads.remove(route)
 
     def _cost(self, route: Route) -> float:
@@ -182,15 +190,15 @@ ROUTERS: Mapping[str, Callable[..., Router]] = {
     "least-loaded": LeastLoadedRouter,
     "random": RandomRouter,
 }
-"""Routers by name; each is made from a number of replicas and a seed."""
+"""Routers by name. Each is made from a number of replicas and a seed."""
 
 
 def make_router(name: str, num_replicas: int, *, seed: int = 0) -> Router:
-    """A router by name.
+    """Makes a router by name.
 
     Raises:
-        SimError: naming the known ones.
+        SimError: The name is unknown. The message lists the known ones.
     """
     if name not in ROUTERS:
-        raise SimError(f"no router {name!r}; known are: {', '.join(ROUTERS)}")
+        raise SimError(f"unknown router {name!r}; known are: {', '.join(ROUTERS)}")
     return ROUTERS[name](num_replicas, seed=seed)

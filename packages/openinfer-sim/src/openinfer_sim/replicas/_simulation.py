@@ -1,11 +1,14 @@
-"""Runs a trace over replicas: a discrete-event simulation whose events are the loops' own steps.
+"""Discrete-event simulation of a trace over replicas. Its events are the steps of the engine loops.
 
-Every replica has a clock of its own. The one that is furthest behind goes on next, and a client
-sends once no busy replica is behind it, so nothing happens before its cause. What a replica's
-steps cause elsewhere takes a client's return and wait at least: so far a replica may go ahead of
-all others, which keeps its state in the processor's cache. Of a replica whose next steps only give
-some answers one token more each, nobody hears before they are through: it is due when they are, or
-when a request comes, and then takes them at once.
+Every replica has a clock of its own. The replica with the earliest clock runs next. A client sends
+its next turn once no busy replica has an earlier clock, so no effect precedes its cause.
+
+A replica may run ahead of the others by the shortest client round trip: the return to the client
+and the shortest wait before a next turn (conservative parallel simulation). Running ahead keeps the
+replica's state in the processor's cache.
+
+Runs of pure decode steps are skipped over at once. Such a replica is due at the end of the run, or
+when a request arrives, because no client acts on the tokens before.
 """
 
 from collections import deque
@@ -33,15 +36,16 @@ _BYTES_PER_ID = 4
 
 @dataclass(slots=True)
 class _Client:
-    """One session: its next turn and what it has read so far."""
+    """Client of one session: its next turn and its history."""
 
     session: Session
     number: int = 0
+    started_at: float = 0.0
     history: bytearray = field(default_factory=bytearray)
 
 
 class _Flight:
-    """One turn on its way; the engine's sink."""
+    """Request in flight. It is the engine's sink."""
 
     __slots__ = (
         "arrival", "cached", "client", "clock", "first_at", "gaps", "last_at", "num_output",
@@ -91,16 +95,16 @@ class _Flight:
 
 
 class Simulation:
-    """One run of a trace. Deterministic: the same arguments give the same records.
+    """One run of a trace. Deterministic: equal arguments give equal records.
 
     Args:
-        trace: what clients do.
-        replicas: fresh, with vocabularies of one size.
-        router: which replica takes a request.
-        vocab_size: of prompts.
+        trace: What clients send.
+        replicas: New replicas whose vocabularies have the same size.
+        router: Chooses the replica of each request.
+        vocab_size: Upper bound of prompt ids, exclusive.
 
     Attributes:
-        recorder: what clients saw, complete once `run` has returned.
+        recorder: Records of all requests. Complete once `run` has returned.
     """
 
     def __init__(
@@ -108,16 +112,16 @@ class Simulation:
     ) -> None:
         self.replicas = replicas
         self.router = router
-        self.recorder = Recorder()
+        self.recorder = Recorder(num_sessions=len(trace.sessions))
         self._tokens = SegmentTokens(trace.seed, vocab_size)
         self._sends: list[tuple[float, int, _Client]] = []
-        """(due, number, whose next turn is sent): a heap."""
+        """Heap of (time due, sequence number, client that sends its next turn)."""
         self._num_sends = 0
         self._inboxes: list[deque[tuple[float, _Flight]]] = [deque() for _ in replicas]
-        """By replica: (readable at, flight), oldest first."""
+        """Requests that each replica will read: (time readable, request), oldest first."""
         self._busy: list[tuple[float, int]] = []
-        """(when it goes on, replica) of those that have something to do: a heap. Entries that
-        `_due` does not confirm are stale."""
+        """Heap of (time due, replica) of replicas with work. An entry is stale if `_due` differs.
+        """
         self._due = [inf] * len(replicas)
         self._lookahead_s = _least_wait_s(trace) + min(each.return_s for each in replicas)
         for session in trace.sessions:
@@ -127,7 +131,7 @@ class Simulation:
         """Runs until every session has ended.
 
         Raises:
-            SimError: the loop stands still with work left.
+            SimError: A replica has work but makes no progress.
         """
         sends, busy, due = self._sends, self._busy, self._due
         while sends or busy:
@@ -139,11 +143,11 @@ class Simulation:
             else:
                 now, index = busy[0]
                 limit = sends[0][0] if sends else inf
-                self._go_on(index, min(limit, now + self._lookahead_s))
+                self._advance(index, min(limit, now + self._lookahead_s))
         return self.recorder
 
     def end(self, flight: _Flight, end: object, now: float) -> None:
-        """A turn is over; the session's next one is due after its wait. Called by flights."""
+        """Records the end of a request and schedules the next turn of its session."""
         self.router.on_end(flight.route)
         if flight.first_at is None:
             self.router.on_first_token(flight.route)
@@ -166,17 +170,23 @@ class Simulation:
             self.recorder.first_refusal = end.message
         client.number += 1
         turns = client.session.turns
-        if record.is_served and client.number < len(turns):
+        if not record.is_served:
+            return
+        if client.number < len(turns):
             self._push(record.ended_at + turns[client.number].wait_s, client)
+        else:
+            self.recorder.session_s.append(record.ended_at - client.started_at)
 
     def _push(self, due: float, client: _Client) -> None:
         self._num_sends += 1
         heappush(self._sends, (due, self._num_sends, client))
 
     def _send(self, client: _Client, now: float) -> None:
-        """A client sends its next turn: it is routed and goes through the front process."""
+        """Sends a client's next turn: routes it and passes it through the front process."""
         session = client.session
         turn = session.turns[client.number]
+        if client.number == 0:
+            client.started_at = now
         if not session.has_history:
             client.history.clear()
         client.history += self._tokens.column(turn.segments)
@@ -201,20 +211,25 @@ class Simulation:
             heappush(self._busy, (due, index))
 
     def _next_due(self, index: int) -> float:
-        """When a replica goes on: when somebody may hear of it, and when it can read a request."""
+        """Returns when a replica is due, or infinity.
+
+        It is due when a client may notice what it did, or when it can read a request.
+        """
         inbox, replica = self._inboxes[index], self.replicas[index]
         due = replica.quiet_until if replica.has_work else inf
         return min(due, inbox[0][0]) if inbox else due
 
-    def _go_on(self, index: int, limit: float) -> None:
-        """Lets the replica that is furthest behind read and step until `limit`."""
+    def _advance(self, index: int, limit: float) -> None:
+        """Runs the replica with the earliest clock until `limit`."""
         replica, inbox = self.replicas[index], self._inboxes[index]
         while True:
             if inbox and (inbox[0][0] <= replica.clock.now or not replica.has_work):
                 readable_at, flight = inbox.popleft()
                 replica.submit(readable_at, flight.request, flight)
-            elif not replica.go_on(min(limit, inbox[0][0]) if inbox else limit):
-                raise SimError(f"replica {index} stands still at {replica.clock.now:.6f} s")
+            elif not replica.advance(min(limit, inbox[0][0]) if inbox else limit):
+                raise SimError(
+                    f"replica {index} has work but makes no progress at {replica.clock.now:.6f} s"
+                )
             due = self._next_due(index)
             if due >= limit:
                 break
@@ -226,5 +241,5 @@ class Simulation:
 
 
 def _least_wait_s(trace: Trace) -> float:
-    """The shortest time between an answer and the next turn of its session."""
+    """Returns the shortest wait before a later turn of any session."""
     return min((turn.wait_s for s in trace.sessions for turn in s.turns[1:]), default=inf)

@@ -1,4 +1,4 @@
-"""Distributions of several runs in one picture. Needs the extra `plot`."""
+"""Plot of the distributions of several runs. Needs the extra `plot`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +13,12 @@ _MS = 1e3
 
 
 def plot_runs(runs: Mapping[str, Recorder], path: str | Path, *, title: str = "") -> None:
-    """Draws the cumulative distributions of TTFT, TPOT and ITL, one curve a run.
+    """Draws the cumulative distributions of TTFT, TPOT and ITL, with one curve for each run.
 
     Args:
-        runs: by the name in the legend.
-        path: of the picture; its suffix is the format.
-        title: above it.
+        runs: Recorders by their names in the legend.
+        path: Path of the picture. Its suffix is the format.
+        title: Title of the picture.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -52,7 +52,7 @@ def _draw(panel: Any, seconds: "np.ndarray", name: str) -> None:
 
 
 def import_figure() -> Any:
-    """What draws.
+    """Returns matplotlib's class `Figure`.
 
     Raises:
         MissingExtra: matplotlib is not installed.

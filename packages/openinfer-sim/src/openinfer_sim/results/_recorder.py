@@ -1,4 +1,4 @@
-"""What clients saw, request by request."""
+"""Records of requests, as their clients saw them."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ class RequestRecord:
     """One request as its client saw it. Times are seconds on the simulation's clock.
 
     Attributes:
-        tenant: whose it was.
-        arrival: when the client sent it.
-        first_token_at: when its first token was read; None without one.
-        ended_at: when its last token was read, or the refusal.
-        num_prompt_tokens: of its prompt.
-        num_cached_tokens: of these, found in the cache when it was first scheduled.
-        num_output_tokens: received.
-        num_preemptions: how often it was recomputed.
+        tenant: Tenant of the request.
+        arrival: Time at which the client sent it.
+        first_token_at: Time at which the client read the first token, or None.
+        ended_at: Time at which the client read the last token or the refusal.
+        num_prompt_tokens: Number of prompt tokens.
+        num_cached_tokens: Number of prompt tokens found cached when it was first scheduled.
+        num_output_tokens: Number of output tokens received.
+        num_preemptions: Number of preemptions.
         outcome: "stop", "length", "abort", "failed" or "rejected".
-        replica: index of the engine that served it.
+        replica: Index of the engine that served it.
     """
 
     tenant: str
@@ -36,35 +36,50 @@ class RequestRecord:
 
     @property
     def is_served(self) -> bool:
-        """Whether it got all its tokens."""
+        """Whether the request got all its tokens."""
         return self.outcome in ("stop", "length")
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first token; the request has one."""
+        """Time to the first token, in seconds. The request must have one."""
         assert self.first_token_at is not None
         return self.first_token_at - self.arrival
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of an output token after the first; None with fewer than two."""
+        """Mean seconds of an output token after the first; None with fewer than two."""
         if self.first_token_at is None or self.num_output_tokens < 2:
             return None
         return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)
 
+    @property
+    def latency_s(self) -> float:
+        """Seconds from sending the request to reading its end."""
+        return self.ended_at - self.arrival
+
 
 @dataclass(slots=True)
 class Recorder:
-    """Collects records and the times between tokens of all requests together."""
+    """Collects the records of a run.
+
+    Attributes:
+        records: Requests in the order of their ends.
+        inter_token_s: Seconds between consecutive tokens, of all requests together.
+        first_refusal: Message of the first rejected request; empty if there is none.
+        num_sessions: Number of sessions in the trace.
+        session_s: Seconds from the first request to the last token, for each session whose turns
+            were all served.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
     inter_token_s: "array[float]" = field(default_factory=lambda: array("f"))
     first_refusal: str = ""
-    """Why the first request was refused that was; empty if none."""
+    num_sessions: int = 0
+    session_s: list[float] = field(default_factory=list)
 
 
 def outcome_of(end: object) -> str:
-    """How a stream ended, in one word."""
+    """Returns how a stream ended, in one word."""
     if isinstance(end, Finished):
         return end.reason
     return "failed" if isinstance(end, Failed) else "rejected"

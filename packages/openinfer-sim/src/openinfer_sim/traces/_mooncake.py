@@ -1,9 +1,9 @@
-"""Traces in the published Mooncake form: a JSON object a line, prompts as block hash ids.
+"""Reader of traces in Mooncake's published format: one JSON object a line, prompts as block hashes.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
 
-`timestamp` is in milliseconds. Each hash id stands for one block of 512 prompt tokens, the last
-one for what is left; equal ids stand for equal blocks behind equal prefixes.
+`timestamp` is in milliseconds. Each hash id stands for a block of 512 prompt tokens, the last one
+for the rest of the prompt. Equal ids stand for equal blocks after equal prefixes.
 """
 
 from pathlib import Path
@@ -31,14 +31,14 @@ def read_mooncake(
     """Reads a trace.
 
     Args:
-        path: of the file; fields that are not named above may carry `tenant` and `priority`,
-            others are passed over.
-        speed: how many times faster the requests come.
-        limit: requests to read at most.
-        seed: of the content.
+        path: Path of the file. The fields `tenant` and `priority` are optional; unknown fields are
+            ignored.
+        speed: Factor by which requests arrive faster than recorded.
+        limit: Upper bound of requests to read.
+        seed: Seed of the content.
 
     Raises:
-        TraceError: naming the line and what is wrong with it.
+        TraceError: The file or a line is invalid. The message names the line.
     """
     if not speed > 0:
         raise TraceError(f"speed must be positive, not {speed}")

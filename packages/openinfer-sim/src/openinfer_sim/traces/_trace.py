@@ -1,4 +1,4 @@
-"""What clients do, as data: sessions of turns whose prompts are made of keyed segments."""
+"""Traces as data: sessions of turns whose prompts consist of keyed segments."""
 
 import math
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ _KEYS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of prompt. Segments of the same key begin with the same tokens.
+    """Part of a prompt. Segments with the same key begin with the same tokens.
 
     Attributes:
-        key: names the content, in [0, 2**63).
-        num_tokens: length.
+        key: Number of the content, in [0, 2**63).
+        num_tokens: Length in tokens.
     """
 
     key: int
@@ -31,9 +31,9 @@ class Turn:
     """One request.
 
     Attributes:
-        wait_s: seconds after the end of the turn before, or after the session's start.
-        segments: what is new in the prompt; history comes before it.
-        num_output_tokens: tokens generated, exactly.
+        wait_s: Seconds after the end of the previous turn, or after the session's start.
+        segments: New part of the prompt, after the history.
+        num_output_tokens: Exact number of output tokens.
     """
 
     wait_s: float
@@ -42,21 +42,21 @@ class Turn:
 
     @property
     def num_new_tokens(self) -> int:
-        """Prompt tokens that the turn adds to the history."""
+        """Number of prompt tokens that the turn adds to the history."""
         return sum(segment.num_tokens for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Turns one after the other.
+    """Turns of one client, one after the other.
 
     Attributes:
-        session_id: unique in the trace.
-        start_s: seconds from the trace's start.
-        tenant: whose it is.
-        priority: of every request; lower runs earlier, under policies that look at it.
-        has_history: whether a turn's prompt begins with all that came before, answers included.
-        turns: at least one.
+        session_id: Id, unique in the trace.
+        start_s: Seconds from the start of the trace.
+        tenant: Tenant of every request.
+        priority: Priority of every request. Policies that use it run lower numbers first.
+        has_history: Whether a prompt begins with all earlier prompts and outputs of the session.
+        turns: At least one turn.
     """
 
     session_id: str
@@ -67,7 +67,7 @@ class Session:
     turns: tuple[Turn, ...]
 
     def prompt_lengths(self) -> Iterator[int]:
-        """Prompt tokens of each turn."""
+        """Yields the number of prompt tokens of each turn."""
         history = 0
         for turn in self.turns:
             yield history + turn.num_new_tokens
@@ -77,15 +77,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Everything that clients will do.
+    """Everything that clients send.
 
     Attributes:
-        name: what the report calls it.
-        sessions: at least one, in any order.
-        seed: of the content, in [0, 2**63).
+        name: Name in reports.
+        sessions: At least one session, in any order.
+        seed: Seed of the content, in [0, 2**63).
 
     Raises:
-        TraceError: naming the session and its field that makes no sense.
+        TraceError: A session has an invalid field. The message names both.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Trace:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         if not self.sessions:
-            raise TraceError("a trace needs a session")
+            raise TraceError("a trace needs at least one session")
         names: set[str] = set()
         for session in self.sessions:
             if session.session_id in names:
@@ -106,12 +106,12 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
-        """Turns of all sessions."""
+        """Number of turns of all sessions."""
         return sum(len(session.turns) for session in self.sessions)
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output tokens of the longest request."""
+        """Number of prompt and output tokens of the longest request."""
         return max(
             length + turn.num_output_tokens
             for session in self.sessions
@@ -120,21 +120,24 @@ class Trace:
 
 
 def check_seed(seed: int) -> None:
-    """Looks whether everything that is drawn can be drawn by it.
+    """Checks that a seed is in range.
 
     Raises:
-        TraceError: it is not in [0, 2**63).
+        TraceError: The seed is not in [0, 2**63).
     """
     if not _is_whole(seed, _KEYS):
         raise TraceError(f"seed must be in [0, 2**63), not {seed}")
 
 
 def _fault(session: Session) -> str | None:
-    """What makes no sense; a request that an engine refuses does."""
+    """Returns what is invalid in a session, or None.
+
+    Requests that an engine would refuse are valid.
+    """
     if not 0 <= session.start_s < math.inf:
         return f"start_s must be a number of seconds >= 0, not {session.start_s}"
     if not session.turns:
-        return "turns has none"
+        return "turns must hold at least one turn"
     for number, turn in enumerate(session.turns):
         if not 0 <= turn.wait_s < math.inf:
             return f"turn {number}: wait_s must be a number of seconds >= 0, not {turn.wait_s}"
@@ -154,11 +157,11 @@ def _is_whole(value: int, end: int) -> bool:
 
 
 class SegmentTokens:
-    """Token ids of segments: a function of (seed, key), the first `num_tokens` of them.
+    """Token ids of segments: the first `num_tokens` ids of a stream that depends on (seed, key).
 
     Args:
-        seed: of the trace.
-        vocab_size: ids are below it.
+        seed: Seed of the trace.
+        vocab_size: Upper bound of the ids, exclusive.
     """
 
     def __init__(self, seed: int, vocab_size: int) -> None:
@@ -167,13 +170,13 @@ class SegmentTokens:
         self._shared = lru_cache(maxsize=256)(self._draw)
 
     def column(self, segments: tuple[Segment, ...]) -> bytes:
-        """The segments one after the other, as a u32 column."""
+        """Returns the tokens of consecutive segments as a u32 column."""
         return b"".join(self._shared(segment.key, segment.num_tokens) for segment in segments)
 
     def _draw(self, key: int, num_tokens: int) -> bytes:
         bits = np.random.Philox(key=np.array([self._seed, key], np.uint64))
         words: bytes = bits.random_raw(-(-num_tokens // 2)).tobytes()
         ids = np.frombuffer(words, np.uint32)[:num_tokens]
-        # Drawn by multiplication: the bias is below vocab_size / 2**32.
+        # Multiply and shift maps 32 bits to [0, vocab_size): the bias is below vocab_size / 2**32.
         scaled = (ids.astype(np.uint64) * np.uint64(self._vocab_size)) >> np.uint64(32)
         return scaled.astype("<u4").tobytes()

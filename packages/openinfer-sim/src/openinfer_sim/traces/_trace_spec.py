@@ -1,4 +1,4 @@
-"""Traces by name, as the command line writes them: `poisson:rate=8,duration=60,input=1024`."""
+"""Parser of traces as the command line spells them: `poisson:rate=8,duration=60,input=1024`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -54,9 +54,9 @@ _KINDS: Mapping[str, tuple[Callable[..., Trace], type | None]] = {
 
 
 def trace_kinds() -> dict[str, dict[str, Any]]:
-    """What `parse_trace` knows: the options of each kind, with their defaults.
+    """Returns the options of each kind of trace, with their defaults.
 
-    docs/guides/scheduler.md has their meaning.
+    docs/guides/scheduler.md explains them.
     """
     return {kind: _defaults(kind) for kind in _KINDS}
 
@@ -65,24 +65,26 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     """Makes the trace that `KIND:option=value,...` describes.
 
     Args:
-        text: a kind of `trace_kinds`, and any of its options.
-        seed: of arrivals, lengths and content.
+        text: A kind of `trace_kinds`, and any of its options.
+        seed: Seed of arrivals, lengths and content.
 
     Raises:
-        TraceError: an unknown kind or option, or a value that does not fit.
+        TraceError: A kind or an option is unknown, or a value is invalid.
     """
     check_seed(seed)
     kind, _, rest = text.partition(":")
     if kind not in _KINDS:
-        raise TraceError(f"no trace {kind!r}; known are: {', '.join(_KINDS)}")
+        raise TraceError(f"unknown trace {kind!r}; known are: {', '.join(_KINDS)}")
     known = _options(kind)
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         name, has_value, value = item.partition("=")
         if name not in known:
-            raise TraceError(f"trace {kind}: no option {name!r}; known are: {', '.join(known)}")
+            raise TraceError(
+                f"trace {kind}: unknown option {name!r}; known are: {', '.join(known)}"
+            )
         if not has_value:
-            raise TraceError(f"trace {kind}: {name} has no value, write {name}=...")
+            raise TraceError(f"trace {kind}: {name} has no value; write {name}=...")
         if name in values:
             raise TraceError(f"trace {kind}: {name} is given twice")
         values[name] = _convert(kind, name, value, known[name])
@@ -90,7 +92,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
 
 
 def _defaults(kind: str) -> dict[str, Any]:
-    """Options and their defaults: the function's own, then the fields of its mix."""
+    """Returns options and their defaults: parameters of the function, then fields of its mix."""
     function, mix = _KINDS[kind]
     own = {
         name: parameter.default
@@ -101,7 +103,7 @@ def _defaults(kind: str) -> dict[str, Any]:
 
 
 def _options(kind: str) -> dict[str, type]:
-    """Options and their types."""
+    """Returns options and their types."""
     return {n: int if value is None else type(value) for n, value in _defaults(kind).items()}
 
 

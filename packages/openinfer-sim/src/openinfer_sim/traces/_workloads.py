@@ -1,4 +1,4 @@
-"""Traces drawn by seed: Poisson arrivals, bursts, closed loops, and agents of many turns."""
+"""Random traces: Poisson arrivals, bursts, closed loops, and agents with many turns."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,32 +12,33 @@ from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
 _ALWAYS_NAMED = ("input", "output", "turns")
 _MOST_REQUESTS = 1 << 24
 _MOST_TOKENS = 1 << 22
-"""Of one piece of prompt, or one answer: no model takes so many, and all of them are made before
-an engine can refuse them."""
+"""Upper bound of the tokens of one segment or one output. Prompts are made before an engine can
+refuse them.
+"""
 _MOST_SECONDS = 1e8
-"""Three years: later than this a float no longer tells steps apart."""
+"""Three years. After more seconds a float cannot tell steps apart."""
 _SHARED_KEY = 1 << 62
-"""Keys from here on are system prompts, shared by many sessions."""
+"""Segment keys from here on are system prompts that sessions share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMix:
-    """What single requests look like.
+    """Distribution of single requests.
 
-    Lengths are log-normal around a median; `spread` is the standard deviation of the logarithm,
-    0 for one length. In a closed loop tenant and priority are the client's.
+    Lengths are log-normal around a median. `spread` is the standard deviation of the logarithm; 0
+    gives one length. In a closed loop, tenant and priority belong to the client.
     """
 
     input: int = 1024
     output: int = 128
     spread: float = 0.0
     shared: int = 0
-    """Leading prompt tokens that all requests of a tenant share."""
+    """Number of leading prompt tokens that all requests of a tenant share."""
     tenants: int = 1
     skew: float = 0.0
     """Tenant i (from 1) sends in proportion to i ** -skew."""
     priorities: int = 1
-    """Each request has one of so many, evenly."""
+    """Number of priorities. Each request draws one uniformly."""
 
     def __post_init__(self) -> None:
         _check_mix(
@@ -51,7 +52,7 @@ class RequestMix:
 
 
 def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -> Trace:
-    """Requests at `rate` a second for `duration` seconds, each independent of the others."""
+    """Makes independent requests that arrive at `rate` a second for `duration` seconds."""
     _check_positive(rate=rate, duration=duration)
     _check_seconds(duration=duration)
     _check_requests(rate * duration, "rate or duration")
@@ -63,7 +64,7 @@ def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -
 
 
 def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, seed: int) -> Trace:
-    """The same mean rate, in bursts of `size` requests that arrive at once."""
+    """Makes requests with a mean of `rate` a second, in bursts of `size` that arrive at once."""
     _check_positive(rate=rate, duration=duration, size=size)
     _check_seconds(duration=duration)
     _check_requests(max(rate * duration, size), "rate, duration or size")
@@ -75,7 +76,7 @@ def burst_trace(*, rate: float, duration: float, size: int, mix: RequestMix, see
 
 
 def closed_trace(*, concurrency: int, requests: int, mix: RequestMix, seed: int) -> Trace:
-    """So many clients at once, each with its next request when the one before has ended."""
+    """Makes `concurrency` clients. Each sends its next request when the one before has ended."""
     _check_positive(concurrency=concurrency, requests=requests)
     _check_requests(concurrency * requests, "concurrency or requests")
     rng = np.random.default_rng(seed)
@@ -98,33 +99,35 @@ def closed_trace(*, concurrency: int, requests: int, mix: RequestMix, seed: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMix:
-    """Coding agents as published figures describe them.
+    """Distribution of coding agents, after published figures.
 
-    The defaults give, over many sessions: median 43 turns a session, median prompt 142,000
-    tokens, median output 444, more than 96 % of prompt tokens seen before.
+    Over many sessions the defaults give: median 43 turns a session, median prompt 142,000 tokens,
+    median output 444 tokens, more than 96 % of prompt tokens seen before.
     """
 
     turns: int = 43
-    """Median of a session."""
+    """Median number of turns of a session."""
     turns_spread: float = 0.5
     output: int = 444
-    """Median of a turn."""
+    """Median number of output tokens of a turn."""
     output_spread: float = 0.7
     system: int = 24_000
-    """Tokens of a system prompt with its tools."""
+    """Number of tokens of a system prompt with its tools."""
     systems: int = 4
-    """Different system prompts; sessions have them in turn."""
+    """Number of different system prompts. Sessions use them in turn."""
     context: int = 45_000
-    """Median of what a session reads before its first turn."""
+    """Median number of tokens that a session reads before its first turn."""
     context_spread: float = 0.5
     result: int = 1_650
-    """Median of what a tool returns, or a user says, before each later turn."""
+    """Median number of tokens that a tool or a user adds before each later turn."""
     result_spread: float = 0.8
     think: float = 4.0
-    """Median seconds between an answer and the next turn: tools at work."""
+    """Median seconds between the end of a turn and the next turn, while tools run."""
     think_spread: float = 1.0
     window: int = 400_000
-    """A session ends before a request would be longer."""
+    """Upper bound of prompt and output tokens of a request. A session ends before it would exceed
+    it.
+    """
 
     def __post_init__(self) -> None:
         spreads = ("turns_spread", "output_spread", "context_spread", "result_spread")
@@ -143,7 +146,7 @@ class AgentMix:
 
 
 def agent_trace(*, sessions: int, ramp: float, mix: AgentMix, seed: int) -> Trace:
-    """Sessions that start within `ramp` seconds and then take turns until they end."""
+    """Makes sessions that start within `ramp` seconds and take turns until they end."""
     _check_positive(sessions=sessions)
     _check_requests(sessions * mix.turns, "sessions or turns")
     if not 0 <= ramp < math.inf:
@@ -161,7 +164,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
     results = _lengths(mix.result, mix.result_spread, num_turns, rng)
     waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MOST_SECONDS)
-    # However much is drawn, the first request fits the window.
+    # The first request must fit the window, whatever was drawn.
     outputs[0] = min(outputs[0], mix.window - mix.system - 1)
     room = mix.window - mix.system - int(outputs[0])
     opening = min(_length(mix.context, mix.context_spread, rng), room)
@@ -184,7 +187,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
 
 
 def _name(kind: str, mix: RequestMix | AgentMix, **own: float) -> str:
-    """The trace as `parse_trace` takes it; of the mix, lengths and what is not the default."""
+    """Returns the trace as `parse_trace` spells it, without most defaults of the mix."""
     shown = own | {
         field.name: getattr(mix, field.name)
         for field in fields(mix)
@@ -200,7 +203,7 @@ def _single_requests(
     *,
     num_clients: int | None = None,
 ) -> tuple[Session, ...]:
-    """One a start; where they are a few clients', in turn, each client has one tenant."""
+    """Returns one session for each start. If clients take turns, each client keeps one tenant."""
     num = len(starts)
     if not num:
         raise TraceError("the trace has no request: raise rate or duration")
@@ -239,7 +242,7 @@ def _lengths(
 def _drawn(
     median: float, spread: float, num: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Log-normal; infinite where that is too much for a float."""
+    """Returns log-normal numbers; infinite if a float overflows."""
     with np.errstate(over="ignore"):
         factors: npt.NDArray[np.float64] = np.exp(spread * rng.standard_normal(num))
     return median * factors if median else np.zeros(num)
@@ -276,7 +279,7 @@ def _check_positive(**values: float) -> None:
 def _check_requests(num: float, names: str) -> None:
     if num > _MOST_REQUESTS:
         raise TraceError(
-            f"the trace has {num:.3g} requests, of at most {_MOST_REQUESTS}: lower {names}"
+            f"the trace has {num:.3g} requests; at most {_MOST_REQUESTS} are allowed: lower {names}"
         )
 
 
