@@ -1,18 +1,20 @@
-"""The modelled device against served figures: one list set its parameters,
-the other only checks them. They were set by hand with all rows in sight, so what was held out is
-evidence of few parameters, not of blindness.
+"""Comparison of the modelled device with measured figures of a served stack.
 
-All rows are medians that a streaming client on the same host measured of vLLM 0.26.0 on one H200
-with random weights (2026-11-21), but for the two of another device, which were published, and what
-benchmarks/results/peers-h200-2026-11-22.json has: steps, TTFT of closed loops, and Qwen3.5-4B with
-32 and 128 clients, all three the mean of the runs there that its tokenizer did not hold up. Times
-are milliseconds.
+One list of rows set the model's parameters; the other list only checks them. The parameters were
+set by hand with all rows in sight. So the held-out rows show that few parameters suffice, not that
+the rows were predicted blindly.
+
+All rows are medians measured by a streaming client on the host of vLLM 0.26.0 on one H200 with
+random weights (2026-11-21), with two exceptions. The two rows of another device were published.
+Steps, TTFT of closed loops, and Qwen3.5-4B with 32 and 128 clients are from
+benchmarks/results/peers-h200-2026-11-22.json: means of the runs that were not slowed by a
+tokenizer. Times are milliseconds.
 
     ttft, tpot     one client; prompt of `tokens`, 128 output tokens
     cold, hit      one client, one output token; hit: all but 16 tokens have been seen before
     closed_rate    output tokens/s of `tokens` clients in a closed loop, 1024 in, 128 out
-    closed_tpot    TPOT of the same
-    closed_ttft    TTFT of the same
+    closed_tpot    TPOT of the same clients
+    closed_ttft    TTFT of the same clients
     step           a step of `tokens` decode rows of 1,088 keys, inside its engine
 """
 
@@ -115,7 +117,7 @@ def _closed(concurrency, requests, num_input, num_output):
 
 @cache
 def _repeated(num_tokens, tail):
-    """The same prompt four times, one after the other, each with a tail of its own."""
+    """Makes a trace of four requests, one after the other: one prompt with four different ends."""
     sessions = tuple(
         Session(
             session_id=str(i),

@@ -1,4 +1,4 @@
-"""The command as argparse sees it, without the application."""
+"""The command `openinfer sim`, with argparse and without the application."""
 
 import argparse
 import json
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_written_costs_no_run(run, capsys, arguments, name
 
 
 def test_it_runs_without_the_application(tmp_path):
-    """As a module, with the exit status and message of an error."""
+    """`python -m openinfer_sim` runs, and reports an error by message and exit status."""
     module = (sys.executable, "-m", "openinfer_sim")
     done = subprocess.run([*module, *_SHORT, "--json", "-"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

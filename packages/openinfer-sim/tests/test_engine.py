@@ -73,7 +73,7 @@ def test_the_plan_follows_checkpoint_model_and_options(checkpoint):
         ENGINE.plan(_spec(checkpoint, {"sim_model": "kimi-k2"}))
 
 
-def test_a_length_nobody_asked_for_shrinks_to_the_cache(checkpoint):
+def test_a_default_length_shrinks_to_the_cache(checkpoint):
     assert ENGINE.plan(_spec(checkpoint, kv_cache_bytes=147_456 * 1000)).max_model_len == 992
     with pytest.raises(SimError, match="max_model_len"):
         ENGINE.plan(_spec(checkpoint, kv_cache_bytes=147_456 * 1000, max_model_len=1000))
@@ -97,7 +97,7 @@ def test_an_option_is_consumed_or_rejected(checkpoint, engine, line, named):
         ENGINE.plan(_spec(checkpoint, line, **engine))
 
 
-def test_an_option_nobody_thought_of_is_rejected(checkpoint, monkeypatch):
+def test_an_unknown_engine_option_is_rejected(checkpoint, monkeypatch):
     monkeypatch.setattr("openinfer_sim.plugins._engine._HONOURED", frozenset())
     with pytest.raises(OptionRejected, match=r"max_num_seqs.*not modelled"):
         ENGINE.plan(_spec(checkpoint, max_num_seqs=8))

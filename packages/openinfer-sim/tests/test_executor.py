@@ -1,4 +1,4 @@
-"""The modelled executor under the real scheduler, and what its steps cost."""
+"""The modelled executor with the real scheduler, and the time that its steps take."""
 
 from dataclasses import replace
 from math import inf
@@ -103,7 +103,7 @@ def test_a_decode_step_takes_what_the_model_says():
 
 
 def test_many_steps_at_once_give_the_tokens_and_the_times_of_each():
-    """Two executors that have done the same; one goes on by itself."""
+    """Two equal executors: one skips over decode steps, the other runs them one by one."""
     ours, theirs = (_Engine() for _ in range(2))
     for engine in (ours, theirs):
         engine.executor = ModelledExecutor(
@@ -175,7 +175,9 @@ def test_a_step_of_decodes_and_a_chunk_counts_both():
 
 
 def test_steady_steps_cost_what_they_would_one_by_one():
-    """Rows come and go between steady stretches; every step fits the rows' lengths."""
+    """Rows start and end between runs of decode steps. Every step's duration fits the rows'
+    lengths.
+    """
     engine = _Engine()
     for i in range(5):
         engine.add(f"r{i}", num_prompt=30 + i, max_tokens=5 + 7 * i)

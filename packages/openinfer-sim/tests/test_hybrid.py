@@ -1,4 +1,4 @@
-"""A model with recurrent states: blocks as large as a state, and states where prefills stop."""
+"""Hybrid model: blocks are as large as a state, and prefills stop where states are kept."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ def test_states_take_memory_from_the_cache():
 
 
 def _seen(*lengths):
-    """What clients see of prompts that share what they can, one after the other."""
+    """Returns the records of prompts with a common beginning, sent one after the other."""
     sessions = tuple(
         Session(
             session_id=str(i),

@@ -1,4 +1,4 @@
-"""Traces of block hash ids: a golden file, and files with every fault."""
+"""Mooncake traces: a golden file, and files with every fault."""
 
 from pathlib import Path
 

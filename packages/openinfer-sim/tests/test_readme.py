@@ -1,4 +1,4 @@
-"""The README's example runs, letter by letter."""
+"""The example of the README runs unchanged."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Routers: where prompts go."""
+"""Routers: which replica gets a prompt."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_prefix_aware_leaves_a_holder_that_is_busier_than_recomputing():
     assert router.route(_prompt(1, 30)).replica == other.replica
 
 
-def test_a_shared_system_prompt_draws_nobody():
+def test_a_shared_system_prompt_attracts_no_conversation():
     """20 conversations on one system prompt, one after the other, over 10 replicas."""
     router = PrefixAwareRouter(10)
     replicas = []

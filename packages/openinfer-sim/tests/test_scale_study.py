@@ -1,4 +1,4 @@
-"""The scale study, small: what its command writes, and that sizes and routers differ."""
+"""A small scale study: what its command writes, and that sizes and routers differ."""
 
 import json
 

@@ -52,14 +52,14 @@ _AGENTS = AgentMix(turns=6, think=0.2, system=600, context=900, result=300, outp
 
 
 def _seen(trace, **options):
-    """What every client saw, in an order of its own."""
+    """Returns all records and times between tokens, sorted."""
     recorder = simulate(trace, **options).recorder
     return sorted(recorder.records, key=repr), sorted(recorder.inter_token_s)
 
 
 @pytest.mark.parametrize("router", ["prefix-aware", "least-loaded"])
 def test_replicas_that_go_ahead_change_nothing(monkeypatch, router):
-    """A replica at a time or step by step, every client sees the same."""
+    """Records are the same whether replicas run ahead or step by step in order of time."""
     trace = agent_trace(sessions=12, ramp=2.0, mix=_AGENTS, seed=3)
     options = {"setup": Setup(max_num_seqs=2), "num_replicas": 3, "router": router}
     ahead = _seen(trace, **options)
@@ -78,7 +78,7 @@ def test_replicas_that_go_ahead_change_nothing(monkeypatch, router):
     ],
 )
 def test_many_steps_at_once_are_the_same_steps(monkeypatch, options):
-    """To the bit: clients, and the times between all tokens."""
+    """Records and times between tokens are equal to the bit."""
     trace = agent_trace(sessions=8, ramp=2.0, mix=_AGENTS, seed=4)
     at_once = _seen(trace, **options)
     monkeypatch.setattr("openinfer_engine.loop._engine_loop.EngineLoop.num_skippable_steps", 0)
@@ -184,7 +184,7 @@ def test_a_replica_with_little_to_do_answers_at_once():
 
 
 class _Listed(RandomRouter):
-    """Sends the requests where a list says."""
+    """Sends requests to the replicas of a list, in turn."""
 
     def __init__(self, replicas):
         super().__init__(max(replicas) + 1)
@@ -203,7 +203,7 @@ def _simulate_listed(sessions, replicas):
 
 
 def test_a_busy_replica_does_not_run_ahead_of_what_another_one_causes():
-    """A second turn meets the replica where a long answer is still being written."""
+    """A second turn reaches a replica that is still decoding another request's long output."""
     long = _one(Turn(0.0, (Segment(1, 100),), 3000), name="long")
     short = _one(
         Turn(0.001, (Segment(2, 100),), 50), Turn(0.001, (Segment(3, 100),), 50), name="short"
@@ -228,7 +228,7 @@ def test_nothing_happens_before_its_cause():
 
 
 def test_a_replica_alone_does_not_depend_on_the_others():
-    """Two independent halves on two replicas give what each half gives alone."""
+    """Two independent halves of a trace on two replicas give the records of each half alone."""
 
     def half(length, seed):
         mix = RequestMix(input=length, output=50)
@@ -311,5 +311,5 @@ def test_the_front_process_reads_one_prompt_after_the_other():
 
 def test_a_replica_that_keeps_something_has_no_report(monkeypatch):
     monkeypatch.setattr(Replica, "is_idle", False)
-    with pytest.raises(SimError, match="replica 0 still holds"):
+    with pytest.raises(SimError, match="replica 0 is not idle"):
         simulate(parse_trace("closed:concurrency=1,requests=1,input=20,output=2"))

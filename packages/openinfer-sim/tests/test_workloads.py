@@ -1,4 +1,4 @@
-"""Traces: what is drawn has the shape that was asked for."""
+"""Random traces have the distributions that were asked for."""
 
 import numpy as np
 import pytest
