@@ -79,9 +79,13 @@ def paged_attention():
     caches = [zeros(3, 16, 2, 32), zeros(3, 16, 2, 32)]
     lengths = [indices(0, 1, dtype=torch.int32), indices(20, dtype=torch.int32)]
     table = indices([0, 2], dtype=torch.int32)
-    return plan_paged_attention(spec, "cpu", "native"), [
-        zeros(1, 4, 32), *caches, *lengths, table, 1, 20,
-    ]  # fmt: skip
+    op = plan_paged_attention(spec, "cpu", "native")
+
+    def call(q, k_cache, v_cache, cu_seqlens_q, seq_lens, block_table):
+        step = Step(cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens, block_table=block_table)
+        return op(q, k_cache, v_cache, step)
+
+    return call, [zeros(1, 4, 32), *caches, *lengths, table]
 
 
 class Step(SimpleNamespace):

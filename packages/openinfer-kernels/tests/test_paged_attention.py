@@ -1,3 +1,5 @@
+from collections import namedtuple
+
 import pytest
 import torch
 
@@ -10,6 +12,9 @@ from openinfer_kernels import (
 )
 
 BLOCK_SIZE = 16
+Sequences = namedtuple(
+    "Sequences", "cu_seqlens_q, seq_lens, block_table, max_seqlen_q, max_seqlen_k"
+)
 # Triton's interpreter converts loaded loop bounds in a way that numpy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 # Queries and length of each sequence.
@@ -61,6 +66,12 @@ def _problem(heads, step, dtype, random):
     )
 
 
+def _plan(spec, device, backend):
+    """Returns the op over the inputs of `_problem`."""
+    attend = plan_paged_attention(spec, device, backend)
+    return lambda q, k_cache, v_cache, *step: attend(q, k_cache, v_cache, Sequences(*step))
+
+
 def _to(device, inputs):
     # Keeps the strides, so that a view of the arena remains a view.
     def move(x):
@@ -78,16 +89,16 @@ def _to(device, inputs):
 @pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 def test_paged_attention(backend, step, heads, dtype, random, assert_close):
     spec, inputs = _problem(heads, step, dtype, random)
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs)
-    assert_close(got, plan_paged_attention(spec, "cpu", "reference")(*inputs))
+    got = _plan(spec, "cpu", backend)(*inputs)
+    assert_close(got, _plan(spec, "cpu", "reference")(*inputs))
 
 
 @pytest.mark.parametrize("heads", WIDE_HEADS.values(), ids=WIDE_HEADS)
 @pytest.mark.parametrize("backend", ["native", "cpu", "torch"])
 def test_paged_attention_of_wide_heads(backend, heads, dtype, random, assert_close):
     spec, inputs = _problem(heads, STEPS["mixed"], dtype, random)
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs)
-    assert_close(got, plan_paged_attention(spec, "cpu", "reference")(*inputs))
+    got = _plan(spec, "cpu", backend)(*inputs)
+    assert_close(got, _plan(spec, "cpu", "reference")(*inputs))
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
@@ -96,8 +107,8 @@ def test_triton(step, heads, random, assert_close, triton_device, dtype):
     if dtype is torch.bfloat16 and triton_device == "cpu":
         pytest.skip("the interpreter multiplies bf16 matrices wrongly")
     spec, inputs = _problem(heads, step, dtype, random)
-    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
-    got = plan_paged_attention(spec, triton_device, "triton")(*_to(triton_device, inputs))
+    expected = _plan(spec, "cpu", "reference")(*inputs)
+    got = _plan(spec, triton_device, "triton")(*_to(triton_device, inputs))
     assert_close(got, expected)
 
 
@@ -105,8 +116,8 @@ def test_triton(step, heads, random, assert_close, triton_device, dtype):
 def test_triton_decode_of_long_sequences_splits_them(length, random, assert_close, triton_device):
     step = [(1, length), (1, 3)]
     spec, inputs = _problem((2, 1, 32), step, torch.float32, random)
-    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
-    got = plan_paged_attention(spec, triton_device, "triton")(*_to(triton_device, inputs))
+    expected = _plan(spec, "cpu", "reference")(*inputs)
+    got = _plan(spec, triton_device, "triton")(*_to(triton_device, inputs))
     assert_close(got, expected)
 
 
@@ -122,7 +133,7 @@ def test_triton_decode_of_long_sequences_splits_them(length, random, assert_clos
 )
 def test_triton_tiles_find_their_sequences(step, random, assert_close, triton_device):
     spec, inputs = _problem((4, 2, 32), step, torch.float32, random)
-    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+    expected = _plan(spec, "cpu", "reference")(*inputs)
     # Pads sequences and tokens: the host knows upper bounds only.
     q, k, v, begins, lengths, table, max_q, max_k = inputs
     total = q.shape[0]
@@ -131,7 +142,7 @@ def test_triton_tiles_find_their_sequences(step, random, assert_close, triton_de
     lengths = torch.cat((lengths, torch.zeros(3, dtype=torch.int32)))
     table = torch.cat((table, torch.zeros(3, table.shape[1], dtype=torch.int32)))
     padded = (q, k, v, begins, lengths, table, max_q + 9, max_k + 4000)
-    got = plan_paged_attention(spec, triton_device, "triton")(*_to(triton_device, padded))
+    got = _plan(spec, triton_device, "triton")(*_to(triton_device, padded))
     assert_close(got[:total], expected)
 
 
@@ -140,8 +151,8 @@ def test_triton_tiles_find_their_sequences(step, random, assert_close, triton_de
 def test_a_long_decode_is_attended_in_stretches(backend, length, random):
     step = [(1, length), (1, 3), (5, 40)]
     spec, inputs = _problem((4, 2, 32), step, torch.bfloat16, random)
-    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs).float()
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs).float()
+    expected = _plan(spec, "cpu", "reference")(*inputs).float()
+    got = _plan(spec, "cpu", backend)(*inputs).float()
     # Averages of thousands of values are small, so errors are relative to the size of a row.
     error = (got - expected).abs().amax(dim=(1, 2)) / expected.square().mean(dim=(1, 2)).sqrt()
     assert error.max() < 0.02, error
@@ -160,7 +171,7 @@ def test_a_long_decode_sees_every_token(backend, length, random):
         block, offset = int(table[row, token // BLOCK_SIZE]), token % BLOCK_SIZE
         # Its score is far above all others, so its values are the output.
         k_cache[block, offset] = q[row, ::2] * 4
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs)
+    got = _plan(spec, "cpu", backend)(*inputs)
     for row, token in enumerate(sought):
         block, offset = int(table[row, token // BLOCK_SIZE]), token % BLOCK_SIZE
         expected = v_cache[block, offset].repeat_interleave(2, dim=0)
@@ -172,8 +183,8 @@ def test_blocks_of_another_size(backend, random, assert_close, monkeypatch):
     for block_size in (1, 7, 24, 64):
         monkeypatch.setitem(globals(), "BLOCK_SIZE", block_size)
         spec, inputs = _problem((4, 2, 64), STEPS["mixed"], torch.bfloat16, random)
-        expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
-        assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
+        expected = _plan(spec, "cpu", "reference")(*inputs)
+        assert_close(_plan(spec, "cpu", backend)(*inputs), expected)
 
 
 @pytest.mark.parametrize("backend", ["native"])
@@ -181,9 +192,9 @@ def test_blocks_of_another_size(backend, random, assert_close, monkeypatch):
 def test_scores_far_from_zero_do_not_overflow(backend, step, random, assert_close):
     spec, inputs = _problem((4, 2, 64), STEPS[step], torch.bfloat16, random)
     inputs = (inputs[0] * 100, *inputs[1:])
-    expected = plan_paged_attention(spec, "cpu", "reference")(*inputs)
+    expected = _plan(spec, "cpu", "reference")(*inputs)
     assert expected.isfinite().all()
-    assert_close(plan_paged_attention(spec, "cpu", backend)(*inputs), expected)
+    assert_close(_plan(spec, "cpu", backend)(*inputs), expected)
 
 
 @pytest.mark.parametrize("backend", ["native", "cpu"])
@@ -201,7 +212,7 @@ def test_nan_in_an_input_is_nan_in_the_output(backend, num_queries, poisoned, to
     {"q": q[0, 2:], "k": k_cache[(*slot, 1)], "v": v_cache[(*slot, 1)]}[poisoned][..., 5] = (
         torch.nan
     )
-    got = plan_paged_attention(spec, "cpu", backend)(*inputs)[last::num_queries]
+    got = _plan(spec, "cpu", backend)(*inputs)[last::num_queries]
     # Query heads 2 and 3 read the second key head, which is poisoned.
     lost = got[0, 2:, 5] if poisoned == "v" else got[0, 2:]
     assert lost.isnan().all()
@@ -211,8 +222,8 @@ def test_nan_in_an_input_is_nan_in_the_output(backend, num_queries, poisoned, to
 
 def test_a_long_prefill_is_attended_in_chunks(random, assert_close):
     spec, inputs = _problem((2, 1, 32), [(300, 330)], torch.float32, random)
-    expected = plan_paged_attention(spec, "cpu", "torch")(*inputs)
-    assert_close(plan_paged_attention(spec, "cpu", "cpu")(*inputs), expected)
+    expected = _plan(spec, "cpu", "torch")(*inputs)
+    assert_close(_plan(spec, "cpu", "cpu")(*inputs), expected)
 
 
 def test_heads_must_divide():

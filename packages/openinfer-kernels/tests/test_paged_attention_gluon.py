@@ -1,5 +1,6 @@
 """The prefill kernel for Hopper, which no interpreter runs, and the choice of it."""
 
+from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,9 @@ from openinfer_kernels import PagedAttentionSpec, plan_paged_attention
 from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill, why_not_gluon
 
 HEAD_DIM = 128
+Sequences = namedtuple(
+    "Sequences", "cu_seqlens_q, seq_lens, block_table, max_seqlen_q, max_seqlen_k"
+)
 # Queries and length of each sequence.
 STEPS = {
     "a-tile": [(128, 128)],
@@ -66,7 +70,8 @@ def _expected(spec, q, cache):
     k_cache, v_cache, begins, lengths, table = cache
     bounds = int(begins.diff().max()), int(lengths.max())
     wide = plan_paged_attention(replace(spec, dtype=torch.float32), "cuda", "torch")
-    out = wide(q.float(), k_cache.float(), v_cache.float(), begins, lengths, table, *bounds)
+    step = Sequences(begins, lengths, table, *bounds)
+    out = wide(q.float(), k_cache.float(), v_cache.float(), step)
     return out.to(spec.dtype)
 
 
@@ -108,10 +113,11 @@ def test_a_recorded_step_serves_other_lengths(assert_close):
     spec = _spec()
     q, cache = _problem(spec, [(300, 300), (200, 900), (12, 12)])
     attend = plan_paged_attention(spec, "cuda")
-    attend(q, *cache, len(q), 4096)
+    step = Sequences(*cache[2:], len(q), 4096)
+    attend(q, *cache[:2], step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attend(q, *cache, len(q), 4096)
+        out = attend(q, *cache[:2], step)
     _, begins, lengths = cache[1:4]
     begins.copy_(torch.tensor([0, 1, 500, 512]))
     lengths.copy_(torch.tensor([290, 700, 12]))

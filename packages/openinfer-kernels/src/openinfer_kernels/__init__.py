@@ -45,6 +45,7 @@ from openinfer_kernels.ops.linear import (
 from openinfer_kernels.ops.paged_attention import (
     PagedAttention,
     PagedAttentionSpec,
+    StepSequences,
     plan_paged_attention,
 )
 from openinfer_kernels.ops.rms_norm import (
@@ -106,6 +107,7 @@ __all__ = [
     # Attention
     "PagedAttention",
     "PagedAttentionSpec",
+    "StepSequences",
     "Rope",
     "RopeSpec",
     "StoreKV",

@@ -84,14 +84,4 @@ class PagedAttention(nn.Module):
         """
         k_cache, v_cache = layer_cache
         self._store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
-        heads = self._attend(
-            q,
-            k_cache,
-            v_cache,
-            inputs.cu_seqlens_q,
-            inputs.seq_lens,
-            inputs.block_table,
-            inputs.max_seqlen_q,
-            inputs.max_seqlen_k,
-        )
-        return heads.view(len(q), -1)
+        return self._attend(q, k_cache, v_cache, inputs).view(len(q), -1)

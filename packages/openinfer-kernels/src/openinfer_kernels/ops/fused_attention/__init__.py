@@ -17,7 +17,7 @@ from openinfer_kernels.ops.fused_attention._shared_prefixes import (
     PrefixTable,
     SharedPrefixes,
 )
-from openinfer_kernels.ops.paged_attention import PagedAttentionSpec
+from openinfer_kernels.ops.paged_attention import PagedAttentionSpec, StepSequences
 
 __all__ = [
     "MAX_PREFIX_GROUPS",
@@ -44,8 +44,8 @@ class FusedAttentionSpec:
     norm_eps: float | None = None
 
 
-class AttentionStep(Protocol):
-    """The rows of a step as attention reads them; shapes and bounds as in `PagedAttention`."""
+class AttentionStep(StepSequences, Protocol):
+    """The rows of a step as attention reads them."""
 
     @property
     def positions(self) -> torch.Tensor:
@@ -54,26 +54,6 @@ class AttentionStep(Protocol):
     @property
     def slot_mapping(self) -> torch.Tensor:
         """[num_tokens], int64, as in `StoreKV`."""
-
-    @property
-    def cu_seqlens_q(self) -> torch.Tensor:
-        """[num_seqs + 1], int32."""
-
-    @property
-    def seq_lens(self) -> torch.Tensor:
-        """[num_seqs], int32."""
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        """[num_seqs, max_blocks], int32."""
-
-    @property
-    def max_seqlen_q(self) -> int:
-        """Upper bound of the queries of a sequence."""
-
-    @property
-    def max_seqlen_k(self) -> int:
-        """Upper bound of `seq_lens`."""
 
     @property
     def shared(self) -> SharedPrefixes | None:

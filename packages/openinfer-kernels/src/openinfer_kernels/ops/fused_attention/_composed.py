@@ -76,14 +76,4 @@ class Composed:
             q, k = self._norm(q, norm_weights[0]), self._norm(k, norm_weights[1])
         q, k = self._rope(q, k, cos_sin, step.positions)
         self._store_kv(k, v, k_cache, v_cache, step.slot_mapping)
-        out = self._attend(
-            q,
-            k_cache,
-            v_cache,
-            step.cu_seqlens_q,
-            step.seq_lens,
-            step.block_table,
-            step.max_seqlen_q,
-            step.max_seqlen_k,
-        )
-        return out.view(len(qkv), -1)
+        return self._attend(q, k_cache, v_cache, step).view(len(qkv), -1)

@@ -4,6 +4,7 @@ import torch
 
 from openinfer_kernels.native import library, wrong_tensors
 from openinfer_kernels.ops.fused_attention import AttentionStep, FusedAttention, FusedAttentionSpec
+from openinfer_kernels.ops.paged_attention._native import SequenceChecks
 from openinfer_kernels.ops.paged_attention._native import supports as supports_attention
 
 # Error codes of the kernel.
@@ -27,8 +28,7 @@ class _Native:
         self._spec = spec
         self._sizes = (of.num_heads, of.num_kv_heads, of.head_dim, of.block_size)
         self._qkv = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
-        self._block = (of.block_size, of.num_kv_heads, of.head_dim)
-        self._slot_strides = (of.num_kv_heads * of.head_dim, of.head_dim, 1)
+        self._check_sequences = SequenceChecks("fused_attention", of)
         self._width = of.num_heads * of.head_dim
 
     def __call__(
@@ -114,39 +114,6 @@ class _Native:
             ):
                 wanted = f"norm weights [{head_dim}] in bf16, contiguous"
                 raise wrong_tensors("fused_attention", wanted, norm_weight=weight)
-
-    def _check_sequences(
-        self, step: AttentionStep, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> None:
-        begins, lengths, table = step.cu_seqlens_q, step.seq_lens, step.block_table
-        num_seqs, strides = lengths.numel(), k_cache.stride()
-        if (
-            k_cache.dtype is not torch.bfloat16
-            or v_cache.dtype is not torch.bfloat16
-            or begins.dtype is not torch.int32
-            or lengths.dtype is not torch.int32
-            or table.dtype is not torch.int32
-            or k_cache.shape[1:] != self._block
-            or strides[1:] != self._slot_strides
-            or v_cache.shape != k_cache.shape
-            or v_cache.stride() != strides
-            or begins.numel() != num_seqs + 1
-            or table.size(0) != num_seqs
-            or table.stride(-1) != 1
-            or not (begins.is_contiguous() and lengths.is_contiguous())
-            or not (k_cache.is_cpu and v_cache.is_cpu and table.is_cpu)
-            or not (begins.is_cpu and lengths.is_cpu)
-        ):
-            block = ", ".join(map(str, self._block))
-            wanted = (
-                f"caches [num_blocks, {block}] of the same strides in bf16, blocks contiguous, and "
-                "cu_seqlens_q [num_seqs + 1], seq_lens [num_seqs] and block_table [num_seqs, "
-                "max_blocks] in int32, rows contiguous"
-            )
-            given = {"k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": begins}
-            raise wrong_tensors(
-                "fused_attention", wanted, **given, seq_lens=lengths, block_table=table
-            )
 
     def _failed(
         self, failure: int, cos_sin: torch.Tensor, step: AttentionStep, k_cache: torch.Tensor

@@ -39,17 +39,7 @@ class Prefill:
     ) -> torch.Tensor:
         """Runs a step with any numbers of tokens; see `FusedAttention`."""
         q = self._prepare(qkv, norm_weights, cos_sin, step, k_cache, v_cache)
-        out = self._attend(
-            q,
-            k_cache,
-            v_cache,
-            step.cu_seqlens_q,
-            step.seq_lens,
-            step.block_table,
-            step.max_seqlen_q,
-            step.max_seqlen_k,
-        )
-        return out.view(len(qkv), -1)
+        return self._attend(q, k_cache, v_cache, step).view(len(qkv), -1)
 
     def _prepare(
         self,

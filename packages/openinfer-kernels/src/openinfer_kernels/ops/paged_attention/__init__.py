@@ -44,6 +44,34 @@ class PagedAttentionSpec:
             raise ValueError(f"scale must be positive, got {self.scale}")
 
 
+class StepSequences(Protocol):
+    """The sequences of a step as attention reads them."""
+
+    @property
+    def cu_seqlens_q(self) -> torch.Tensor:
+        """[num_seqs + 1], int32: index of each sequence's first query."""
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """[num_seqs], int32: tokens of each sequence, including this step's; 0 for padding."""
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """[num_seqs, max_blocks], int32: column j is the block of the tokens from j * block_size.
+
+        On a GPU, columns after a sequence's last block may be read, so they must name blocks that
+        exist.
+        """
+
+    @property
+    def max_seqlen_q(self) -> int:
+        """Upper bound of the queries of a sequence."""
+
+    @property
+    def max_seqlen_k(self) -> int:
+        """Upper bound of `seq_lens`."""
+
+
 class PagedAttention(Protocol):
     """The `paged_attention` that `plan_paged_attention` returns."""
 
@@ -52,11 +80,7 @@ class PagedAttention(Protocol):
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        step: StepSequences,
         /,
     ) -> torch.Tensor:
         """Attends with each query to the keys of its sequence up to its own position.
@@ -67,14 +91,7 @@ class PagedAttention(Protocol):
                 are contiguous, the stride between blocks is free. Slots after a sequence's last
                 token may hold anything, NaN included.
             v_cache: Same shape and strides as `k_cache`.
-            cu_seqlens_q: [num_seqs + 1], int32: index of each sequence's first query.
-            seq_lens: [num_seqs], int32: tokens of each sequence, including this step's; 0 for
-                padding.
-            block_table: [num_seqs, max_blocks], int32: column j is the block of the tokens from
-                j * block_size on. On a GPU, columns after a sequence's last block may be read, so
-                they must name blocks that exist.
-            max_seqlen_q: Upper bound of the queries of a sequence.
-            max_seqlen_k: Upper bound of `seq_lens`.
+            step: The sequences of the step.
 
         Returns:
             [num_tokens, num_heads, head_dim], a new tensor. Scores and sums are float32. Rows of a

@@ -10,7 +10,11 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
+from openinfer_kernels.ops.paged_attention import (
+    PagedAttention,
+    PagedAttentionSpec,
+    StepSequences,
+)
 
 # Queries of a prefill computed at a time: bounds the mask, and skips the keys after the chunk.
 _QUERY_CHUNK = 256
@@ -34,23 +38,16 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         return tokens[:seq_len].transpose(0, 1).unsqueeze(0)  # [1, KVH, L, D]
 
     def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, step: StepSequences
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        starts = cu_seqlens_q.tolist()
-        for seq, seq_len in enumerate(seq_lens.tolist()):
+        starts = step.cu_seqlens_q.tolist()
+        for seq, seq_len in enumerate(step.seq_lens.tolist()):
             start, end = starts[seq], starts[seq + 1]
             if seq_len == 0:
                 out[start:end] = 0
                 continue
-            blocks = block_table[seq, : -(-seq_len // block_size)]
+            blocks = step.block_table[seq, : -(-seq_len // block_size)]
             if end - start == 1:
                 out[start] = decode(q[start], k_cache, v_cache, blocks, seq_len)
             else:

@@ -7,7 +7,11 @@ block. `seq_lens` and `block_table` are not checked against the cache.
 import torch
 
 from openinfer_kernels.native import library, why_not, wrong_tensors
-from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
+from openinfer_kernels.ops.paged_attention import (
+    PagedAttention,
+    PagedAttentionSpec,
+    StepSequences,
+)
 
 _HEAD_DIMS = (32, 64, 128, 256)
 
@@ -23,49 +27,17 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
     """Binds paged_attention to a spec."""
     native = library().paged_attention
     sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size)
-    rows, block = sizes[:1] + sizes[2:3], (spec.block_size, *sizes[1:3])
-    slots = (spec.num_kv_heads * spec.head_dim, spec.head_dim, 1)
-    wanted = (
-        f"q [num_tokens, {rows[0]}, {rows[1]}] and caches [num_blocks, {block[0]}, {block[1]}, "
-        f"{block[2]}] of the same strides, all in bf16, blocks contiguous, and cu_seqlens_q "
-        "[num_seqs + 1], seq_lens [num_seqs] and block_table [num_seqs, max_blocks] in int32, "
-        "rows contiguous"
-    )
+    rows = (spec.num_heads, spec.head_dim)
+    check_sequences = SequenceChecks("paged_attention", spec)
 
     def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, step: StepSequences
     ) -> torch.Tensor:
-        num_seqs = seq_lens.numel()
-        if (
-            q.dtype is not torch.bfloat16
-            or k_cache.dtype is not torch.bfloat16
-            or v_cache.dtype is not torch.bfloat16
-            or cu_seqlens_q.dtype is not torch.int32
-            or seq_lens.dtype is not torch.int32
-            or block_table.dtype is not torch.int32
-            or q.shape[1:] != rows
-            or k_cache.shape[1:] != block
-            or v_cache.shape != k_cache.shape
-            or k_cache.stride()[1:] != slots
-            or v_cache.stride() != k_cache.stride()
-            or cu_seqlens_q.numel() != num_seqs + 1
-            or block_table.size(0) != num_seqs
-            or block_table.stride(-1) != 1
-            or not (cu_seqlens_q.is_contiguous() and seq_lens.is_contiguous())
-            or not (q.is_cpu and k_cache.is_cpu and v_cache.is_cpu)
-            or not (cu_seqlens_q.is_cpu and seq_lens.is_cpu and block_table.is_cpu)
-        ):
-            given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": cu_seqlens_q}
-            given |= {"seq_lens": seq_lens, "block_table": block_table}
-            raise wrong_tensors("paged_attention", wanted, **given)
-        q = q.contiguous()
+        if q.dtype is not torch.bfloat16 or q.shape[1:] != rows or not q.is_cpu:
+            wanted = f"q [num_tokens, {rows[0]}, {rows[1]}] in bf16"
+            raise wrong_tensors("paged_attention", wanted, q=q)
+        check_sequences(step, k_cache, v_cache)
+        table, q = step.block_table, q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         failed = native(
             out.data_ptr(),
@@ -73,11 +45,11 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             k_cache.stride(0),
-            cu_seqlens_q.data_ptr(),
-            seq_lens.data_ptr(),
-            block_table.data_ptr(),
-            block_table.stride(0),
-            num_seqs,
+            step.cu_seqlens_q.data_ptr(),
+            step.seq_lens.data_ptr(),
+            table.data_ptr(),
+            table.stride(0),
+            table.size(0),
             *sizes,
             spec.scale,
             torch.get_num_threads(),
@@ -87,3 +59,47 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         return out
 
     return attend
+
+
+class SequenceChecks:
+    """Checks the caches and the sequences of a step before a native call reads their addresses.
+
+    Args:
+        op: Name of the op, for errors.
+        spec: The attention.
+    """
+
+    def __init__(self, op: str, spec: PagedAttentionSpec) -> None:
+        self._op = op
+        self._block = (spec.block_size, spec.num_kv_heads, spec.head_dim)
+        self._slot_strides = (spec.num_kv_heads * spec.head_dim, spec.head_dim, 1)
+
+    def __call__(self, step: StepSequences, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        """Raises ValueError if a tensor has another dtype, shape, layout or device than needed."""
+        begins, lengths, table = step.cu_seqlens_q, step.seq_lens, step.block_table
+        num_seqs, strides = lengths.numel(), k_cache.stride()
+        if (
+            k_cache.dtype is not torch.bfloat16
+            or v_cache.dtype is not torch.bfloat16
+            or begins.dtype is not torch.int32
+            or lengths.dtype is not torch.int32
+            or table.dtype is not torch.int32
+            or k_cache.shape[1:] != self._block
+            or strides[1:] != self._slot_strides
+            or v_cache.shape != k_cache.shape
+            or v_cache.stride() != strides
+            or begins.numel() != num_seqs + 1
+            or table.size(0) != num_seqs
+            or table.stride(-1) != 1
+            or not (begins.is_contiguous() and lengths.is_contiguous())
+            or not (k_cache.is_cpu and v_cache.is_cpu and table.is_cpu)
+            or not (begins.is_cpu and lengths.is_cpu)
+        ):
+            block = ", ".join(map(str, self._block))
+            wanted = (
+                f"caches [num_blocks, {block}] of the same strides in bf16, blocks contiguous, and "
+                "cu_seqlens_q [num_seqs + 1], seq_lens [num_seqs] and block_table [num_seqs, "
+                "max_blocks] in int32, rows contiguous"
+            )
+            given = {"k_cache": k_cache, "v_cache": v_cache, "cu_seqlens_q": begins}
+            raise wrong_tensors(self._op, wanted, **given, seq_lens=lengths, block_table=table)

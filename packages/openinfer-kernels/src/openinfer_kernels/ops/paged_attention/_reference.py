@@ -2,7 +2,11 @@
 
 import torch
 
-from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
+from openinfer_kernels.ops.paged_attention import (
+    PagedAttention,
+    PagedAttentionSpec,
+    StepSequences,
+)
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
@@ -10,23 +14,16 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
     group_size = spec.num_heads // spec.num_kv_heads
 
     def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, step: StepSequences
     ) -> torch.Tensor:
         out = torch.zeros(q.shape, dtype=spec.dtype, device=q.device)
-        starts = cu_seqlens_q.tolist()
-        for seq, seq_len in enumerate(seq_lens.tolist()):
+        starts = step.cu_seqlens_q.tolist()
+        for seq, seq_len in enumerate(step.seq_lens.tolist()):
             num_queries = starts[seq + 1] - starts[seq]
             for i in range(num_queries if seq_len else 0):
                 visible = seq_len - num_queries + i + 1
                 tokens = torch.arange(visible, device=q.device)
-                blocks = block_table[seq, tokens // spec.block_size].long()
+                blocks = step.block_table[seq, tokens // spec.block_size].long()
                 keys = k_cache[blocks, tokens % spec.block_size].float()  # [L, KVH, D]
                 values = v_cache[blocks, tokens % spec.block_size].float()
                 for head in range(spec.num_heads):

@@ -8,7 +8,11 @@ and small caches.
 import torch
 import torch.nn.functional as F
 
-from openinfer_kernels.ops.paged_attention import PagedAttention, PagedAttentionSpec
+from openinfer_kernels.ops.paged_attention import (
+    PagedAttention,
+    PagedAttentionSpec,
+    StepSequences,
+)
 
 
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
@@ -20,20 +24,14 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
         return gathered.view(blocks.shape[0], -1, num_kv_heads, head_dim).transpose(1, 2)
 
     def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, step: StepSequences
     ) -> torch.Tensor:
-        blocks = block_table[:, : -(-max_seqlen_k // block_size)]
+        cu_seqlens_q, seq_lens = step.cu_seqlens_q, step.seq_lens
+        blocks = step.block_table[:, : -(-step.max_seqlen_k // block_size)]
         k, v = gather(k_cache, blocks), gather(v_cache, blocks)  # [S, KVH, L, D]
 
         num_queries = cu_seqlens_q.diff().unsqueeze(1)  # [S, 1]
-        column = torch.arange(max_seqlen_q, device=q.device)
+        column = torch.arange(step.max_seqlen_q, device=q.device)
         is_query = column < num_queries  # [S, Q]
         # Padding reads row 0, and writes to an extra row that is cut off at the end.
         row = torch.where(is_query, cu_seqlens_q[:-1].unsqueeze(1) + column, 0)

@@ -19,6 +19,7 @@ from openinfer_kernels.gpu._support import TRITON_DTYPES, why_not_hopper, why_no
 from openinfer_kernels.ops.paged_attention import (
     PagedAttention,
     PagedAttentionSpec,
+    StepSequences,
     _triton_prefill,
 )
 from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL
@@ -56,23 +57,16 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
     hopper = _plan_gluon_prefill(spec, device)
 
     def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, step: StepSequences
     ) -> torch.Tensor:
-        num_tokens, num_seqs = q.shape[0], seq_lens.shape[0]
+        num_tokens, num_seqs = q.shape[0], step.seq_lens.shape[0]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if num_seqs == 0 or num_tokens == 0:
             return out
         fills_tiles = hopper is not None and hopper.fills_tiles(num_tokens, num_seqs)
         launch = hopper if hopper is not None and fills_tiles else portable
-        cache = (k_cache, v_cache, cu_seqlens_q, seq_lens, block_table)
-        launch(q, cache, out, max_seqlen_q, max_seqlen_k)
+        cache = (k_cache, v_cache, step.cu_seqlens_q, step.seq_lens, step.block_table)
+        launch(q, cache, out, step.max_seqlen_q, step.max_seqlen_k)
         return out
 
     return attend

@@ -44,10 +44,10 @@ class TritonPrefill:
 
         Args:
             q: As in `PagedAttention`.
-            cache: The arguments of `PagedAttention` from `k_cache` to `block_table`.
+            cache: `k_cache`, `v_cache`, `cu_seqlens_q`, `seq_lens` and `block_table`.
             out: [num_tokens, num_heads, head_dim], contiguous.
-            max_seqlen_q: As in `PagedAttention`.
-            max_seqlen_k: As in `PagedAttention`.
+            max_seqlen_q: As in `StepSequences`.
+            max_seqlen_k: As in `StepSequences`.
         """
         spec, sizes, num_tokens = self._spec, self._sizes, q.shape[0]
         num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
