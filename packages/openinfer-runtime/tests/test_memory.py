@@ -4,7 +4,7 @@ import resource
 import pytest
 import torch
 
-from openinfer_engine import EngineOptions
+from openinfer_engine import EngineOptions, ServePlan
 from openinfer_runtime import InsufficientMemory, plan_memory
 from openinfer_runtime.startup import _memory_plan
 from openinfer_runtime.startup._memory_plan import allocate_arena
@@ -14,17 +14,18 @@ from openinfer_runtime.startup._memory_plan import allocate_arena
 def plan(engine):
     """Plans memory for a tiny model: `plan(max_model_len, **engine_options)`."""
     model = engine().executor._model
+    sizes = ServePlan(
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        vocab_size=320,
+        eos_token_ids=(),
+    )
 
     def run(**options):
-        return plan_memory(
-            model,
-            torch.device("cpu"),
-            EngineOptions(**options),
-            vocab_size=320,
-            max_model_len=512,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-        )
+        return plan_memory(model, torch.device("cpu"), EngineOptions(**options), sizes)
 
     return run
 

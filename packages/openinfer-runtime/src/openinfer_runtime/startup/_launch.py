@@ -100,17 +100,7 @@ def _planned_memory(
 ) -> MemoryPlan:
     """Plans the memory; logs a warning if that shortens the longest sequence."""
     with _timed("memory planned"):
-        memory = plan_memory(
-            model,
-            device,
-            spec.engine,
-            vocab_size=plan.vocab_size,
-            max_model_len=plan.max_model_len,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            eos_token_ids=plan.eos_token_ids,
-            shapes=shapes,
-        )
+        memory = plan_memory(model, device, spec.engine, plan, shapes)
     if memory.max_model_len < plan.max_model_len:
         _logger.warning(
             "max_model_len is %d instead of the model's %d, because the KV cache holds no more; "

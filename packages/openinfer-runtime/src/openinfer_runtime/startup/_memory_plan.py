@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from openinfer_engine import EngineOptions, host_memory_bytes
+from openinfer_engine import EngineOptions, ServePlan, host_memory_bytes
 from openinfer_kernels import zeros_in_huge_pages
 from openinfer_nn import CacheSpec, CacheView
 from openinfer_runtime._model import TorchModel
@@ -42,12 +42,7 @@ def plan_memory(
     model: TorchModel,
     device: torch.device,
     options: EngineOptions,
-    *,
-    vocab_size: int,
-    max_model_len: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    eos_token_ids: tuple[int, ...] = (),
+    plan: ServePlan,
     shapes: StepShapes | None = None,
 ) -> MemoryPlan:
     """Measures the memory of the largest step and gives the rest to the cache.
@@ -56,11 +51,8 @@ def plan_memory(
         model: Model with its weights.
         device: Device of the model.
         options: Options of the engine.
-        vocab_size: Columns of the logits.
-        max_model_len: Longest sequence, in tokens. If `options` sets none, the plan may shorten it.
-        max_num_seqs: Rows of the largest step.
-        max_num_batched_tokens: Tokens of the largest step.
-        eos_token_ids: Stop ids of every request.
+        plan: Sizes of the largest step. If `options` sets no `max_model_len`, the plan's may be
+            shortened.
         shapes: Shapes that are captured; None captures no steps.
 
     Raises:
@@ -69,14 +61,18 @@ def plan_memory(
     weights = sum(parameter.nbytes for parameter in model.parameters())
     spec = model.cache_spec()
     step = _LargestStep(
-        vocab_size, max_num_seqs, max_num_batched_tokens, options.block_size, eos_token_ids
+        plan.vocab_size,
+        plan.max_num_seqs,
+        plan.max_num_batched_tokens,
+        options.block_size,
+        plan.eos_token_ids,
     )
     if device.type == "cuda":
         activations, sampling = step.measure(model, device)
         graphs = 0
         if shapes is not None:
-            logits = spec.dtype.itemsize * shapes.max_num_seqs * vocab_size
-            graphs = logits + _graph_bytes(shapes, activations, max_num_batched_tokens)
+            logits = spec.dtype.itemsize * shapes.max_num_seqs * plan.vocab_size
+            graphs = logits + _graph_bytes(shapes, activations, plan.max_num_batched_tokens)
         available = _cuda_cache_bytes(device, options, activations + sampling + graphs)
     else:
         graphs = 0
@@ -88,10 +84,10 @@ def plan_memory(
     num_blocks = max(0, available) // bytes_per_block
     # More blocks than this are never used: every slot at its longest, and as much again for cached
     # prefixes.
-    useful = 2 * max_num_seqs * -(-max_model_len // options.block_size)
+    useful = 2 * plan.max_num_seqs * -(-plan.max_model_len // options.block_size)
     if options.kv_cache_bytes is None:
         num_blocks = min(num_blocks, useful)
-    length = _fitting_length(num_blocks, spec, options, max_model_len, device)
+    length = _fitting_length(num_blocks, spec, options, plan.max_model_len, device)
     return MemoryPlan(
         parts=(
             (_weights_label(options), weights),

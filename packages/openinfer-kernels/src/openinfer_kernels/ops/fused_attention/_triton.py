@@ -13,7 +13,6 @@ import torch
 
 from openinfer_kernels.dispatch._choice import Regime
 from openinfer_kernels.gpu._compile_case import CompileCase
-from openinfer_kernels.gpu._support import why_not_triton
 from openinfer_kernels.ops.fused_attention import (
     AttentionStep,
     FusedAttention,
@@ -22,16 +21,13 @@ from openinfer_kernels.ops.fused_attention import (
     _triton_prefill,
 )
 from openinfer_kernels.ops.fused_attention._tuning import MAX_SEQS
-from openinfer_kernels.ops.paged_attention import PagedAttentionSpec
-
-_HEAD_DIMS = (32, 64, 128, 256)
+from openinfer_kernels.ops.paged_attention._triton import compiled_specs
+from openinfer_kernels.ops.paged_attention._triton import supports as supports_attention
 
 
 def supports(spec: FusedAttentionSpec, device: torch.device) -> str | None:
-    """Returns None if the kernels run this spec on this device, else the reason."""
-    if spec.attention.head_dim not in _HEAD_DIMS:
-        return f"head_dim must be 32, 64, 128 or 256, got {spec.attention.head_dim}"
-    return why_not_triton(spec.attention.dtype, device)
+    """Returns None if the kernels of `paged_attention` run this spec here, else the reason."""
+    return supports_attention(spec.attention, device)
 
 
 def regimes(spec: FusedAttentionSpec, device: torch.device) -> tuple[Regime, ...]:
@@ -64,28 +60,10 @@ def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention
     return attend
 
 
-# Heads of Qwen3, a group of 7 heads with few dimensions, and the widest heads.
-_COMPILED_HEADS = {
-    torch.bfloat16: ((32, 8, 128), (7, 1, 64), (16, 4, 256)),
-    torch.float16: ((32, 8, 128),),
-    torch.float32: ((7, 1, 64), (16, 4, 256)),
-}
-
-
 def compile_cases() -> list[CompileCase]:
-    """Returns every kernel for each of the heads above."""
+    """Returns every kernel for each spec that `paged_attention` is compiled for."""
     cases: list[CompileCase] = []
-    for dtype, shapes in _COMPILED_HEADS.items():
-        for num_heads, num_kv_heads, head_dim in shapes:
-            attention = PagedAttentionSpec(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                block_size=16,
-                scale=1.0,
-                dtype=dtype,
-            )
-            spec = FusedAttentionSpec(attention=attention, norm_eps=1e-6)
-            cases += _triton_decode.compile_cases(spec)
-            cases.append(_triton_prefill.compile_case(spec))
+    for attention in compiled_specs():
+        spec = FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+        cases += [*_triton_decode.compile_cases(spec), _triton_prefill.compile_case(spec)]
     return cases

@@ -99,22 +99,30 @@ _COMPILED_HEADS = {
 }
 
 
+def compiled_specs() -> list[PagedAttentionSpec]:
+    """Returns the specs that the compile gate compiles: the heads above."""
+    return [
+        PagedAttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=16,
+            scale=head_dim**-0.5,
+            dtype=dtype,
+        )
+        for dtype, shapes in _COMPILED_HEADS.items()
+        for num_heads, num_kv_heads, head_dim in shapes
+    ]
+
+
 def compile_cases() -> list[CompileCase]:
     """Returns every kernel of the back end, for each of the heads above."""
     from openinfer_kernels.ops.paged_attention import _gluon_prefill
 
     cases: list[CompileCase | None] = []
-    for dtype, shapes in _COMPILED_HEADS.items():
-        for num_heads, num_kv_heads, head_dim in shapes:
-            spec = PagedAttentionSpec(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                block_size=16,
-                scale=head_dim**-0.5,
-                dtype=dtype,
-            )
-            shape = f"{TRITON_DTYPES[dtype]}-{num_heads}x{num_kv_heads}x{head_dim}"
-            cases += _triton_prefill.compile_cases(spec, shape)
-            cases.append(_gluon_prefill.compile_case(spec, shape))
+    for spec in compiled_specs():
+        heads = f"{spec.num_heads}x{spec.num_kv_heads}x{spec.head_dim}"
+        shape = f"{TRITON_DTYPES[spec.dtype]}-{heads}"
+        cases += _triton_prefill.compile_cases(spec, shape)
+        cases.append(_gluon_prefill.compile_case(spec, shape))
     return [case for case in cases if case is not None]
