@@ -173,7 +173,7 @@ def test_bad_input_names_the_field(tiny_server, body, status, param):
             {"messages": HELLO, "logprobs": True, "top_logprobs": 99},
             "top_logprobs",
         ),
-        ("/detokenize", {"tokens": [5, 2**32]}, "tokens"),
+        ("/detokenize", {"tokens": [5, 2**32]}, "tokens[1]"),
     ],
 )
 def test_chats_and_ids_that_make_no_sense(tiny_server, path, body, param):

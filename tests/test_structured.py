@@ -271,9 +271,9 @@ NAMED = {"type": "function", "function": {"name": "x"}}
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "one of"),
-        ({"structured_outputs": {"yaml": "a"}}, "structured_outputs.yaml", "there are json"),
+        ({"structured_outputs": {"yaml": "a"}}, "structured_outputs.yaml", "json, regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
         ({"tool_choice": NAMED, "tools": TOOLS}, "tool_choice.function.name", "none of"),
         (
             {
