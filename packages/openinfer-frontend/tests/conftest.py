@@ -113,8 +113,8 @@ def tool_text(checkpoint: Path) -> Iterator[TextModel]:
 
 
 def logprobs_of(ids: list[int], num_top: int, num_by_id: int = 0) -> TokenLogprobs:
-    """Gives token i logprob -0.5, alternatives 97, 98, ... at -1, -2, ..., and asked-for ids -10,
-    -11, ..."""
+    """Returns logprobs: -0.5 for each token, -1, -2, ... for the alternatives 97, 98, ..., and -10,
+    -11, ... for requested ids."""
     top_ids = [97 + k for _ in ids for k in range(num_top)]
     return TokenLogprobs(
         sampled=pack_floats([-0.5] * len(ids)),
@@ -289,7 +289,7 @@ def hello(request: GenerateRequest) -> list[Any]:
 
 @pytest.fixture
 def fakes() -> SimpleNamespace:
-    """The classes and functions that tests build with."""
+    """Returns the classes and functions from which tests build their engine and application."""
     return SimpleNamespace(
         FakeEngine=FakeEngine,
         scheduled=scheduled,
@@ -405,7 +405,7 @@ def client_of() -> type[Client]:
 
 
 class Running:
-    """`serve` in a thread of its own."""
+    """Runs `serve` in its own thread."""
 
     def __init__(self, app: FrontendApp, **options: Any) -> None:
         self.socket = bind("127.0.0.1", 0)

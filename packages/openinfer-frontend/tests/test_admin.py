@@ -69,9 +69,9 @@ def test_requests_are_aborted_by_id(make_app, fakes, named):
         ({"request_ids": ["r1"], "abort_all": True}, "request_ids"),
     ],
 )
-def test_an_unclear_abort_aborts_nothing(client_of, make_app, fakes, body, param):
+def test_an_ambiguous_abort_aborts_nothing(client_of, make_app, fakes, body, param):
     app = make_app(fakes.FakeEngine())
-    app._backend.live["cmpl-r1"] = None  # would raise, if it were aborted
+    app._backend.live["cmpl-r1"] = None  # would raise if the request had been aborted
     answer = client_of(app).post("/abort_requests", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert client_of(app).post("/abort_requests", {"request_ids": []}).json() == {"aborted": []}
@@ -112,7 +112,7 @@ def test_an_engine_that_cannot_trace(client):
     assert client.post("/start_profile", None).status_code == 501
 
 
-def test_requests_are_added_to_a_trace_and_to_none(make_app, fakes, client_of, monkeypatch):
+def test_requests_are_added_to_a_running_trace(make_app, fakes, client_of, monkeypatch):
     engine = fakes.FakeEngine(commands=("add_spans",))
     engine.script = lambda request: ["Hi", Finished(reason="length")]
     client = client_of(make_app(engine))
@@ -151,7 +151,7 @@ def test_routes_for_other_models_respond_501(client, path):
     assert "generates text" in response.json()["error"]["message"]
 
 
-def test_the_server_tells_what_it_serves(client, engine):
+def test_server_info_describes_the_server(client, engine):
     told = client.get("/server_info").json()
     assert (told["version"], told["served_model_names"]) == ("1.2", ["tiny", "other"])
     assert (told["tool_parser"], told["reasoning_parser"]) == (None, None)
@@ -186,7 +186,7 @@ def test_a_body_may_name_its_request(client, engine):
     assert client.post("/v1/completions", {"prompt": "Hi", "request_id": "a b"}).status_code == 400
 
 
-def test_a_command_that_takes_too_long_says_that_it_stays_queued(make_app, fakes, client_of):
+def test_a_command_that_times_out_stays_queued(make_app, fakes, client_of):
     engine = fakes.FakeEngine(commands=("pause",))
     engine.results = [None]
     response = client_of(make_app(engine, control_timeout_s=0.05)).post("/pause", None)

@@ -79,7 +79,7 @@ def test_at_debug_every_request_has_a_line(client, engine, caplog):
     ("stop", "words"),
     [(["x"] * 65, "at most 64 strings of .* the list has 65"), ("x" * 1025, "1024"), (3, "string")],
 )
-def test_too_many_stops_are_counted(client, stop, words):
+def test_an_error_for_too_many_stops_names_their_number(client, stop, words):
     error = error_of(client.post("/v1/completions", {"prompt": "Hi", "stop": stop}))
     assert (error["param"], error["code"]) == ("stop", 400)
     assert re.search(words, error["message"])
@@ -106,7 +106,7 @@ def test_every_served_name_works_and_is_echoed(client):
         (b'{"prompt":' + b"[" * 1000, {}, 400),
     ],
 )
-def test_bodies_that_are_no_request(engine, make_app, client_of, content, headers, status):
+def test_invalid_bodies(engine, make_app, client_of, content, headers, status):
     client = client_of(make_app(engine, max_body_bytes=2000))
     response = client.request("POST", "/v1/completions", content=content, headers=headers)
     assert response.status_code == status, response.text
@@ -227,7 +227,7 @@ def test_draining_refuses_new_requests(client, app):
     assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 503
 
 
-def test_our_own_faults_are_a_500_without_details(client, engine, caplog):
+def test_internal_errors_are_a_500_without_details(client, engine, caplog):
     def script(request):
         raise RuntimeError("secret")
 
@@ -285,7 +285,7 @@ def test_a_prompt_of_a_million_ids_fits_into_a_body():
     assert len(body) < FrontendConfig(served_model_names=("m",), version="1").max_body_bytes
 
 
-def test_long_prompts_leave_the_event_loop(engine, make_app, client_of, text, monkeypatch):
+def test_long_prompts_are_processed_in_a_thread(engine, make_app, client_of, text, monkeypatch):
     import threading
 
     threads = []
@@ -303,7 +303,7 @@ def test_long_prompts_leave_the_event_loop(engine, make_app, client_of, text, mo
     assert threads[1].startswith("openinfer-text")
 
 
-def test_prompts_of_ids_have_no_use_for_a_thread(engine, make_app, client_of, monkeypatch):
+def test_prompts_of_ids_stay_on_the_event_loop(engine, make_app, client_of, monkeypatch):
     def no_thread(*args):
         pytest.fail("a thread was asked to pack ids")
 
@@ -320,7 +320,7 @@ def test_other_scopes_are_refused(app):
         coroutine.send(None)
 
 
-def test_errors_never_echo_at_length(client):
+def test_errors_never_echo_long_inputs(client):
     huge = json.dumps({"prompt": "Hi", "stop": {"x" * 5000: 1}, "n": "y" * 5000})
     response = client.request("POST", "/v1/completions", content=huge)
     assert response.status_code == 400
@@ -382,6 +382,6 @@ def test_a_body_that_does_not_arrive(engine, make_app, ending):
         {"reasoning_field": "x"},
     ],
 )
-def test_settings_that_make_no_sense(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         FrontendConfig(**{"served_model_names": ("m",), "version": "1"} | settings)

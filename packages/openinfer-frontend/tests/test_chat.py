@@ -3,7 +3,7 @@
 from openinfer_contract import Finished, unpack_ids
 
 
-def test_a_conversation_is_answered(client, engine, text):
+def test_a_conversation_gets_a_response(client, engine, text):
     body = client.chat("Hi")
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")

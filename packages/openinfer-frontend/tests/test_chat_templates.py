@@ -42,7 +42,7 @@ def test_request_templates_need_the_operators_permission(client, engine, path):
     ("path", "body"),
     [("/v1/responses", {"input": "Hi"}), ("/v1/messages", {"max_tokens": 1, "model": "tiny"})],
 )
-def test_protocols_without_the_field_refuse_it_by_name(trusting, engine, path, body):
+def test_protocols_without_chat_templates_refuse_the_field_by_name(trusting, engine, path, body):
     response = trusting.post(path, CHAT | body | {"chat_template": SOURCE})
     assert response.status_code == 400
     assert "chat_template is not supported" in response.json()["error"]["message"]

@@ -59,7 +59,7 @@ def test_an_offer_of_another_protocol_is_ignored(start, app, engine, caplog, off
 
 
 def test_bytes_after_an_upgrade_offer_are_read(start, app):
-    """Chunked bodies, and requests that are sent before the previous response."""
+    """Many upgrade offers work with chunked bodies and when sent before the previous response."""
     offer = OFFERS["java"]
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%btransfer-encoding: chunked\r\n\r\n" % offer
@@ -105,7 +105,7 @@ def test_long_trailers_are_no_part_of_the_next_head(start, app):
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "stream"])
-def test_a_body_that_has_arrived_has_no_time_any_more(start, make_app, fakes, fields):
+def test_a_body_that_has_arrived_has_no_timeout(start, make_app, fakes, fields):
     engine = fakes.FakeEngine()
     server = start(make_app(engine, body_timeout_s=0.05))
     with socket.create_connection(server.socket.getsockname(), timeout=5) as sock:

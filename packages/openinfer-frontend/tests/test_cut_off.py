@@ -51,7 +51,7 @@ def running(start, make_app, fakes):
         yield server, engine, post
 
 
-def test_requests_that_take_too_long_are_told(running, caplog):
+def test_unfinished_requests_get_an_error(running, caplog):
     caplog.set_level(logging.INFO)
     server, engine, post = running
     calls = [

@@ -50,9 +50,9 @@ def _ask(server, function):
 
 
 @pytest.mark.parametrize("is_answering", [True, False])
-def test_a_thousand_hang_ups(start, make_app, fakes, is_answering):
+def test_a_thousand_disconnects(start, make_app, fakes, is_answering):
     engine = fakes.FakeEngine()
-    # Without an end they run until they are aborted.
+    # The script has no end, so the requests run until they are aborted.
     engine.script = lambda request: ["He", "l"] if is_answering else []
     app = make_app(engine)
     server = start(app)

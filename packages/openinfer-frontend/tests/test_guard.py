@@ -72,7 +72,7 @@ def test_a_refusal_says_which_key_and_how_to_send_it(ask, route, settings, key, 
 
 
 def test_a_refusal_costs_no_body_and_has_the_protocols_shape(make_app, engine):
-    """The body is not even read."""
+    """The request is refused without reading its body."""
 
     async def main(path):
         sent = []
@@ -131,7 +131,7 @@ def test_allowed_origins(engine, make_app, client_of, allowed, origin, answered)
         assert response.headers["vary"] == "origin"
 
 
-def test_too_many_at_once(make_app, fakes):
+def test_requests_beyond_the_limit_are_refused(make_app, fakes):
     engine = fakes.FakeEngine()
     app = make_app(engine, max_in_flight=1)
 
@@ -159,7 +159,7 @@ def test_too_many_at_once(make_app, fakes):
     ],
 )
 def test_tokenizing_counts_as_well(make_app, fakes, monkeypatch, path, body):
-    """Tokenize requests are refused because of others, and others because of them."""
+    """Tokenize requests and generating requests count towards the same limit."""
     engine, go_on = fakes.FakeEngine(), threading.Event()
     app = make_app(engine, max_in_flight=1, max_inline_bytes=0)
     model = app._backend.text.model
@@ -199,7 +199,7 @@ def test_tokenizing_counts_as_well(make_app, fakes, monkeypatch, path, body):
     assert json_threads or path.endswith("count_tokens")
 
 
-def test_bodies_are_bounded_together(engine, make_app, client_of):
+def test_the_total_size_of_bodies_is_limited(engine, make_app, client_of):
     app = make_app(engine, max_pending_body_bytes=1000, max_body_bytes=5000)
     client = client_of(app)
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_errors_show_no_paths(client, engine):
 
 
 @pytest.mark.parametrize("sends", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"])
-def test_a_head_that_does_not_come_ends_the_connection(start, app, monkeypatch, sends):
+def test_a_head_that_does_not_arrive_ends_the_connection(start, app, monkeypatch, sends):
     monkeypatch.setattr(_connection, "HEAD_TIMEOUT_S", 0.1)
     with socket.create_connection(start(app).socket.getsockname(), timeout=5) as sock:
         sock.sendall(sends)

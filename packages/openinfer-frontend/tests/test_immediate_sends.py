@@ -53,7 +53,7 @@ def ask(start, make_app, fakes, caplog):
     emits."""
     engine = fakes.FakeEngine()
     server = start(make_app(engine))
-    # Connections inherit the option: what does not fit into small buffers has to wait.
+    # Connections inherit this option. Their buffers are small, so larger sends have to wait.
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     socks = []
 
@@ -71,7 +71,7 @@ def ask(start, make_app, fakes, caplog):
         return engine, sock, emit
 
     def emit(*entries):
-        """Emits everything in one turn of the loop, and returns afterwards."""
+        """Emits all texts in one iteration of the event loop, and returns afterwards."""
         done = threading.Event()
         server.call(lambda: [engine.emit(entry) for entry in entries if engine.live])
         server.call(done.set)
@@ -117,7 +117,7 @@ def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
     for number in range(0, 150, 2):
         emit(*texts[number : number + 2])
         if number % 50 == 48:
-            # Nothing was read until now; now everything is.
+            # The client has read nothing so far; now it reads everything.
             data += read_until(sock, b"%04d " % (number + 1))
     emit(Finished(reason="length"))
     data += read_until(sock, b"[DONE]\n\n\r\n0\r\n\r\n")
@@ -128,7 +128,7 @@ def test_a_reader_in_fits_and_starts_misses_nothing(ask, sent):
 
 
 def test_a_stream_begins_in_the_callback(ask, begun):
-    """The immediate head equals the one that uvicorn makes of the same headers."""
+    """The head sent immediately equals the head that uvicorn makes of the same headers."""
     heads = []
     for headers in (b"", b"connection: close\r\n"):
         _, sock, emit = ask(headers=headers + b"x-request-id: mine\r\n")
@@ -195,7 +195,7 @@ def test_a_refusal_after_unsent_events_keeps_its_status(ask, monkeypatch):
     assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 408")
 
 
-def test_an_old_client_gets_no_chunks(ask, begun):
+def test_an_http_1_0_client_gets_no_chunks(ask, begun):
     _, sock, emit = ask(version=b"1.0")
     emit("first")
     emit(Finished(reason="length"))
@@ -205,7 +205,7 @@ def test_an_old_client_gets_no_chunks(ask, begun):
     assert begun == {False: 1}
 
 
-def test_a_stop_string_found_there_ends_the_stream(ask, sent):
+def test_a_stop_string_found_in_the_callback_ends_the_stream(ask, sent):
     engine, sock, emit = ask(stop=["END"])
     for text in ("a", "b", "c"):
         emit(text)
@@ -221,7 +221,7 @@ def test_a_stop_string_found_there_ends_the_stream(ask, sent):
     assert engine.aborted == [engine.requests[0].request_id]
 
 
-def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
+def test_an_error_in_the_callback_fails_the_stream(ask, sent, monkeypatch, caplog):
     engine, sock, emit = ask()
     for text in ("a", "b", "c"):
         emit(text)
@@ -243,7 +243,7 @@ def test_a_fault_there_is_the_streams_fault(ask, sent, monkeypatch, caplog):
 def test_a_fault_after_the_submit_aborts_the_request(
     fakes, make_app, client_of, monkeypatch, is_streamed
 ):
-    """What only the response needs is made after the engine has the request."""
+    """Objects that only the response needs are made after the engine has the request."""
 
     def fail(*_):
         raise RuntimeError("a fault of a parser")
@@ -252,13 +252,13 @@ def test_a_fault_after_the_submit_aborts_the_request(
     client = client_of(make_app(engine))
     body = {"prompt": "Hi", "stream": is_streamed, "request_id": "mine"}
     monkeypatch.setattr(GenerateRoutes, "_outputs", fail)
-    for _ in range(2):  # its id is free again
+    for _ in range(2):  # the request's id can be used again
         assert client.post("/v1/completions", body).status_code == 500
         assert not engine.live
     assert engine.aborted == [request.request_id for request in engine.requests]
 
 
-def test_a_finished_stream_needs_no_collector(ask, sent, monkeypatch):
+def test_a_finished_stream_leaves_no_reference_cycle(ask, sent, monkeypatch):
     alive, enter = weakref.WeakSet(), Generation.__enter__
 
     def note(generation):

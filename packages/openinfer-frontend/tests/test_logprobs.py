@@ -91,7 +91,7 @@ def test_json_in_slices_is_the_same_json():
         assert to_json_in_slices(value) == to_json(value)
 
 
-def test_no_tokens_score_the_prompt_alone(client, engine):
+def test_max_tokens_0_scores_the_prompt(client, engine):
     fields = {"max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
     body = client.complete(["Hi", "X"], **fields)
     assert [choice["text"] for choice in body["choices"]] == ["Hi", "Hi", "X", "X"]
@@ -149,7 +149,7 @@ def test_offsets_are_positions_in_the_text(client, engine, fakes):
     ]
     fields = {"prompt": "😀 你好 ok", "echo": True, "logprobs": 1}
     prompt = [0] * 4 + [1] + [2] * 3 + [3] * 3 + [4, 5, 6]
-    # Two of three bytes of a character, at the end, become one replacement character.
+    # An output that ends with two of a character's three bytes ends with one replacement character.
     output = [7, 7, 8, 8, 9, 10, 11, 12]
     for as_ids in (False, True):
         body = client.complete(**fields, return_tokens_as_token_ids=as_ids)

@@ -1,4 +1,4 @@
-"""Every field reaches the engine, or is refused by name before the prompt costs anything."""
+"""Every field reaches the engine, or is refused by name before the prompt is tokenised."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_every_sampling_field_is_lowered(client, engine):
     assert [unpack_ids(word) for word in sampling.bad_words] == [[97, 98], [32, 97, 98]]
 
 
-def test_the_rest_is_lowered(client, engine, fakes):
+def test_other_fields_are_lowered(client, engine, fakes):
     client.request(
         "POST",
         "/v1/completions",
@@ -80,7 +80,7 @@ def test_the_rest_is_lowered(client, engine, fakes):
         ),
     ],
 )
-def test_whose_request_it_is(client, engine, body, headers, expected):
+def test_tenant_and_session_come_from_headers_and_body(client, engine, body, headers, expected):
     """Headers, which a gateway can set, are preferred over the client's fields."""
     client.request("POST", "/v1/completions", json={"prompt": "Hi", "n": 2} | body, headers=headers)
     assert [(r.tenant, r.session_id) for r in engine.requests] == [expected] * 2
@@ -136,7 +136,7 @@ def test_too_many_sequences_name_the_field(client, engine, fields, param):
         ({"prompt": [5] * 7, "n": 3}, "prompt", "21 tokens.* 20 .*--max-num-queued-tokens"),
     ],
 )
-def test_requests_beyond_any_queue_are_not_worth_a_retry(
+def test_requests_larger_than_the_queue_are_not_retryable(
     fakes, make_app, client_of, fields, param, words
 ):
     engine = fakes.FakeEngine(max_queued_requests=3, max_queued_tokens=20)
@@ -235,7 +235,7 @@ def test_features_that_the_engine_lacks_are_refused_by_name(feature, fakes, make
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, make_app, client_of):
+def test_an_engine_without_logprobs_names_no_bound(field, fakes, make_app, client_of):
     engine = fakes.FakeEngine(honoured=(), max_logprobs=0)
     response = client_of(make_app(engine)).post("/v1/completions", {"prompt": "Hi", field: 5})
     error = response.json()["error"]
@@ -243,7 +243,7 @@ def test_an_engine_without_logprobs_has_no_bound_on_them_to_tell(field, fakes, m
     assert error["message"] == f"{field} is not supported by this engine (fake)"
 
 
-def test_more_tokens_than_there_is_room_for_name_the_room(client):
+def test_an_error_for_too_many_tokens_names_the_room(client):
     for prompt, room in (([5] * 100, 412), ([5] * 511, 1)):
         fields = {"prompt": prompt, "max_tokens": 700, "min_tokens": room + 1}
         response = client.post("/v1/completions", fields)
@@ -380,7 +380,7 @@ def test_bad_values_are_refused_by_name(client, engine, fields, param):
         *(("processed", "processed"), ("processed_logprobs", "processed")),
     ],
 )
-def test_modes_of_logprobs_and_their_names_at_vllm(client, engine, given, mode):
+def test_modes_of_logprobs_and_vllms_names_for_them(client, engine, given, mode):
     client.complete("Hi", logprobs=1, logprobs_mode=given)
     assert engine.requests[-1].logprobs.mode == mode
     body = {"input": "Hi", "top_logprobs": 1, "logprobs_mode": given}
@@ -456,7 +456,7 @@ def test_a_refusal_costs_no_tokenising(client, text, monkeypatch):
         ("n", "it takes 1 or more"),
     ],
 )
-def test_an_integer_beyond_every_bound_is_told_them(client, field, words):
+def test_an_integer_out_of_range_gets_the_bounds(client, field, words):
     response = client.post("/v1/completions", {"prompt": "Hi", field: 1e30})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field)

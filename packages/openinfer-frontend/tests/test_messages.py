@@ -108,7 +108,7 @@ def test_the_stream_equals_the_whole_response(client, engine, say, is_paced):
     assert datas[-2]["delta"]["stop_reason"] == whole["stop_reason"] == "tool_use"
 
 
-def test_white_space_alone_is_no_block(client, say):
+def test_white_space_makes_no_block(client, say):
     say(f"<think>Hm</think>\n\n{CALL}\n")
     answer = client.post("/v1/messages", body(tools=[TOOL])).json()
     assert [block["type"] for block in answer["content"]] == ["thinking", "tool_use"]
@@ -203,7 +203,7 @@ def test_tokens_are_counted(sdk, engine):
     assert counted.input_tokens == engine.requests[0].num_prompt_tokens
 
 
-def test_agents_are_told_of_a_long_prompt_in_words_that_they_look_for(client):
+def test_the_error_for_a_long_prompt_has_the_words_that_agents_look_for(client):
     long = {"role": "user", "content": "x" * 600}
     told = client.post("/v1/messages", body(long)).json()["error"]["message"]
     assert re.search(r"prompt is too long: \d+ tokens", told)
@@ -288,7 +288,8 @@ def test_a_stream_that_fails_ends_with_an_error(sdk, engine, fakes):
         "He",
         Failed(message="the device is gone"),
     ]
-    # Both are merged into one event, and a failure before the first byte has its own status.
+    # The fake engine's text and failure are merged into one event, so the failure comes before the
+    # first byte and has its own status.
     with pytest.raises(anthropic.InternalServerError, match="the device is gone"):
         sdk.messages.create(**body(stream=True))
 
@@ -341,7 +342,7 @@ def test_a_call_can_be_forced(client, engine, say):
     assert json.loads(engine.requests[-1].grammar.text) == schema
 
 
-def test_an_aborted_message_says_so(client, engine, fakes):
+def test_an_aborted_message_is_an_error(client, engine, fakes):
     engine.script = lambda request: [
         fakes.scheduled(request.num_prompt_tokens),
         "He",

@@ -54,7 +54,7 @@ def test_no_described_body_makes_a_5xx(served, path):
             send()
 
 
-def test_every_field_says_what_it_means(client):
+def test_every_field_has_a_description(client):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     assert len(schemas) > 10
     silent = [

@@ -20,7 +20,7 @@ class WatchedSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
     async def num_polls(self, duration_s):
-        """Returns the number of calls that may not wait, within some seconds."""
+        """Returns the number of polling calls (with timeout 0) within some seconds."""
         self.waits.clear()
         await asyncio.sleep(duration_s)
         return self.waits.count(0)
@@ -28,7 +28,7 @@ class WatchedSelector(selectors.DefaultSelector):
 
 @pytest.fixture
 def run():
-    """Runs a coroutine function of the loop's selector."""
+    """Runs a coroutine function that takes the loop's selector."""
 
     def run(work):
         selector = WatchedSelector()
@@ -39,7 +39,7 @@ def run():
     return run
 
 
-def test_it_polls_for_a_moment_and_sleeps_then(run):
+def test_the_loop_polls_for_a_moment_and_then_sleeps(run):
     async def work(selector):
         polling = Polling(0.05)
         assert await selector.num_polls(0.02) < 5
@@ -53,7 +53,7 @@ def test_it_polls_for_a_moment_and_sleeps_then(run):
     run(work)
 
 
-def test_it_rests_while_a_thread_has_work(run):
+def test_polling_pauses_while_a_thread_has_work(run):
     async def work(selector):
         polling = Polling(0.2)
         polling.touch()
@@ -68,7 +68,7 @@ def test_it_rests_while_a_thread_has_work(run):
     run(work)
 
 
-def test_no_duration_no_polling(run):
+def test_without_a_duration_the_loop_never_polls(run):
     async def work(selector):
         polling = Polling(0.0)
         polling.touch()
@@ -79,7 +79,7 @@ def test_no_duration_no_polling(run):
     run(work)
 
 
-def test_a_request_is_expected_to_answer_once_submitted_and_to_be_followed(
+def test_the_loop_polls_after_a_submission_and_after_an_end(
     engine, make_app, client_of, monkeypatch
 ):
     notes = []
@@ -103,7 +103,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
     ],
     ids=["prompt", "chat", "foreign template", "metrics"],
 )
-def test_it_rests_while_a_thread_has_a_requests_work(
+def test_polling_pauses_while_a_thread_works_for_a_request(
     path, body, engine, make_app, client_of, monkeypatch
 ):
     entered, paused = [], Polling.paused

@@ -234,7 +234,7 @@ def test_an_end_of_text_is_ignored_on_demand(client, engine):
 
 
 def test_logprobs_are_spelled_once(client, engine, monkeypatch):
-    """Every event that ends something repeats the logprobs of its deltas."""
+    """Every `done` event repeats the logprobs of its deltas."""
     spelled = []
 
     def spell(value):
@@ -273,7 +273,7 @@ def test_forms_and_choices(client, engine, say):
     assert '"g"' in engine.requests[-1].grammar.text or "g" in engine.requests[-1].grammar.text
 
 
-def test_an_engine_without_logprobs_says_so_in_our_words(make_app, fakes, client_of):
+def test_an_engine_without_logprobs_is_refused_with_our_message(make_app, fakes, client_of):
     engine = fakes.FakeEngine(honoured=(), max_logprobs=0)
     response = client_of(make_app(engine)).post(ROUTE, {"input": "Hi", "top_logprobs": 3})
     error = response.json()["error"]
@@ -281,7 +281,7 @@ def test_an_engine_without_logprobs_says_so_in_our_words(make_app, fakes, client
     assert error["message"] == "top_logprobs is not supported by this engine (fake)"
 
 
-def test_every_form_that_a_field_takes_is_said(client):
+def test_errors_list_every_form_that_a_field_takes(client):
     message = client.post(ROUTE, {"input": 3}).json()["error"]["message"]
     assert message == "input: must be a string or a list"
 

@@ -15,7 +15,7 @@ DIED = Failed(message="the engine has died: /opt/models/secret is gone", is_retr
 
 @pytest.fixture
 def lives(engine, fakes):
-    """Gives each engine, one after another, its texts and its end."""
+    """Runs a request; gives each engine, one after another, its texts and its end."""
 
     def script(*parts):
         remaining = list(parts)
@@ -57,7 +57,7 @@ def _counted(client, *names):
     return [samples[f"vllm:{name}"] for name in names]
 
 
-def test_two_lives_are_counted_as_one_request(client, lives):
+def test_a_resumed_request_is_counted_once(client, lives):
     lives(("He", "l", DIED), ("lo", Finished(reason="length")))
     client.stream("/v1/completions", {"prompt": "Hi", "max_tokens": 9})
     assert _counted(client, "prompt_tokens_total", "prompt_tokens_cached_total") == [2, 2]
@@ -109,7 +109,7 @@ def test_a_failure_that_would_repeat_is_final(client, engine, lives):
 
 
 class Provider:
-    """A provider whose engine is away for a while, or for good."""
+    """A provider that has no engine for a while, or permanently."""
 
     def __init__(self, engine):
         self.state = "ready"
@@ -130,7 +130,7 @@ def dying(engine, text):
 
         def script(request):
             if len(engine.requests) == 1:
-                # The end of this engine is the beginning of the restart.
+                # When this engine dies, the restart begins.
                 provider.state = "restarting"
             return original(request)
 
@@ -142,7 +142,7 @@ def dying(engine, text):
 
 
 @pytest.mark.parametrize(("state", "status"), [("ready", 200), ("dead", 503)])
-def test_it_waits_while_the_engine_restarts(dying, lives, state, status):
+def test_a_request_waits_while_the_engine_restarts(dying, lives, state, status):
     lives(("He", DIED), ("llo", Finished(reason="length")))
     app, provider = dying(resume_timeout_s=5)
 

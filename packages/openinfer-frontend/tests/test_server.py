@@ -162,7 +162,7 @@ def test_unfinished_requests_are_cut_off(start, make_app, fakes):
     assert not engine.live
 
 
-def test_the_beginning_of_a_drain_is_told(start, make_app, fakes):
+def test_on_drain_is_called_when_a_drain_begins(start, make_app, fakes):
     engine, told = fakes.FakeEngine(), []
     engine.script = lambda _: ["He"]
     server = start(make_app(engine), on_drain=lambda: told.append(len(engine.live)))
@@ -208,7 +208,7 @@ def test_addresses_that_cannot_be_listened_on():
 def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
     engine = fakes.FakeEngine()
     server = start(make_app(engine, stall_timeout_s=0.2))
-    # Ids are bytes that cost little to make: they fill the buffers on the way quickly.
+    # Token ids cost little CPU time per byte, so they fill the socket buffers quickly.
     fields = {"prompt": "Hi", "stream": True, "max_tokens": 400, "return_token_ids": True}
     body = json.dumps(fields).encode()
     with socket.socket() as sock:
@@ -223,12 +223,12 @@ def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
             taken = threading.Event()
             server.call(lambda: engine.live and engine.emit("x" * 2**14))
             server.call(taken.set)
-            # On a busy machine the loop would never catch up.
+            # On a busy machine the loop would never catch up without this pause.
             assert taken.wait(10)
             time.sleep(0.02)
         poll = select.poll()
         poll.register(sock, 0)
-        # Nothing is read: a normal close would wait for the reader for ever.
+        # The client reads nothing, so a normal close would wait for it for ever.
         assert poll.poll(5000), "the connection is still there"
 
 

@@ -1,4 +1,4 @@
-"""Signals after a server that a signal has ended."""
+"""Signals that arrive after a signal has ended the server."""
 
 import signal
 import time
@@ -35,7 +35,7 @@ def served():
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_rest_of_a_signal_is_nothing_and_another_one_is_the_programs(seen, served, number):
+def test_repetitions_are_ignored_and_new_signals_reach_the_program(seen, served, number):
     signals = served(0.0)
     signal.raise_signal(number)
     assert seen == []
@@ -45,7 +45,7 @@ def test_the_rest_of_a_signal_is_nothing_and_another_one_is_the_programs(seen, s
     assert seen == [number, number]
 
 
-def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
+def test_handlers_are_restored_when_no_repetition_can_come(seen, served):
     handlers = [signal.getsignal(number) for number in NUMBERS]
     served(SAME_SIGNAL_S)
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
@@ -54,7 +54,7 @@ def test_handlers_are_the_programs_again_where_no_rest_can_come(seen, served):
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
 
 
-def test_a_handler_that_was_set_meanwhile_stays(seen, served):
+def test_a_handler_set_by_the_program_stays(seen, served):
     signals, later = served(0.0), []
     signal.signal(signal.SIGINT, lambda at, _: later.append(at))
     signals.begin(time.monotonic() - SAME_SIGNAL_S)

@@ -138,7 +138,7 @@ def texts(peer):
     return [event["choices"][0]["text"] for event in events if "choices" in event]
 
 
-def test_every_event_shows_even_while_bytes_are_held_back(rig):
+def test_every_event_is_sent_even_while_bytes_are_held_back(rig):
     async def test(r):
         peer = r.post({"prompt": "Hi", "stream": True})
         await r.wait_for(lambda: r.engine.live)
@@ -191,7 +191,7 @@ _NOTHING_LEFT = Failed(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_request_that_bans_every_token_hears_which_fields_do(rig, is_stream):
+def test_a_request_that_bans_every_token_gets_the_fields_at_fault(rig, is_stream):
     async def test(r):
         body = {"prompt": "Hi", "allowed_token_ids": [5, 6], "bad_words": ["a"]}
         peer = r.post(body | {"stream": is_stream})
@@ -206,7 +206,7 @@ def test_a_request_that_bans_every_token_hears_which_fields_do(rig, is_stream):
     rig(test)
 
 
-def test_one_that_comes_to_ban_every_token_hears_so_in_its_stream(rig):
+def test_a_stream_that_comes_to_ban_every_token_ends_with_the_error(rig):
     async def test(r):
         body = {"prompt": "Hi", "allowed_token_ids": [5, 6], "bad_words": ["a"], "stream": True}
         peer = r.post(body)
@@ -223,7 +223,7 @@ def test_one_that_comes_to_ban_every_token_hears_so_in_its_stream(rig):
 
 
 @pytest.mark.parametrize(("field", "status"), [("grammar", 400), ("deadline", 408), ("", 500)])
-def test_no_failure_shows_the_machine(rig, field, status):
+def test_failures_show_no_paths_of_the_machine(rig, field, status):
     async def test(r):
         peer = r.post({"prompt": "Hi", "structured_outputs": {"regex": "a+"}})
         await r.wait_for(lambda: r.engine.live)
@@ -267,7 +267,7 @@ def test_text_held_for_a_stop_string_appears_at_the_end(rig):
     rig(test)
 
 
-def test_a_hang_up_aborts(rig):
+def test_a_disconnect_aborts(rig):
     async def test(r):
         for body in ({"prompt": ["Hi", "Ho"], "n": 2}, {"prompt": "Hi", "stream": True}):
             peer = r.post(body)
@@ -333,7 +333,7 @@ def test_a_slow_reader_gets_unread_events_merged(rig):
     rig(test)
 
 
-def test_a_reader_that_stopped_is_given_up(rig):
+def test_a_reader_that_stopped_is_disconnected(rig):
     async def test(r):
         peer = r.post({"prompt": "Hi", "stream": True})
         await r.wait_for(lambda: r.engine.live)
@@ -386,7 +386,7 @@ def test_text_after_a_stop_string_is_dropped(rig):
     rig(test)
 
 
-def test_an_engine_that_dies_between_two_submits(rig):
+def test_an_engine_that_dies_between_two_submissions(rig):
     async def test(r):
         submit = r.engine.submit
 

@@ -119,7 +119,7 @@ def tool_client(engine, make_app, tool_text, client_of):
     return client_of(make_app(engine, text=tool_text))
 
 
-def test_required_calls_are_all_there_is(tool_client, engine):
+def test_required_calls_exclude_free_text(tool_client, engine):
     tools = [_tool("f"), _tool("g", parameters=None)]
     tool_client.chat("Hi", tools=tools, tool_choice="required")
     form = _format_of(engine.requests[-1].grammar)
@@ -135,7 +135,7 @@ def test_required_calls_are_all_there_is(tool_client, engine):
     assert {tag["end"] for tag in form["tags"]} == {"}\n</tool_call>"}
 
 
-def test_a_named_call_is_the_only_one(tool_client, engine):
+def test_a_named_tool_choice_allows_one_call(tool_client, engine):
     choice = {"type": "function", "function": {"name": "g"}}
     tool_client.chat("Hi", tools=[_tool("f"), _tool("g")], tool_choice=choice)
     form = _format_of(engine.requests[-1].grammar)
@@ -143,7 +143,7 @@ def test_a_named_call_is_the_only_one(tool_client, engine):
     assert [tag["begin"][19:27] for tag in form["tags"]] == [': "g", "']
 
 
-def test_strict_tools_are_held_in_free_text(tool_client, engine):
+def test_strict_tools_constrain_calls_in_free_text(tool_client, engine):
     tool_client.chat("Hi", tools=[_tool("f", strict=True), _tool("g")])
     form = _format_of(engine.requests[-1].grammar)
     assert (form["type"], form["triggers"]) == ("triggered_tags", ["<tool_call>"])
@@ -152,7 +152,7 @@ def test_strict_tools_are_held_in_free_text(tool_client, engine):
     assert engine.requests[-1].grammar is None
 
 
-def test_json_may_stand_beside_calls(tool_client, engine):
+def test_json_output_may_be_combined_with_calls(tool_client, engine):
     tool_client.chat("Hi", tools=[_tool("f")], response_format=FORMAT, parallel_tool_calls=False)
     form = _format_of(engine.requests[-1].grammar)
     answer, calls = form["elements"]

@@ -66,7 +66,7 @@ def test_one_event_is_one_chunk(client, say):
     body = {"messages": [USER], "tools": [TOOL]}
     opening, *events = client.stream("/v1/chat/completions", body)
     choices = [event["choices"][0] for event in events]
-    # The fake engine emits at once, so its events arrive merged into one.
+    # The fake engine emits all events at once, so they arrive merged into one.
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     (delta,) = (choice["delta"] for choice in choices)
     assert delta["content"] == "So"
@@ -123,7 +123,7 @@ def test_reasoning_has_both_names(client, say):
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_an_operator_chooses_one_of_them(engine, make_app, client_of, tool_text, say, name):
+def test_an_operator_chooses_one_reasoning_name(engine, make_app, client_of, tool_text, say, name):
     say("<think>\nhm\n</think>\n\nHello")
     client = client_of(make_app(engine, text=tool_text, reasoning_field=name))
     (choice,) = client.chat("Hi")["choices"]
@@ -255,7 +255,7 @@ def _called(arguments, **message):
         ),
     ],
 )
-def test_what_makes_no_sense_is_named(client, engine, fields, param):
+def test_invalid_tools_are_refused_by_field(client, engine, fields, param):
     response = client.post("/v1/chat/completions", {"messages": [USER]} | fields)
     assert response.status_code == 400
     error = response.json()["error"]

@@ -49,7 +49,7 @@ class Backend:
         self.is_draining = False
         self.num_in_flight = 0
         self.live: dict[str, Generation] = {}
-        """Running generations, by the ids of their responses."""
+        """Running generations by response id."""
         self._claimed: set[str] = set()
         """Ids of the running responses and of their engine requests."""
         self._idle = asyncio.Event()
@@ -61,7 +61,7 @@ class Backend:
         self.metrics_pages.close()
 
     def engine(self) -> EngineHandle:
-        """Returns the engine that takes requests now.
+        """Returns the current engine.
 
         Raises:
             ApiError: 503, if there is none.
@@ -75,7 +75,7 @@ class Backend:
         return ApiError.unavailable(message, self.config.retry_after_s, refusal)
 
     async def resubmit(self, submit: Callable[[EngineHandle], None]) -> bool:
-        """Submits the rest of a request to the engine that replaces a dead one.
+        """Submits unfinished choices to the engine that replaces a dead one.
 
         Returns:
             False if no engine takes over in time.
@@ -127,13 +127,13 @@ class Backend:
             yield
         finally:
             self.num_in_flight -= 1
-            self.polling.touch()  # the client's next request often follows at once
+            self.polling.touch()  # The client's next request often follows at once.
             if self.num_in_flight == 0:
                 self._idle.set()
 
     @contextmanager
     def registered(self, response_id: str, generation: Generation) -> Iterator[None]:
-        """Reserves a response's ids, and makes it known to `/abort_requests`.
+        """Reserves a response's ids, and makes the response known to `/abort_requests`.
 
         Clients choose ids, and the engine aborts by id. Enter this block before the generation:
         otherwise a duplicate would abort the live request of the same id when it fails.
@@ -162,8 +162,8 @@ class Backend:
         """Runs a command.
 
         Raises:
-            ApiError: the engine does not know the command (501), failed (500), refused it in its
-                current state (409), is gone or too slow (503).
+            ApiError: the engine does not know the command (501), failed to run it (500), refused it
+                in its current state (409), has died or did not respond in time (503).
         """
         engine = self.engine()
         name = command_name(command)
@@ -175,7 +175,7 @@ class Backend:
         except EngineDead as error:
             raise ApiError.unavailable(error.reason, self.config.retry_after_s) from error
         except TimeoutError:
-            # There is no retry-after: a retry would only queue the command a second time.
+            # The error has no retry-after: a retry would only queue the command a second time.
             message = f"{name} did not finish in time; it stays queued and takes effect later"
             raise ApiError.from_engine(503, message) from None
         if isinstance(result, CommandFailed):

@@ -34,8 +34,7 @@ class FrontendConfig:
     version: str
     """The version that `/version` returns."""
     api_keys: tuple[str, ...] = ()
-    """Keys for the routes of users, any of which is accepted. If there are none, these routes need
-    no key."""
+    """API keys for the users' routes; any of them is accepted. Empty: these routes need no key."""
     admin_api_key: str | None = None
     """Key for the operator's routes; it is accepted on all other routes too. None: an API key opens
     the operator's routes."""
@@ -48,14 +47,14 @@ class FrontendConfig:
     trust_request_chat_template: bool = False
     """Whether requests may bring their own chat templates, which are programs."""
     max_body_bytes: int = 16 << 20
-    """Longest request body; a longer one is a 413. The default holds two million token ids at
-    8 bytes each: eight prompts of 262,144 tokens."""
+    """Maximum bytes of a request body; a longer one is a 413. The default holds two million token
+    ids at 8 bytes each: eight prompts of 262,144 tokens."""
     max_pending_body_bytes: int = 1 << 30
-    """Total size of the bodies that are being received or parsed; beyond it, 503."""
+    """Maximum total bytes of the bodies being received or parsed; a request beyond it is a 503."""
     max_in_flight: int = 8192
-    """Maximum number of running requests; beyond it, 503."""
+    """Maximum number of running requests; a request beyond it is a 503."""
     max_sequences: int = 1024
-    """Maximum number of prompts times samples of one HTTP request."""
+    """Maximum number of choices (prompts times `n`) of one HTTP request."""
     request_timeout_s: float | None = None
     """Seconds from its arrival after which a request ends with a 408. None: no limit. A request's
     own `deadline_ms` also holds if it is earlier."""
@@ -69,14 +68,15 @@ class FrontendConfig:
     resume_timeout_s: float = 60.0
     """Seconds that responses wait for a new engine if theirs has died. 0: they fail at once."""
     retry_after_s: float = 1.0
-    """The `retry-after` of a 503 while the engine is away."""
+    """The `retry-after` of a 503 while there is no engine, in seconds."""
     poll_s: float = 0.0
     """Seconds for which the event loop polls instead of sleeping, after each request is submitted
     and after each request ends. Waking a sleeping core is slow; polling uses a whole core."""
     num_text_threads: int = 2
     """Threads that render and encode long prompts."""
     max_inline_bytes: int = 1024
-    """Requests up to this size are rendered and encoded on the event loop, within a millisecond."""
+    """Requests of up to this many bytes are rendered and encoded on the event loop, which takes at
+    most a millisecond."""
     metrics_prefix: str = "vllm:"
     """Prefix of metric names at `/metrics`. The default matches dashboards made for vLLM."""
     check_grammar: GrammarCheck | None = None

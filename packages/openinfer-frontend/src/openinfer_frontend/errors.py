@@ -54,7 +54,7 @@ _STATUS_OF_REJECTION = {
 }
 _MAX_MESSAGE_CHARS = 500
 _PATH = re.compile(r"(?<![\w/#<])(?:\w+:)?/[^\s:;,'\"()/]+(?:/[^\s:;,'\"()/]+)*/?")
-"""Matches neither closing tags nor references within a schema."""
+"""Matches a path in a message, but neither a closing tag nor a reference within a schema."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?")
 
 
@@ -67,8 +67,7 @@ class ApiError(FrontendError):
 
     Attributes:
         status: the HTTP status, if the response has not begun.
-        message: a sentence for the client, cut to 500 characters so that no input is echoed at
-            length.
+        message: a sentence for the client, cut to 500 characters, so that no long input is echoed.
         param: the request's field at fault, or None.
         retry_after_s: seconds after which a retry makes sense, or None.
         allow: the methods of the route, with a 405.
@@ -115,7 +114,8 @@ class ApiError(FrontendError):
         """Returns the error for a request that was rejected or has failed.
 
         Args:
-            end: from the contract's check or from the engine, with the contract's field names.
+            end: the `Rejected` or `Failed` of the contract's check or of the engine, with the
+                contract's field names.
             prompt_param: the route's name of `prompt_token_ids`.
             grammar_param: the field that asked for the grammar.
             limit_s: as for `deadline_exceeded`.
@@ -153,7 +153,7 @@ class ApiError(FrontendError):
         retry_after_s: float | None = None,
         refusal: Refusal | None = None,
     ) -> "ApiError":
-        """Returns an error with an engine's message, without paths and addresses of the machine."""
+        """Returns an error with an engine's message, without the machine's paths and addresses."""
         return cls(
             status,
             _scrubbed(message),
@@ -167,7 +167,7 @@ class ApiError(FrontendError):
         """Returns a 408: the request did not finish in time.
 
         Args:
-            message: says what was going on when the deadline passed.
+            message: names the state of the request when the deadline passed.
             limit_s: the server's own limit in seconds, if that passed; None for the request's
                 deadline.
         """

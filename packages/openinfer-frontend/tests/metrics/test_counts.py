@@ -1,4 +1,4 @@
-"""Scraped counts agree with the requests, to the last token."""
+"""Scraped counts agree exactly with the requests."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ import pytest
 from openinfer_contract import Failed, Finished, Scheduled, Timings, TokenEvent
 
 
-def test_what_was_asked_and_answered(client, scrape):
+def test_requests_and_tokens_are_counted(client, scrape):
     client.complete("Hi")
     client.complete("Hello", stream=False, max_tokens=7)
     client.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
@@ -50,7 +50,7 @@ def test_what_was_asked_and_answered(client, scrape):
     assert page.http(durations, handler="/v1/completions", method="POST") == 2
 
 
-def test_times_by_the_clock(client, engine, fakes, scrape, monkeypatch):
+def test_latencies_are_measured(client, engine, fakes, scrape, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     timer = SimpleNamespace(monotonic=lambda: clock.now)
     for module in (
@@ -91,7 +91,7 @@ def test_times_by_the_clock(client, engine, fakes, scrape, monkeypatch):
     assert page("request_num_preemptions_bucket", le="2.0") == 1
 
 
-def test_a_choice_is_a_request_and_a_body_is_not(client, engine, fakes, scrape):
+def test_each_choice_counts_as_a_request(client, engine, fakes, scrape):
     sizes = iter((1, 4, 2, 3))
     engine.script = lambda request: [
         fakes.scheduled(request.num_prompt_tokens),
@@ -109,7 +109,7 @@ def test_a_choice_is_a_request_and_a_body_is_not(client, engine, fakes, scrape):
     assert page.counts("time_to_first_token_seconds", "request_generation_tokens") == [4, 4]
 
 
-def test_a_stop_string_ends_it_here(client, engine, fakes, scrape):
+def test_a_choice_ended_by_a_stop_string_is_counted(client, engine, fakes, scrape):
     engine.script = lambda request: [fakes.scheduled(2), "a", "b", "c", "d"]
     assert client.complete("Hi", stop=["bc"])["choices"][0]["text"] == "a"
     page = scrape()
@@ -119,7 +119,7 @@ def test_a_stop_string_ends_it_here(client, engine, fakes, scrape):
     assert page.counts("request_prefill_time_seconds", "request_num_preemptions") == [0, 0]
 
 
-def test_scoring_alone_makes_no_token(client, engine, fakes, scrape):
+def test_scoring_a_prompt_counts_no_output_token(client, engine, fakes, scrape):
     engine.script = lambda request: [fakes.scheduled(2), "x", Finished(reason="length")]
     client.complete("Hi", max_tokens=0, echo=True, logprobs=1)
     page = scrape()
@@ -138,7 +138,7 @@ def test_failures_are_errors(client, engine, fakes, scrape, is_stream):
     assert page.counts("e2e_request_latency_seconds", "request_prompt_tokens") == [0, 0]
 
 
-def test_our_own_faults_are_errors(client, engine, fakes, scrape, monkeypatch):
+def test_internal_errors_are_counted(client, engine, fakes, scrape, monkeypatch):
     def broken(*arguments):
         raise RuntimeError("a defect")
 
@@ -172,7 +172,7 @@ def test_aborts_before_and_after_the_first_token(client, engine, fakes, scrape):
     assert page.counts("time_to_first_token_seconds") == [1]
 
 
-def test_a_client_that_leaves(start, app, engine, fakes, read_page):
+def test_a_client_that_disconnects_is_counted(start, app, engine, fakes, read_page):
     server = start(app)
     engine.script = lambda request: [fakes.scheduled(2), "xy"]
     body = json.dumps({"prompt": "Hi", "stream": True}).encode()

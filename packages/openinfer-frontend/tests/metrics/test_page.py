@@ -81,7 +81,7 @@ def test_the_page_exists_without_an_engine(engine, text, client_of, page_of):
     assert "vllm:num_requests_running" not in gone.families
 
 
-def test_several_front_processes_are_one_server(engine, text, client_of, page_of):
+def test_several_front_processes_share_one_page(engine, text, client_of, page_of):
     counters = CounterPages(2)
     config = FrontendConfig(served_model_names=("tiny",), version="1")
 

@@ -31,7 +31,7 @@ def test_refusals_by_their_reason(client, app, engine, scrape):
     assert page.http("http_requests_total", status="4xx", **status) == 1
 
 
-def test_refusals_for_want_of_room(engine, make_app, client_of, page_of):
+def test_refusals_for_lack_of_room(engine, make_app, client_of, page_of):
     client = client_of(make_app(engine, max_pending_body_bytes=10))
     assert client.post("/v1/completions", {"prompt": "Hi"}).status_code == 503
     assert page_of(client).refusals == {"pending_bodies": 1}

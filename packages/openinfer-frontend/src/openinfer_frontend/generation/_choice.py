@@ -27,9 +27,10 @@ class Timing:
     queue_s: float
     """Time in the engine's queue."""
     prefill_s: float | None
-    """Measured by the engine; None if a stop string ended the choice before the engine did."""
+    """Time of the prefill, measured by the engine; None if a stop string ended the choice before
+    the engine did."""
     decode_s: float | None
-    """As `prefill_s`."""
+    """Time of the decode, measured as `prefill_s`."""
     first_token_s: float
     """From submission to the first token, measured here."""
     total_s: float
@@ -47,7 +48,8 @@ class Choice:
 
     request: GenerateRequest
     output: OutputStream = field(init=False)
-    """Turns tokens into text. Set after submission, because making it takes a moment."""
+    """Turns tokens into text. It is set after submission, so that the engine does not wait while it
+    is made."""
     num_cached_tokens: int = 0
     cached: TierTokens = ()
     """`num_cached_tokens` by tier."""
@@ -66,7 +68,8 @@ class Choice:
     has_left_engine: bool = False
     """Whether the engine has ended the choice, or was told to abort it."""
     loss: Loss | None = "abort"
-    """The outcome to count if the choice does not finish; None: the engine never accepted it."""
+    """The outcome that metrics count if the choice does not finish; None if the engine rejected
+    it."""
 
     def record_end(self, end: End | None) -> None:
         """Records the engine's end of the choice, before anything acts on it."""

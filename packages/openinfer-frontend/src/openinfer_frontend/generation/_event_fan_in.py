@@ -9,9 +9,9 @@ from openinfer_contract import EventSink, MergeBuffer, TokenEvent
 
 
 class EventFanIn:
-    """The sinks of one HTTP request's streams, and their one reader.
+    """The sinks of one HTTP request's streams, with a single reader.
 
-    Unread events of a stream are merged, so a slow reader costs its own output and nothing else.
+    Unread events of a stream are merged, so a slow reader holds no more memory than its own output.
     Sinks may be called from any thread. `get` belongs to the event loop in which the object was
     made.
     """
@@ -51,7 +51,7 @@ class EventFanIn:
     def _put(self, event: TokenEvent, /, index: int = 0) -> None:
         is_here = threading.get_ident() == self._loop_thread
         if is_here and self._is_waiting and event.end is None and not self._pending:
-            # The usual case: the event goes to the listener without being stored.
+            # The usual case: the event goes to `on_events` without being stored.
             self._deliver({index: event})
             return
         with self._lock:
@@ -72,7 +72,7 @@ class EventFanIn:
         buffer.add(event, event.num_tokens)
 
     def _deliver(self, events: dict[int, TokenEvent]) -> None:
-        """Passes events to the listener; wakes the reader if there is none, or if it says so."""
+        """Passes events to `on_events`; wakes the reader if it is not set or returns False."""
         if self.on_events is None:
             for index, event in events.items():
                 self._store(index, event)
@@ -95,8 +95,8 @@ class EventFanIn:
             self._deliver(events)
 
     def _wake_reader(self) -> None:
-        # `on_events` may have ended a stream, and the engine may have called a sink about it at
-        # once.
+        # `on_events` may have aborted a stream, and the engine may have called its sink at once
+        # with the last event.
         self._is_waiting = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -29,17 +29,17 @@ from openinfer_frontend.metrics._metrics import Metrics
 from openinfer_text import OutputStream, Piece
 
 Resubmit = Callable[[Callable[[EngineHandle], None]], Awaitable[bool]]
-"""Calls a function with the engine that replaces a dead one; returns False if none does."""
+"""Calls a function with the engine that replaces a dead one; returns False if there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """The contribution of one engine event to one choice."""
+    """The part of a choice that one engine event adds."""
 
     index: int
     text: str
     token_ids: Sequence[int]
-    """Tokens up to the end of the choice; their text may be held back."""
+    """Ids of the new tokens, cut at the end of the choice; their text may be held back."""
     logprobs: TokenLogprobs | None
     """Logprobs of `token_ids`, and of further tokens if a stop string cut the event."""
     starts: Sequence[int] = ()
@@ -54,7 +54,7 @@ class Delta:
     """`reason`, or `tool_calls` if the text ended after whole calls."""
     stop_reason: str | int | None = None
     timing: Timing | None = None
-    """Set together with the finish reason."""
+    """The stop string or stop token that ended the choice; set together with the finish reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Generation:
         resubmit: Resubmit | None = None,
         metrics: Metrics,
     ) -> None:
-        """Prepares; entering the block submits.
+        """Prepares the requests; entering the `with` block submits them.
 
         Args:
             engine: works on all requests.
@@ -147,12 +147,12 @@ class Generation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every choice ended by itself: none failed or was aborted."""
+        """Whether every choice finished: none failed or was aborted."""
         return self.is_done and not self._is_cut
 
     @property
     def num_choices(self) -> int:
-        """Prompts times samples."""
+        """Number of choices: prompts times samples."""
         return len(self._choices)
 
     @property
@@ -194,15 +194,15 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # The callback refers to this generation. The cycle would leave every finished request to
-        # the garbage collector.
+        # The callback refers to this generation. Without this, the reference cycle would leave
+        # every finished request to the garbage collector.
         self._fan_in.on_events = None
         if any(not choice.has_left_engine for choice in self._choices):
             self.abort()
         self._count_ends(isinstance(error, Exception) and not isinstance(error, FrontendError))
 
     def _count_ends(self, is_defect: bool) -> None:
-        """Counts unfinished choices, and the longest sample of each finished prompt."""
+        """Counts, in the metrics, unfinished choices and each finished prompt's longest sample."""
         now = time.monotonic()
         for choice in self._choices:
             if not choice.is_done and choice.loss is not None:
@@ -224,10 +224,10 @@ class Generation:
         self._fan_in.on_events = on_events
 
     async def next(self) -> list[Delta]:
-        """Waits for events, and returns at most one delta a choice; it may return none.
+        """Waits for events, and returns at most one delta per choice; the list may be empty.
 
         Raises:
-            ApiError: a request was rejected or failed. The other choices are of no use then.
+            ApiError: a request was rejected or failed. The whole HTTP request fails then.
         """
         lost: list[int] = []
         events = await self._fan_in.get()
@@ -251,7 +251,7 @@ class Generation:
         return deltas
 
     def deltas(self, events: dict[int, TokenEvent]) -> list[Delta]:
-        """Returns what these events add, at most one delta a choice."""
+        """Returns the deltas of these events, at most one per choice."""
         deltas = []
         for index, event in events.items():
             delta = self._delta_of(index, self._choices[index], event)
@@ -276,7 +276,7 @@ class Generation:
     def _can_resume(self, choice: Choice) -> bool:
         """Returns whether another engine could continue the choice with the same result.
 
-        A choice is resumed once: the request may be what killed the engine.
+        A choice is resumed once, because the request itself may have killed the engine.
         """
         has_scores = choice.request.prompt_logprobs is not None
         return not (self._resubmit is None or choice.is_resumed or has_scores)
@@ -285,8 +285,8 @@ class Generation:
         """Submits choices to the next engine, with the output that they already have.
 
         Raises:
-            ApiError: no engine took over in time, with the first one's reason; 408, if the deadline
-                passed.
+            ApiError: 503 with the dead engine's reason, if no engine took over in time; 408, if the
+                deadline passed.
         """
         assert self._resubmit is not None
         # All choices of a request have the same deadline.
@@ -307,7 +307,7 @@ class Generation:
         self._engine = engine
         choice.is_resumed, choice.has_left_engine, choice.loss = True, False, "abort"
         if self._is_aborted:
-            # The abort came while no engine had the choice. The new engine reports how it ends.
+            # The choice was aborted while no engine had it. The new engine reports its end.
             engine.abort((choice.request.request_id,))
 
     def usage(self, index: int | None = None) -> Usage:
@@ -374,7 +374,7 @@ class Generation:
         return delta
 
     def _count(self, choice: Choice, num_tokens: int, now: float) -> None:
-        """Counts an event with output tokens; 0 tokens if only prompt logprobs were asked for."""
+        """Counts an event's output tokens; 0 if the request only scores its prompt."""
         if choice.first_token_s is None:
             choice.first_token_s = now - choice.submitted_at
             self._metrics.count_first_tokens(choice, num_tokens, now)

@@ -25,11 +25,12 @@ class RequestContext:
     """Values that a request's headers and route add to its body."""
 
     response_id: str
-    """The id of the response; with a suffix, of its engine requests."""
+    """The id of the response. Engine requests have this id with a suffix."""
     prompt_param: str
     """The route's name of its input: prompt or messages."""
     default_max_tokens: int | None
-    """Maximum output tokens if the body does not say; None: all there is room for."""
+    """Maximum output tokens if the body does not set it; None: as many as the context has room
+    for."""
     tenant: str = ""
     """The tenant that a gateway names; preferred over the body's `user`."""
     session_id: str = ""
@@ -56,15 +57,15 @@ class Lowering:
         constraint: OutputConstraint | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Lowers and checks `request`, before its prompt costs anything.
+        """Lowers and checks `request` before its prompt is tokenised.
 
         Args:
             request: a validated body.
-            context: what its headers and route add.
-            info: the engine's.
+            context: the values that its headers and route add.
+            info: the engine's limits and features.
             model: text of the model.
-            defaults: the checkpoint's, for what the body leaves out.
-            constraint: on the output.
+            defaults: the checkpoint's values for fields that the body leaves out.
+            constraint: the constraint on the output, or None.
             timeout_s: the server's time limit for any request.
 
         Raises:

@@ -26,7 +26,7 @@ class OutputConstraint:
     grammar: Grammar
     param: str
     parts: Sequence[tuple[str, Grammar]] = ()
-    """Fields that the grammar is built from, each with its own grammar."""
+    """Fields from which the grammar is built, each with its own grammar."""
     demand: str = ""
     """The field that makes a grammar necessary, if that is not `param`: `tool_choice`."""
 

@@ -57,7 +57,7 @@ class TextWork:
         allow_request_templates: bool = False,
         polling: Polling,
     ) -> None:
-        """Prepares; threads start with the first long prompt.
+        """Prepares the thread pool; threads start with the first long prompt.
 
         Args:
             model: shared, not owned.
@@ -93,7 +93,7 @@ class TextWork:
         Args:
             prompts: texts, or lists of ids.
             add_special_tokens: as in `Tokenizer.encode`.
-            vocab_size: upper bound of the ids, exclusive.
+            vocab_size: exclusive upper bound of the ids.
             size: of the request in bytes.
 
         Raises:
@@ -113,7 +113,7 @@ class TextWork:
         is_one = len(prompts) == 1
         params = ["" if is_one else f"prompt[{index}]" for index in range(len(prompts))]
 
-        # Packing ids holds the GIL: a thread would not relieve the event loop.
+        # Packing ids holds the GIL, so a thread would not free the event loop.
         has_text = any(isinstance(prompt, str) for prompt in prompts)
         work_size = size if has_text else 0
         return await self._run(lambda: [*map(encode, prompts, params)], work_size, "prompt")
@@ -166,8 +166,8 @@ class TextWork:
     def fold_late_system_messages(self, chat: ChatRequest) -> ChatRequest:
         """Moves system messages in the middle of a chat into the user's turn beside them.
 
-        Many chat templates refuse late system messages; chats for the other templates stay as they
-        are.
+        Many chat templates refuse late system messages. Chats for templates that accept them stay
+        unchanged.
         """
         template = self.model.chat_template
         if template is None or template.takes_late_system:

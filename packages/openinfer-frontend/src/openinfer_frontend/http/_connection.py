@@ -24,7 +24,7 @@ REFUSED_TIMEOUT_S = 1.0
 """Seconds for which the rest of a request is read and dropped after its head was refused. Closing
 at once would lose the response that the client has not read yet."""
 UNREAD_TIMEOUT_S = 30.0
-"""Maximum seconds for the rest of a request to arrive whose response is already complete."""
+"""Maximum seconds for the rest of a request to arrive after its response is complete."""
 
 
 class _Parser(HttpRequestParser):
@@ -49,8 +49,8 @@ class _Parser(HttpRequestParser):
                 head = connection.take_upgrade_head()
                 if head is None:
                     raise
-                # If the connection is to close after this request, the parser that stopped reads no
-                # further.
+                # If the connection closes after this request, the base class has stopped and reads
+                # no further.
                 parser = connection.parser = _Parser(connection)
                 HttpRequestParser.feed_data(parser, head)
                 rest = rest[stop.args[0] :]
@@ -60,8 +60,8 @@ class Connection(HttpToolsProtocol):
     """One client's connection."""
 
     _is_close_delimited = False
-    """Whether the current response has neither a length nor chunks. Its end is the connection's
-    end."""
+    """Whether the current response has neither a length nor chunks, so that only closing the
+    connection ends it."""
     _is_in_head = False
     _is_in_body = False
     """Whether a request's head has arrived and its end has not."""
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop: parses a packet. Too long a head or trailers close the connection."""
+        """Called by the loop: parses a packet. A head or trailers that are too long are refused."""
         if self._is_refused:
             return
         self._has_brought_body = False
@@ -226,7 +226,8 @@ class Connection(HttpToolsProtocol):
 
     def _begin_now(self, number: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         cycle = self.cycle
-        # If the client sent its next request early, the cycle is that request's, which must wait.
+        # If the client has already sent its next request, the cycle is that request's, which must
+        # wait.
         if self._num_requests != number or self.flow.write_paused or cycle.disconnected:
             return False
         if not cycle.keep_alive:  # also HTTP/1.0, which has no chunks
@@ -238,8 +239,8 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _send_now(self, body: bytes) -> bool:
-        # If the client sent its next request early, the cycle is that request's and has no response
-        # yet.
+        # If the client has already sent its next request, the cycle is that request's and has no
+        # response yet.
         cycle = self.cycle
         if self.flow.write_paused or cycle.disconnected:
             return False

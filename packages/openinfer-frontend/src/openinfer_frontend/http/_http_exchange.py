@@ -91,7 +91,7 @@ class HttpExchange:
         self.spans = RequestSpans()
         self.num_body_bytes = 0
         self.is_client_gone = False
-        """Whether the task was cancelled because the client has disconnected or stopped reading."""
+        """Whether the task was cancelled because the client disconnected or stopped reading."""
         self.status: int | None = None
         """The status of the response, once its head was sent."""
         self.is_stream = False
@@ -192,7 +192,7 @@ class HttpExchange:
         self.interrupt(ApiError(408, "the request body did not arrive in time"))
 
     def interrupt(self, error: ApiError) -> bool:
-        """Makes the task respond with an error, whatever it waits for.
+        """Cancels the task's current wait and makes it respond with an error.
 
         A stream that has begun ends with the error.
 

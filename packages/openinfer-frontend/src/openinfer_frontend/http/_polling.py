@@ -8,9 +8,9 @@ from contextlib import contextmanager
 class Polling:
     """Keeps the event loop polling for a while after each `touch`.
 
-    A sleeping core wakes slowly and then runs slowly. But a polling loop asks for the GIL again and
-    again, which slows down a thread that has work. It polls only while no such thread runs. Belongs
-    to the event loop on which it is first used.
+    A sleeping core wakes slowly and then runs slowly. But a polling loop takes the GIL again and
+    again, which slows down other threads. The loop therefore polls only while no thread has work.
+    The object belongs to the event loop on which it is first used.
 
     Args:
         duration_s: seconds of polling after a touch; 0 never polls.
@@ -23,7 +23,7 @@ class Polling:
         self._num_threads = 0
 
     def touch(self) -> None:
-        """Starts to poll, or polls for longer: something is expected soon."""
+        """Starts or prolongs polling, because an event is expected soon."""
         if self._duration_s:
             loop = asyncio.get_running_loop()
             self._until = loop.time() + self._duration_s
@@ -31,7 +31,7 @@ class Polling:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops polling while inside: a thread has work."""
+        """Pauses polling inside the block, while a thread has work."""
         self._num_threads += 1
         try:
             yield

@@ -19,7 +19,7 @@ class ResponseWriter:
 
     Most events of a stream are written from the engine's callback: waking the task costs as much
     as everything else. The callback touches as few objects as possible, because with thousands of
-    streams none of them is in the processor's caches.
+    streams they are not in the processor's caches.
     """
 
     __slots__ = (
@@ -49,9 +49,9 @@ class ResponseWriter:
             exchange: has no response yet.
             generation: submitted.
             wire_format: of the response.
-            run_long: runs what takes long to encode.
-            has_long_openings: whether the openings of a stream take long: they have the scores of
-                long prompts.
+            run_long: runs a long encoding in a text thread.
+            has_long_openings: whether the openings of a stream take long to encode, because they
+                have the logprobs of long prompts.
         """
         self._exchange = exchange
         self._generation = generation
@@ -59,7 +59,7 @@ class ResponseWriter:
         self._run_long = run_long
         self._has_long_openings = has_long_openings
         self._send_now: Callable[[bytes], bool] | None = None
-        """Set once the stream has begun, if the server can send without a task."""
+        """Sends events without a task; set once the stream has begun, if the server supports it."""
         self._has_usage = wire_format.options.continuous_usage
         self._opened: set[int] = set()
         """Choices whose opening was written."""
@@ -69,7 +69,8 @@ class ResponseWriter:
         """Waits for every choice to end, then sends one JSON body.
 
         Args:
-            is_long: whether the body takes long to encode; called when everything is there.
+            is_long: returns whether the body takes long to encode; called when all deltas have
+                arrived.
 
         Raises:
             ApiError: the generation failed.
@@ -94,7 +95,8 @@ class ResponseWriter:
             The error that ended the stream, if it failed after its first event.
 
         Raises:
-            ApiError: the generation failed before its first event; the status can still say so.
+            ApiError: the generation failed before its first event, so the response can have an
+                error status.
         """
         exchange = self._exchange
         try:
@@ -108,7 +110,7 @@ class ResponseWriter:
         return None
 
     async def _write_events(self) -> bytes:
-        """Sends all events but the last ones, and returns these."""
+        """Sends all events except the last ones, and returns the last ones."""
         exchange, generation = self._exchange, self._generation
         if not self._has_long_openings:
             generation.listen(self._deliver)
@@ -134,7 +136,7 @@ class ResponseWriter:
         return self._unsent + self._format.ending(generation.usage())
 
     def _deliver(self, events: dict[int, TokenEvent]) -> bool:
-        """Called by the generation: sends events at once, if that needs no waiting."""
+        """Called by the generation: sends events at once if the send need not wait."""
         generation = self._generation
         unsent = self._events(generation.deltas(events))
         if not generation.is_done and (not unsent or self._is_sent(unsent)):

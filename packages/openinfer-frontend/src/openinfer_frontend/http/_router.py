@@ -17,7 +17,7 @@ Access = Literal["open", "user", "admin"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. The OpenAPI description is made from these."""
+    """One method on one path, with the facts for the OpenAPI description."""
 
     method: Method
     path: str

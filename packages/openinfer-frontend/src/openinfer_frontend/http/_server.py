@@ -40,8 +40,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def bind(host: str, port: int) -> socket.socket:
     """Binds a TCP socket. Clients cannot connect before `serve`; several processes may inherit it.
 
-    A port that another process listens on is refused here. A port that another process has only
-    bound may be taken by it later; then `serve` raises.
+    A port that another process listens on is refused here. If another process has bound the port
+    and begins to listen later, `serve` raises.
 
     Args:
         host: a name or address; IPv6 addresses without brackets.
@@ -101,11 +101,11 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 log_level=log_level,
                 server_header=False,
-                # The client's address is not used. Without this uvicorn wraps each send of a
-                # request.
+                # The client's address is not used. With proxy headers on, uvicorn would wrap every
+                # send of a request.
                 proxy_headers=False,
-                # Longer than common proxies keep idle connections: else they send into a closing
-                # one.
+                # This must be longer than common proxies keep idle connections. Otherwise they send
+                # requests into a connection that is closing.
                 timeout_keep_alive=75,
                 ssl_certfile=None if tls is None else tls.certfile,
                 ssl_keyfile=None if tls is None else tls.keyfile,
@@ -137,7 +137,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal: the first one drains, a second one exits at once."""
-        # The loop may be busy; the time of the signal counts, not that of the callback.
+        # The loop may be busy, so the time of the signal counts, not that of the callback.
         self._loop.call_soon_threadsafe(self._on_signal, sig, time.monotonic())
 
     def _on_signal(self, sig: int, at: float) -> None:

@@ -20,7 +20,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class ShutdownSignals:
-    """Tells a new signal from a repetition of the first one; belongs to the main thread."""
+    """The first signal of a shutdown, and the test for its repetitions. Main thread only."""
 
     def __init__(self) -> None:
         self._first_at: float | None = None

@@ -1,12 +1,13 @@
 """Counters of several front processes, in shared memory.
 
-Each front process writes one page, and any of them reads all pages. A page outlives its process:
-the process that replaces it continues the counts, so that no total decreases. Cells are 8 bytes,
-which a processor writes at once. A reader may see an event in one of its cells and not yet in
-another.
+Each front process writes one page, and every front process reads all pages. A page outlives its
+process: the process that replaces it continues the counts, so that no total decreases. Cells are 8
+bytes, which a processor writes at once. A reader may see an event in one of its cells and not yet
+in another.
 
 The first cell of a page is a checksum of the layout. If the package is upgraded while the server
-runs, a process that starts afterwards may have another layout; it refuses to count.
+runs, a process that starts afterwards may have another layout; it then raises an error instead of
+counting.
 """
 
 import mmap
@@ -120,7 +121,7 @@ class Family:
 
 
 class Counter:
-    """A number that grows."""
+    """A count that only grows."""
 
     __slots__ = ("_at", "_cells")
 

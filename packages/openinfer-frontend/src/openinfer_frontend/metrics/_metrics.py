@@ -40,7 +40,8 @@ PREEMPTION_COUNTS = (0.0, *SAMPLE_COUNTS)
 _TIERS = ("device", "host", "disk", "peer")
 _REQUEST_TYPES = {"/v1/chat/completions": "chat_completions", "/v1/responses": "responses"}
 _PROBES = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
-"""Routes that machines poll. They are not counted: they would outnumber all other requests."""
+"""Routes that monitoring polls. Their requests are not counted, because they would outnumber all
+others."""
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS", "other")
 _STATUSES = ("2xx", "4xx", "5xx")
 _LEFT = 499
@@ -58,7 +59,7 @@ class MetricsSnapshot:
     """Prefix of all names but those of HTTP."""
     model_name: str
     max_model_len: int | None
-    """Upper bound of the buckets for token counts. None: no engine was seen yet, and these families
+    """Upper bound of the buckets for token counts. None: there was no engine yet, so these families
     are left out."""
     engine: tuple[EngineInfo, Load] | None
     """None if there is no engine at the moment."""
@@ -76,7 +77,7 @@ class Metrics:
     """
 
     def __init__(self, pages: CounterPages, number: int) -> None:
-        """Counts on page `number`, from its present values on."""
+        """Continues the counts of page `number`."""
         self.pages = pages
         self.table = table = CounterTable(pages.page(number))
         self._add_token_families(table)

@@ -17,7 +17,7 @@ class MetricsPages:
     """Renders pages in one thread, one after another; belongs to its event loop."""
 
     def __init__(self, polling: Polling) -> None:
-        """Prepares; the thread starts with the first page, and polling pauses while it works."""
+        """Prepares the thread, which starts with the first page; polling pauses while it works."""
         self._polling = polling
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="openinfer-metrics")
         self._begun: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
@@ -27,7 +27,7 @@ class MetricsPages:
 
         Args:
             accept: the reader's header.
-            take: makes the content; not called if the page is already in progress.
+            take: takes the snapshot; not called if the page is already in progress.
 
         Raises:
             ApiError: 503, if too many different media types are asked for at once.

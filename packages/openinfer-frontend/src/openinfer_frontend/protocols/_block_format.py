@@ -50,8 +50,8 @@ class Block:
 class BlockFormat(WireFormat):
     """A response with one choice, as a sequence of blocks.
 
-    White space alone makes no text block: models put it between reasoning and calls, and clients
-    display every block.
+    Text of white space alone makes no block, because models put white space between reasoning and
+    calls, and clients display every block.
     """
 
     def __init__(

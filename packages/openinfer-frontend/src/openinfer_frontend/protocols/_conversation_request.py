@@ -18,7 +18,8 @@ class ConversationRequest(RequestModel):
         """Translates the body into a chat.
 
         Raises:
-            ApiError: 400, naming the field that cannot be translated, or that no chat takes.
+            ApiError: 400, naming the field that cannot be translated or that a chat does not
+                accept.
         """
         fields = self.chat_fields()
         with renaming_errors(self.field_names()):

@@ -8,7 +8,7 @@ _MESSAGE = re.compile(r"messages\b.*")
 _MENTION = re.compile(r"(?<![\w.])[a-z]+_\w+(?:\.\w+)*")
 _BORDER = re.compile(r"(?=[.[])")
 TOOL = "tools[]"
-"""Any tool, in the names of `FieldNames`."""
+"""Stands for any index of a tool in `FieldNames`."""
 
 
 class FieldNames:
@@ -18,8 +18,8 @@ class FieldNames:
         """Keeps the names.
 
         Args:
-            names: names of a chat's fields, or their beginnings. `messages` stands for everything
-                within: the client's part of a message is not traced.
+            names: names of a chat's fields, or their beginnings. `messages` stands for all fields
+                within, because a message is not traced to the client's field.
             tool_places: for each of the chat's tools, its index among the client's tools.
         """
         self._names = names

@@ -50,8 +50,9 @@ def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | 
     """Returns an error that names the wrong entry of a list, or None if the whole field is wrong.
 
     Args:
-        field: its name.
-        error: the errors of all forms that the field may have; the one that got furthest counts.
+        field: the field's name.
+        error: the errors of all forms that the field may have; the error deepest in the body
+            counts.
         message: what an entry must be.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
@@ -63,9 +64,9 @@ def wrong_entry(field: str, error: ValidationError, message: str) -> ApiError | 
 
 
 Off = Annotated[bool, _null_is(False)]
-"""A flag that is false if it is left out or null."""
+"""A boolean field; false if it is left out or null."""
 On = Annotated[bool, _null_is(True)]
-"""A flag that is true if it is left out or null."""
+"""A boolean field; true if it is left out or null."""
 _MODES_AT_VLLM = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 
 
@@ -78,7 +79,7 @@ LogprobsMode = Annotated[
 ]
 """Which logprobs are returned; vLLM's names are accepted too."""
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-# Lists fail at their first wrong entry: two million errors would take half a gigabyte.
+# Lists fail at their first wrong entry, because two million errors would take half a gigabyte.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -105,7 +106,7 @@ _REPLACEMENTS = {
     "guided_grammar": "structured_outputs.grammar",
     "structural_tag": "structured_outputs.structural_tag",
 }
-"""Today's name of an older field."""
+"""The field that replaces an older one."""
 MAX_STOPS = 64
 _STOP_FORM = "must be a string of 1 to 1024 characters"
 _STOP_FORMS = f"must be a string or at most {MAX_STOPS} strings of at most 1024 characters each"
@@ -133,7 +134,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def bounds_of(cls, name: str) -> str:
-        """Returns the bounds of an integer field, as the end of a message; may be empty."""
+        """Returns the bounds of an integer field as the end of a message, empty without bounds."""
         field = cls.model_json_schema()["properties"].get(name, {})
         for form in field.get("anyOf", [field]):
             if form.get("type") == "integer" and "exclusiveMaximum" in form:

@@ -26,7 +26,7 @@ _TYPES: Mapping[str, str] = {
     "model_type": "an object",
     "string_type": "a string",
 }
-"""The required type of a field, by the type of the error."""
+"""The type that a field must have, by pydantic's error type."""
 _BOUNDS: Mapping[str, str] = {
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
@@ -39,7 +39,8 @@ _BOUNDS: Mapping[str, str] = {
     "too_long": "a list of at most {max_length} entries",
     "too_short": "a list of at least {min_length} entries",
 }
-"""The form of a value, with the bounds that pydantic gives beside the type of the error."""
+"""The form that a value must have, by pydantic's error type; bounds come from the error's
+context."""
 _MAX_NAME_CHARS = 100
 _MAX_SEARCHED_BYTES = 1 << 20
 """Longer bodies are not searched for the field with a lone surrogate: that takes too long."""
@@ -67,7 +68,8 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
     """Returns a 400 that names the first field at fault; it does not quote the body."""
     errors = error.errors(include_url=False, include_input=False)
     field = errors[0]["loc"][:1]
-    # The client meant the branch of a union that got furthest.
+    # Of a union's branches, the client most likely meant the one whose error is deepest in the
+    # body.
     depth = max(len(e["loc"]) for e in errors if e["loc"][:1] == field)
     first, *others = (e for e in errors if e["loc"][:1] == field and len(e["loc"]) == depth)
     if first["type"] == "json_invalid":
@@ -89,14 +91,14 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
 
 
 def _form(error: Mapping[str, Any]) -> str:
-    """Returns what the value must be; empty if the error is none of the known types."""
+    """Returns what the value must be; empty for an unknown type of error."""
     if error["type"] in _TYPES:
         return _TYPES[error["type"]]
     return _BOUNDS.get(error["type"], "").format_map(error.get("ctx", {}))
 
 
 def _reason(error: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a value, where that is not a matter of its form."""
+    """Returns the reason for errors that are not about the form of the value."""
     if error["type"] == "missing":
         return "is required"
     if error["type"] == "value_error":
@@ -105,7 +107,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _invalid_json(reason: str, body: bytes) -> ApiError:
-    # jiter names a lone surrogate by what it missed: the second half's escape.
+    # For a lone surrogate, the JSON parser jiter reports that the second half's escape is missing.
     if "hex escape" in reason:
         return _lone_surrogate(body)
     return ApiError(400, f"the body is not valid JSON: {reason}")

@@ -53,7 +53,7 @@ class WireFormat(ABC):
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """Makes a format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices; each prompt has `num_samples` of them."""
         self.options = options
         self._requests = requests
         self._num_samples = num_samples

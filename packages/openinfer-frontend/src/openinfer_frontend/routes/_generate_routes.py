@@ -45,7 +45,7 @@ _MAX_INLINE_SCORES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CheckedRequest:
-    """A request that passed every check that needs no prompt."""
+    """A request that has passed all checks except those of its prompt."""
 
     request: GenerationRequest
     context: RequestContext
@@ -215,7 +215,7 @@ class GenerateRoutes:
             num_scored = _num_scored_prompt_tokens(options, prompts)
             await self._write(exchange, request, generation, wire_format, num_scored)
         if isinstance(request, ChatRequest) and request.offered_tools and generation.is_whole:
-            # A response that was cut off is not counted: its call may have been yet to come.
+            # A response that was cut off is not counted, because a tool call might have followed.
             for parser in parsers:
                 backend.metrics.count_tool_parse(
                     exchange.route_path, is_stream=request.stream, has_call=parser.has_call
@@ -355,7 +355,7 @@ def _engine_requests(checked: _CheckedRequest, prompts: Sequence[Prompt]) -> lis
 
 
 def _check_num_tokens(requests: Sequence[GenerateRequest], checked: _CheckedRequest) -> None:
-    """Refuses prompts that do not fit even an empty queue: a 503 would be retried in vain."""
+    """Refuses prompts that do not fit even an empty queue. Clients would retry a 503 in vain."""
     most = checked.engine.info.limits.max_queued_tokens
     num_tokens = sum(request.num_prompt_tokens for request in requests)
     if len(requests) > 1 and num_tokens > most:

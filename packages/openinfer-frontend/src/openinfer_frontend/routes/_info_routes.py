@@ -35,7 +35,7 @@ class InfoRoutes:
         await exchange.respond_json(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        """Returns OpenAI's model object, with the fields of Anthropic's beside them."""
+        """Returns OpenAI's model object with the fields of Anthropic's added."""
         return {
             "id": name,
             "object": "model",

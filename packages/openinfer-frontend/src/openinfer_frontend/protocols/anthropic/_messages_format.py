@@ -83,8 +83,8 @@ class MessagesFormat(BlockFormat):
             return "stop_sequence"
         calls = [block for block in self.blocks if block.kind == "call"]
         if self.finish_reason == "stop" and calls and all(call.is_whole for call in calls):
-            # A forced call ends a chat completion by `stop`. Anthropic's clients run it only if
-            # told `tool_use`.
+            # A forced call ends a chat completion with `stop`, but Anthropic's clients run a call
+            # only after `tool_use`.
             return "tool_use"
         return _STOP_REASONS[self.finish_reason]
 

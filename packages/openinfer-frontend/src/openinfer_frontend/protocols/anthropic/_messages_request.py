@@ -19,7 +19,8 @@ from openinfer_frontend.protocols._generation_request import (
 from openinfer_frontend.protocols.openai._chat_request import Effort, thinking_kwargs
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""The beginning of a system block that one client puts first and changes with every request."""
+"""The beginning of the billing header, a system block that Claude Code puts first and changes with
+every request."""
 
 _NAMES = {
     "stop": "stop_sequences",

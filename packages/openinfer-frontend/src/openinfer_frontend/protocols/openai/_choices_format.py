@@ -31,7 +31,7 @@ _PLAIN_END = b',"logprobs":null,"finish_reason":null'
 
 @cache
 def _shared(part: bytes) -> bytes:
-    """Returns one object for equal parts: many streams share it in the processor's caches."""
+    """Returns one shared object for equal parts, which stays in the processor's caches."""
     return part
 
 
@@ -89,7 +89,7 @@ class ChoicesFormat(WireFormat):
         )
         self._plain_end = self._close + _PLAIN_END + self._stop_reason(None)
         self._plain_rest = None if options.return_token_ids else _shared(self._plain_end + _END)
-        """Everything after the text, in chunks with nothing but text. None: every chunk has more.
+        """The constant end of chunks that have only text; None if every chunk has further fields.
         """
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> bytes:

@@ -17,7 +17,7 @@ PromptEntry = dict[int, dict[str, object]]
 
 
 class TokenNames:
-    """The spelling of tokens in logprobs, and the ids that are always among them."""
+    """The spelling of tokens in logprobs, and the ids whose logprobs are always returned."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, as_ids: bool, scored_ids: Sequence[int] = ()
@@ -50,8 +50,8 @@ class TokenNames:
     def prompt_offsets(self, prompt_ids: Sequence[int], text: str) -> list[int]:
         """Returns the offset of each prompt token in the prompt's text, in characters.
 
-        Tokens that the tokenizer put around the text have no place in it. If the tokenizer changes
-        the text (Unicode normalisation), offsets refer to the changed text.
+        Tokens that the tokenizer adds around the text, such as BOS, have no text. If the tokenizer
+        changes the text (Unicode normalisation), offsets refer to the changed text.
         """
         num_before = 0
         for token_id in prompt_ids:

@@ -66,7 +66,7 @@ class ResponsesFormat(BlockFormat):
         """Returns `response.failed`."""
         error = error.renamed(self._request.field_names())
         response = self._response("failed", None)
-        # OpenAI's list of codes has no closer one, for example for a deadline.
+        # OpenAI's list of codes has no better one, for example for a deadline.
         response["error"] = {"code": "server_error", "message": error.message}
         for item in response["output"]:
             if item["status"] == "in_progress":
@@ -85,8 +85,8 @@ class ResponsesFormat(BlockFormat):
     def _add_delta(self, delta: Delta) -> bytes:
         is_text = self._open.kind == "text" if self._open is not None else not self.blocks
         if not (is_text or self._blank):
-            # The tokens so far were no text. Only at the start, and in white space, may text still
-            # follow.
+            # The tokens so far are not part of a text, except at the start and in white space,
+            # where a text may still follow.
             self._delta_logprobs.clear()
         if delta.logprobs is not None:
             names = self.options.names

@@ -19,7 +19,7 @@ from openinfer_frontend.protocols._generation_request import (
 from openinfer_frontend.protocols.openai._chat_request import Effort
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that is honoured; the others ask for things that do not exist here."""
+"""The value of `include` that is honoured; the other values ask for unsupported features."""
 
 _NAMES = {
     "messages": "input",
