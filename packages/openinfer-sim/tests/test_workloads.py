@@ -212,6 +212,6 @@ def test_options_reach_the_trace():
         ("mooncake:path=/no/such/file", "/no/such/file"),
     ],
 )
-def test_what_makes_no_sense_is_named(text, named):
+def test_invalid_tools_are_refused_by_field(text, named):
     with pytest.raises(TraceError, match=named):
         parse_trace(text)
