@@ -56,8 +56,8 @@ def test_eight_samples_of_a_cold_prompt_cost_one_prefill(policy, depth, budget, 
     assert num_prefilled == 4096 + 7 * 16
 
 
-def plans_until_started(num_followers):
-    """Returns the plans until a short request starts that is queued after a leader's followers."""
+def loaded_scheduler(num_followers):
+    """Returns a scheduler with a leader, its followers and a short request, in this order."""
     config = SchedulerConfig(
         max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=128, max_chunk_tokens=64
     )
@@ -72,6 +72,12 @@ def plans_until_started(num_followers):
     for number in range(num_followers):
         add(str(number), PROMPT + number.to_bytes(4, "little"))
     add("short", pack_ids([1, 2, 3]))
+    return scheduler
+
+
+def plans_until_started(num_followers):
+    """Returns the plans until the short request of `loaded_scheduler` starts."""
+    scheduler = loaded_scheduler(num_followers)
     for number in range(1, 100):
         plan = scheduler.plan(0.0)
         if "short" in [start.request.request_id for start in plan.starts]:
@@ -87,3 +93,20 @@ def plans_until_started(num_followers):
 def test_a_request_passes_all_followers_of_a_prefix(num_followers):
     """The leader's prompt takes 64 plans, each of which has tokens left for others."""
     assert plans_until_started(num_followers) <= 2 + num_followers * 4096 // 65_536
+
+
+def test_few_followers_are_hashed_in_one_plan():
+    scheduler = loaded_scheduler(100)
+    live = scheduler._state.live.values()
+    num_hashed = 0
+    for _ in range(3):
+        assert scheduler.plan(0.0) is not None
+        before, num_hashed = num_hashed, sum(sequence.keys is not None for sequence in live)
+        assert 16 <= num_hashed - before <= 16 + 2
+        for step in list(scheduler._state.in_flight):
+            result = StepResult(
+                step_id=step.plan.step_id,
+                counts=np.zeros(len(step.plan.rows), np.int32),
+                token_ids=np.zeros(0, np.uint32),
+            )
+            scheduler.apply(result, 0.0)

@@ -10,8 +10,8 @@ _MAX_FOLLOWERS = 1024
 """Upper bound on followers that are passed over in one plan; each costs under 1 us."""
 
 _MAX_HASHED_TOKENS = 65_536
-"""Upper bound on tokens that are hashed in one plan to recognise followers of a leader that is
-known already; hashing 100,000 takes about 1 ms."""
+"""Tokens after which no further sequence is hashed in one plan to recognise followers of a leader
+that is known already; hashing 100,000 takes about 1 ms."""
 
 
 class LeaderCheck:
@@ -32,19 +32,33 @@ class LeaderCheck:
         self._num_lookups = 0
         self._num_followers = 0
         self._num_hashed = 0
+        self._is_hash_budget_spent = False
 
     @property
     def is_exhausted(self) -> bool:
         """Whether this plan's budget is spent."""
-        return self._num_lookups >= _MAX_LOOKUPS or self._num_followers >= _MAX_FOLLOWERS
+        return (
+            self._is_hash_budget_spent
+            or self._num_lookups >= _MAX_LOOKUPS
+            or self._num_followers >= _MAX_FOLLOWERS
+        )
 
     def hit_of(self, sequence: SequenceState) -> int | None:
-        """Returns the leading tokens that a match would hit, or None for a follower."""
+        """Returns the leading tokens that a match would hit.
+
+        Returns:
+            None for a follower, and for a sequence that was not hashed because this plan's budget
+            is spent.
+        """
         cache, probe = self._state.cache, self._state.probe
         can_follow = sequence.max_hit_tokens is None
-        if can_follow and self._keys and self._follows_known_leader(sequence):
-            self._num_followers += 1
-            return None
+        if can_follow and self._keys:
+            self._is_hash_budget_spent = not self._try_hash(sequence)
+            if self._is_hash_budget_spent:
+                return None
+            if self._follows_known_leader(sequence):
+                self._num_followers += 1
+                return None
         num_hit = probe.hit_now(sequence)
         leader_block = cache.leader_block(probe.keys_of(sequence), num_hit) if can_follow else None
         if leader_block is None:
@@ -55,12 +69,17 @@ class LeaderCheck:
         self._num_followers += 1
         return None
 
-    def _follows_known_leader(self, sequence: SequenceState) -> bool:
-        """Returns whether the sequence shares a block that a leader is about to compute."""
+    def _try_hash(self, sequence: SequenceState) -> bool:
+        """Makes the keys of a sequence; returns False if it has none and the budget is spent."""
         if sequence.keys is None:
             if self._num_hashed >= _MAX_HASHED_TOKENS:
                 return False
             self._num_hashed += sequence.num_known_tokens
+            self._state.probe.keys_of(sequence)
+        return True
+
+    def _follows_known_leader(self, sequence: SequenceState) -> bool:
+        """Returns whether the sequence shares a block that a leader is about to compute."""
         keys = self._state.probe.keys_of(sequence)
         return any(
             keys.num_tokens > (block + 1) * keys.tokens_per_block and keys.at(block) in known
