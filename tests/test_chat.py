@@ -142,7 +142,7 @@ def test_ctrl_c_at_the_prompt_and_in_the_question_does_not_end_it(scripted, term
     shown.line("6 * 7?")
     shown.expect("run it? [y/N/always] ")
     shown.interrupt()
-    shown.expect("not run: it was not allowed")
+    shown.expect("not run: the user did not allow it")
     shown.line("Well?")
     shown.expect("Then not.")
     assert shown.end() == 0
@@ -222,7 +222,7 @@ def test_piped_talks_print_answers_and_nothing_else(scripted, run_openinfer):
     assert "\x1b" not in stderr
     status, stdout, stderr = run_openinfer(*arguments, stdin="6 * 7?\n")
     assert (status, stdout) == (1, "")
-    assert "openinfer: the model calls python; not run: nobody can be asked" in stderr
+    assert "openinfer: the model calls python; not run: there is no terminal" in stderr
     assert "--run-tools runs calls unasked" in stderr
     assert "42" not in stderr
 

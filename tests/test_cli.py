@@ -55,7 +55,7 @@ def test_chat_in_process_answers_like_the_server(tiny_server, run_openinfer):
 def test_nobody_at_the_url_is_one_sentence(run_openinfer):
     status, _, stderr = run_openinfer("chat", "--url", "http://127.0.0.1:9")
     assert status == 1
-    assert "nobody answers" in stderr
+    assert "cannot connect" in stderr
     assert "Traceback" not in stderr
 
 

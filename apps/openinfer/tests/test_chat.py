@@ -199,7 +199,12 @@ def test_commands(talk):
     ]
     _, out, err = talk(model, *lines, "/quit", "never", is_typed=False)
     assert out == "a\nb\nc\n"
-    for words in ("/clear", "a new talk", "system message: Be brief.", "/nonsense is no command"):
+    for words in (
+        "/clear",
+        "new conversation",
+        "system message: Be brief.",
+        "/nonsense is not a command",
+    ):
         assert words in err
     system = {"role": "system", "content": "Be brief."}
     assert [messages for messages, _ in model.asked] == [
@@ -214,7 +219,7 @@ def test_tools_can_be_listed_and_changed(talk):
     lines = ["/tools", "one", "/tools shell", "/tools nope", "two", "/tools none"]
     _, _, err = talk(model, *lines, tools="python")
     assert model.tools == [["python"], ["shell"]]
-    assert "tools: python (there are: python, shell)" in err
+    assert "tools: python (available: python, shell)" in err
     assert "no tool 'nope'" in err
     assert "tools: none" in err
 
@@ -270,7 +275,7 @@ def test_anything_but_yes_is_no_and_the_talk_goes_on(talk, answer):
     talk(model, "6 * 7?", answer, "Never mind.", is_typed=True, tools="python")
     if not isinstance(answer, EOFError):
         tool, user = model.asked[1][0][2:]
-        assert tool["content"] == "not run: it was not allowed"
+        assert tool["content"] == "not run: the user did not allow it"
         assert user == _user("Never mind.")
 
 
@@ -298,7 +303,7 @@ def test_who_does_not_see_the_call_is_not_asked(talk):
     model = _Model(CODE, ["Fine."])
     _, out, err = talk(model, "6 * 7?", "And?", is_typed=True, is_seen=False, tools="python")
     assert "run it?" not in out + err
-    assert "where standard input or error is no terminal" in err
+    assert "no terminal on which to ask" in err
     assert model.asked[1][0][2]["content"].startswith("not run")
 
 
@@ -318,7 +323,7 @@ def test_calls_that_cannot_be_run_are_told_to_the_model(talk):
     talk(model, "x", tools="python,shell", run_tools=True)
     results = [message["content"] for message in model.asked[1][0][2:]]
     assert results == [
-        "error: there is no tool 'browser'; there are: python, shell",
+        "error: there is no tool 'browser'; available: python, shell",
         'error: the arguments must be a JSON object with the string "code"',
     ]
 
@@ -395,7 +400,7 @@ def test_ctrl_c_while_a_call_runs_answers_all_calls(talk, monkeypatch):
     results = model.asked[1][0][2:4]
     assert [message["tool_call_id"] for message in results] == ["call_0", "call_1"]
     assert [message["content"] for message in results] == [
-        "error: the user stopped it; it may have done a part of its work",
+        "error: the user stopped it; it may have done part of its work",
         "not run: the user interrupted it",
     ]
 
@@ -409,8 +414,8 @@ def test_a_call_that_the_model_breaks_off_is_said(talk):
 def test_a_full_talk_says_how_to_go_on(talk):
     model = _Model(["cut", Ended("length")], [RemoteServerError("too long")])
     _, _, err = talk(model, "hi", "more", is_typed=True)
-    assert "[cut off: no tokens left; /clear begins a new talk]" in err
-    assert "too long\n[the talk so far is kept; /clear begins a new one]" in err
+    assert "[cut off: no tokens left; /clear begins a new conversation]" in err
+    assert "too long\n[the conversation so far is kept; /clear begins a new one]" in err
     _, _, err = talk(_Model(["cut", Ended("length")]), "hi", is_typed=True, max_tokens=3)
     assert "[cut off: no tokens left]" in err
 

@@ -25,7 +25,7 @@ def _shell(command):
 def test_tools_are_named_with_commas():
     assert [tool.name for tool in parse_tools("shell, python,shell")] == ["shell", "python"]
     assert parse_tools("") == parse_tools("none") == ()
-    with pytest.raises(UsageError, match="no tool 'browser'; there are: python, shell"):
+    with pytest.raises(UsageError, match="no tool 'browser'; available: python, shell"):
         parse_tools("python,browser")
 
 

@@ -40,12 +40,20 @@ def test_the_positional_argument_is_never_an_options_value(parse, arguments, pos
     assert (namespace.positional, left) == (positional, extra)
 
 
-@pytest.mark.parametrize("arguments", [("doctor", "a", "b"), ("doctor", "--port", "1"), ()])
+@pytest.mark.parametrize("arguments", [("doctor", "a", "b"), ("doctor", "--port", "1")])
 def test_usage_errors_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
     assert "usage: openinfer" in capsys.readouterr().err
+
+
+def test_without_a_command_it_shows_help(capsys):
+    assert main(()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for word in ("usage: openinfer", "serve", "chat", "complete", "warmup", "doctor"):
+        assert word in shown.err
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "complete", "warmup", "doctor"])

@@ -57,9 +57,9 @@ def test_nothing_given_is_nothing_set(read, text):
         ("device: tpu\n", "device must be one of"),
         ("enable-prefix-caching: 3\n", "enable-prefix-caching must be true or false"),
         ("model: {a: b}\n", "model must be one value"),
-        ("port: 1\nhost: a\nport: 2\n", r"yaml: port is there again in line 3; keep one"),
-        ("num-experts: 1\nnum-experts: 1\n", "num-experts is there again in line 2"),
-        ("kv-events-config:\n  topic: a\n  topic: b\n", "topic is there again in line 3"),
+        ("port: 1\nhost: a\nport: 2\n", r"yaml: port is repeated in line 3"),
+        ("num-experts: 1\nnum-experts: 1\n", "num-experts is repeated in line 2"),
+        ("kv-events-config:\n  topic: a\n  topic: b\n", "topic is repeated in line 3"),
         ("page-size: 16\nblock_size: 16\n", "page-size and block_size are the same option"),
         (
             "enable-prefix-caching: true\nno-enable-prefix-caching: true\n",

@@ -181,7 +181,7 @@ def test_calls_that_were_cut_off_have_no_end(server):
     [3, {"delta": 3}, {"delta": {"tool_calls": 3}}, {"delta": {"tool_calls": [{"index": 0}]}}],
 )
 def test_a_choice_that_is_not_understood_is_a_sentence(server, choice):
-    with pytest.raises(RemoteServerError, match="not understood"):
+    with pytest.raises(RemoteServerError, match="cannot be read"):
         _chat(server, [choice])
 
 
@@ -210,7 +210,7 @@ def test_an_error_in_the_stream_is_raised_after_what_came_before(server, error, 
 
 @pytest.mark.parametrize("payload", [b"data: {\n\n", b"data: [1]\n\n", b'data: {"choices": 3}\n\n'])
 def test_an_event_that_is_not_understood_is_a_sentence(server, payload):
-    with pytest.raises(RemoteServerError, match="not understood"):
+    with pytest.raises(RemoteServerError, match="cannot be read"):
         _complete(server, [payload])
 
 
@@ -230,7 +230,7 @@ def test_other_statuses_carry_the_servers_words(server, status, content, words):
 
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_an_answer_without_its_end_is_a_sentence(server, is_cut):
-    with pytest.raises(RemoteServerError, match="ended its answer too early"):
+    with pytest.raises(RemoteServerError, match="too early"):
         _complete(server, _texts("a"), is_cut=is_cut)
 
 
@@ -272,7 +272,7 @@ def test_leaving_a_stream_hangs_up(server):
     "url", ["ftp://x", "http://", "http://x:port", "http://[::1", "", "x:99999"]
 )
 def test_what_is_no_url_is_a_sentence(url):
-    with pytest.raises(RemoteServerError, match="give something like"):
+    with pytest.raises(RemoteServerError, match="give a URL"):
         RemoteModel(url)
 
 
@@ -280,7 +280,7 @@ def test_nobody_there_is_a_sentence():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        with pytest.raises(RemoteServerError, match="nobody answers"):
+        with pytest.raises(RemoteServerError, match="cannot connect"):
             RemoteModel(url)
 
 

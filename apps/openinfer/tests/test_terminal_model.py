@@ -9,8 +9,11 @@ from openinfer.terminal._open_model import open_model, sampling_options
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ("--qqq", "--qqq is no flag of this command, and a model line's own have no effect"),
-        ("--tempreature", "--tempreature is no flag of this command; did you mean --temperature"),
+        ("--qqq", "--qqq is not a flag of this command; flags of model lines have no effect"),
+        (
+            "--tempreature",
+            "--tempreature is not a flag of this command; did you mean --temperature",
+        ),
         ("--port=1", "--port has no effect with --url"),
         ("more", "unexpected argument 'more'"),
     ],

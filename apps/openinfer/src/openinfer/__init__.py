@@ -32,8 +32,8 @@ __all__ = [
     "GenerationFailed",
 ]
 
-# Imported when first asked for: the command, which is a part of this package too, answers Ctrl-C
-# from its first moment, and `serve` starts the engine's process before it imports anything more.
+# Imported at first use: the command handles Ctrl-C before it imports anything, and `serve` starts
+# the engine process before it imports the rest.
 _HOMES = {
     "LLM": "llm._llm",
     "SamplingParams": "llm._sampling_params",

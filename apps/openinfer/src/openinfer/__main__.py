@@ -6,7 +6,7 @@ from openinfer._interrupts import end_quietly, forget_interrupts, leave_on_inter
 
 
 def main() -> int:
-    """Runs the command line; its exit status."""
+    """Runs the command line and returns its exit status."""
     leave_on_interrupt()
     from openinfer.commands._cli import main as run
 
@@ -14,7 +14,7 @@ def main() -> int:
         return run()
     finally:
         end_quietly()
-        # What is left is the interpreter's own end, which does not like to be interrupted either.
+        # Python's own shutdown must not be interrupted either.
         leave_on_interrupt()
         forget_interrupts()
 

@@ -1,4 +1,4 @@
-"""Engines beside the model lines: `serve --engine NAME`, entry point group `openinfer.engines`."""
+"""Engines that serve instead of a model line: `--engine NAME`, group `openinfer.engines`."""
 
 from typing import Protocol, cast
 
@@ -10,16 +10,16 @@ from openinfer_engine import LaunchSpec, ServePlan
 
 
 class ServedEngine(Protocol):
-    """What serves a checkpoint in place of a model line, in an engine process of its own."""
+    """An engine that serves a checkpoint instead of a model line, in its own engine process."""
 
     name: str
     options: type[msgspec.Struct]
-    """A frozen struct with a default for every field: the options this engine owns."""
+    """The engine's own options: a frozen struct with a default for every field."""
     factory: str
     """`module:function` of an `openinfer_engine.ExecutorFactory`."""
 
     def plan(self, spec: LaunchSpec, /) -> ServePlan:
-        """Decides what follows from the options alone.
+        """Returns the plan that follows from the options alone.
 
         Raises:
             OptionRejected: an option is set that this engine does not honour.
@@ -32,16 +32,16 @@ ENGINES: PluginGroup[ServedEngine] = PluginGroup(
 
 
 def load_engine(name: str) -> ServedEngine:
-    """The installed engine of that name.
+    """Returns the installed engine of that name.
 
     Raises:
-        UsageError: there is none; names the installed ones.
+        UsageError: it is not installed; names the installed ones.
         PluginError: it does not load.
     """
     try:
         return ENGINES.load(name)
     except KeyError:
-        pass  # the sentence below says so
+        pass  # reported below
     known = ", ".join(ENGINES.names())
     found = f"installed are: {known}" if known else "none is: pip install openinfer-sim brings sim"
     raise UsageError(f"--engine {name} is not installed; {found}")

@@ -1,9 +1,9 @@
-"""Ctrl-C while nothing is open yet: the process ends at once, without a word, with status 130.
+"""Ctrl-C at the beginning and at the end of a process.
 
-Raised in the middle of an import, KeyboardInterrupt may be printed, swallowed or crash an
-extension module. So the command begins with a handler that leaves, and whatever has something to
-close or to stop asks for the exception by `raise_interrupts`. At the other end of a server's life
-the rest of the signal that ended it is nothing: `end_quietly`.
+Until a command has something to close, Ctrl-C ends the process at once with status 130: in the
+middle of an import, KeyboardInterrupt could be printed, be swallowed, or crash an extension module.
+A command calls `raise_interrupts` before it opens anything. At its end, a server ignores repeated
+signals (`end_quietly`).
 """
 
 import os
@@ -14,21 +14,22 @@ STATUS = 130
 
 
 def leave_on_interrupt() -> None:
-    """Ctrl-C ends the process at once. Not where somebody else decides, or it is ignored."""
+    """Makes Ctrl-C end the process at once, unless another handler is set or it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
 
 def raise_interrupts() -> None:
-    """Ctrl-C raises KeyboardInterrupt, as Python is used to; undoes `leave_on_interrupt`."""
+    """Makes Ctrl-C raise KeyboardInterrupt again, after `leave_on_interrupt`."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_quietly() -> None:
-    """What a server has acted on already no longer ends the process, nor changes its status.
+    """Ignores further SIGINT and SIGTERM if the process handles them, as a server does.
 
-    To be called when all is closed: the interpreter's own end takes every other handler away.
+    Call it after everything is closed. A signal that arrives twice would otherwise change the exit
+    status, because Python removes its handlers before it ends.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
@@ -37,11 +38,10 @@ def end_quietly() -> None:
 
 
 def forget_interrupts() -> None:
-    """A Ctrl-C that was acted on leaves the process the status that it ends with.
+    """Lets the process end with its own status after a Ctrl-C that was handled.
 
-    Raised inside of text that is executed, as dataclasses do while they are imported, it marks the
-    interpreter, which then ends by SIGINT whatever its status should be; the next text takes the
-    mark away.
+    If KeyboardInterrupt is raised inside `exec`, which dataclasses use on import, CPython remembers
+    it and later ends by SIGINT. Another `exec` clears that mark.
     """
     exec("")
 

@@ -1,11 +1,11 @@
-"""How the server's own processes write their log: to standard error, with the time of day."""
+"""The log of the server's processes: on standard error, with the time of day."""
 
 import logging
 import sys
 
 
 def start_logging(level: str = "info") -> None:
-    """Writes what has at least this level; `level` is one of --log-level's."""
+    """Starts logging; `level` is a value of --log-level."""
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,

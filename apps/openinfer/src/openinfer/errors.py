@@ -1,19 +1,19 @@
-"""Errors of the application: each message is one sentence that says what to do.
+"""Errors of the application. Each message is one sentence that says what to do.
 
 OpenInferError
 └── AppError
     ├── UsageError         a flag or a config key that cannot be honoured
-    ├── ModelNotFound      no folder, no installed checkpoint, nothing on the hub
-    ├── RemoteServerError  the server given by --url did not answer as expected
+    ├── ModelNotFound      no such folder, installed checkpoint or hub repository
+    ├── RemoteServerError  the server of --url did not respond as expected
     ├── RequestRejected    a prompt or a parameter that the engine cannot honour
-    └── GenerationFailed   the engine could not go on
+    └── GenerationFailed   the engine failed
 """
 
 from openinfer_contract import OpenInferError
 
 
 class AppError(OpenInferError):
-    """Root of the application's own errors."""
+    """Base class of the application's errors."""
 
 
 class UsageError(AppError):
@@ -21,10 +21,10 @@ class UsageError(AppError):
 
 
 class ModelNotFound(AppError):
-    """The model is nowhere to be found.
+    """No such model exists.
 
     Attributes:
-        name: what the user asked for.
+        name: the name that the user gave.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -33,14 +33,14 @@ class ModelNotFound(AppError):
 
 
 class RemoteServerError(AppError):
-    """The server given by --url did not answer as expected."""
+    """The server of --url did not respond as expected."""
 
 
 class RequestRejected(AppError):
     """A prompt or a parameter that the engine cannot honour.
 
     Attributes:
-        field: the request's field at fault, dotted.
+        field: the field at fault, by its name in `SamplingParams` or in the messages.
     """
 
     def __init__(self, message: str, field: str) -> None:
@@ -49,4 +49,4 @@ class RequestRejected(AppError):
 
 
 class GenerationFailed(AppError):
-    """The engine could not go on."""
+    """The engine failed while it worked on a request."""

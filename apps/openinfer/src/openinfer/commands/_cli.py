@@ -1,4 +1,4 @@
-"""The `openinfer` command: serve, chat, complete, warmup, doctor, and what packages add."""
+"""The `openinfer` command: serve, chat, complete, warmup, doctor, and commands of packages."""
 
 import argparse
 import os
@@ -17,19 +17,23 @@ _OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor", "warmup"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit status: 0; 1 and one sentence on stderr if it failed; 2 for usage.
+    """Runs one command and returns its exit status.
 
-    As of shells' commands: 130 after Ctrl-C, 141 when nobody reads the output any more.
+    0: success. 1: failure, with one sentence on standard error. 2: wrong arguments, or none; it
+    prints the usage. As in shells, 130: Ctrl-C, and 141: the reader of the output has gone.
     """
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         is_ours = bool(given) and given[0] in _OUR_COMMANDS
         parser = _parser(with_others=not is_ours, wanted=given[0] if given else None)
+        if not given:
+            parser.print_help(sys.stderr)
+            return 2
         namespace, extra = _parse(parser, given)
         if extra and not getattr(namespace, "takes_extra", False):
             parser.error(str(unknown_own_flag(extra[0], _flags_of(parser, namespace.command))))
         if not is_ours:
-            raise_interrupts()  # ours do so themselves, once they have something to close
+            raise_interrupts()  # our commands do so once they have something to close
         return int(namespace.run(namespace, extra))
     except OpenInferError as error:
         print(f"openinfer: {error}", file=sys.stderr)
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return STATUS
     except BrokenPipeError:
-        # Whoever read our output has enough; as the interpreter ends it would be flushed again.
+        # Python flushes standard output once more at its end, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -45,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(
     parser: argparse.ArgumentParser, arguments: list[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Parses what the table knows; the rest is left for the model's own line.
+    """Parses the flags of `FLAGS`; returns other arguments for the model line.
 
-    The positional argument comes first, or alone among what is left: anywhere else it could be
-    the value of a flag that only the line knows. Commands of other packages have their own.
+    The positional argument comes first, or it is the only other argument. Anywhere else it could
+    be the value of a flag that only the model line knows.
     """
     is_ours = bool(arguments) and arguments[0] in _OUR_COMMANDS
     has_positional = is_ours and len(arguments) > 1 and not arguments[1].startswith("-")
@@ -61,17 +65,17 @@ def _parse(
 
 
 def _flags_of(parser: argparse.ArgumentParser, command: str) -> list[str]:
-    """Every spelling of every flag of a command."""
+    """Returns every spelling of every flag of a command."""
     (commands,) = (action.choices for action in parser._actions if action.dest == "command")
     assert isinstance(commands, dict)
     return [name for action in commands[command]._actions for name in action.option_strings]
 
 
 def _parser(*, with_others: bool = True, wanted: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all commands; those of other packages are imported for it.
+    """Returns the parser of all commands; it imports the commands of other packages.
 
     Raises:
-        PluginError: the wanted command is another package's and does not load.
+        PluginError: the wanted command belongs to another package and does not load.
     """
     parser = argparse.ArgumentParser(
         prog="openinfer", description="An LLM inference engine made of packages."
@@ -92,13 +96,17 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "serve",
         help="serve a model over OpenAI-compatible HTTP",
-        description="Serves a model over OpenAI-compatible HTTP. Without MODEL: the built-in one.",
+        description=(
+            "Serves a model over OpenAI-compatible HTTP. Without MODEL: the built-in model."
+        ),
         usage="openinfer serve [MODEL] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
-        epilog="A model's own line may take further flags: docs/guides/flags.md lists them.",
+        epilog="Model lines may have further flags; docs/guides/flags.md lists them.",
     )
-    parser.add_argument("--config", help="YAML file of flags; the command line wins over it")
+    parser.add_argument(
+        "--config", help="YAML file of flags; flags of the command line are preferred"
+    )
     add_flags(parser, ("model", "server", "engine", "text", "http"))
     parser.set_defaults(run=_serve, takes_extra=True)
 
@@ -107,8 +115,8 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = commands.add_parser(
         "chat",
         help="talk to a model in the terminal",
-        description="Talks to a server (--url), or to a model loaded into this process.",
-        epilog='A line is a turn; """ begins and ends a text of several lines. /help: commands.',
+        description="Talks to a model on a server (--url) or in this process.",
+        epilog='Each line is a turn; """ begins and ends a text of several lines. Try /help.',
         usage="openinfer chat [MODEL] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
@@ -118,12 +126,12 @@ def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument(
         "--tools",
         default="",
-        help="tools that the model may call: python,shell; each call is shown",
+        help="tools that the model may call: python,shell; every call is shown",
     )
     parser.add_argument(
         "--run-tools",
         action="store_true",
-        help="run calls without asking; there is no sandbox",
+        help="run calls without asking first; there is no sandbox",
     )
     add_flags(parser, ("text",), only=("chat_template", "tool_call_parser", "reasoning_parser"))
     parser.set_defaults(run=_chat, takes_extra=True)
@@ -133,7 +141,9 @@ def _add_complete(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "complete",
         help="continue a text",
-        description="Continues PROMPT (or standard input) by a server or a model loaded here.",
+        description=(
+            "Continues PROMPT, or standard input, by a model on a server (--url) or loaded here."
+        ),
         usage="openinfer complete [PROMPT] [flags]",
         allow_abbrev=False,
         formatter_class=FlagFormatter,
@@ -143,11 +153,18 @@ def _add_complete(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _add_client_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="server to talk to, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", help="key of that server; OPENINFER_API_KEY if left out")
-    parser.add_argument("--max-tokens", type=int, default=None, help="output tokens at most")
-    parser.add_argument("--temperature", type=float, default=None, help="0 is deterministic")
-    parser.add_argument("--top-p", type=float, default=None, help="nucleus to sample from")
+    parser.add_argument("--url", help="server of the model, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", help="key for that server (default: OPENINFER_API_KEY)")
+    parser.add_argument("--max-tokens", type=int, default=None, help="upper bound of output tokens")
+    parser.add_argument(
+        "--temperature", type=float, default=None, help="0 always takes the most likely token"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=None,
+        help="sample from the smallest set of tokens with this probability",
+    )
     add_flags(parser, ("model",), only=("model", "revision", "download_dir", "model_line"))
     add_flags(parser, ("engine",))
 
@@ -155,10 +172,10 @@ def _add_client_flags(parser: argparse.ArgumentParser) -> None:
 def _add_warmup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "warmup",
-        help="compile what a model needs on this machine",
+        help="compile the kernels of a model on this machine",
         description=(
-            "Compiles the kernels that the server of a model needs on this machine, and ends. "
-            "Flags are those of the server: kernels depend on them."
+            "Compiles the kernels that a server of the model needs on this machine, and ends. "
+            "Give it the server's flags: kernels depend on them."
         ),
         usage="openinfer warmup [MODEL] [flags]",
         allow_abbrev=False,
@@ -172,14 +189,14 @@ def _add_warmup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what this machine has, and what would be used",
-        description="Lists the machine, the installed parts, and which kernels would be used.",
+        help="show the machine, the installed parts and the kernels in use",
+        description="Shows the machine, the installed parts, and the kernels of a server.",
         usage="openinfer doctor [MODEL]",
     )
     parser.set_defaults(run=_doctor, takes_extra=False)
 
 
-# The commands are imported when they run: `openinfer --help` loads none of them.
+# Commands are imported when they run, so that `openinfer --help` is quick.
 
 
 def _serve(namespace: argparse.Namespace, extra: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`openinfer doctor`: the machine, the installed parts, and what would be used and why."""
+"""`openinfer doctor`: the machine, the installed parts, and the kernels in use with reasons."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ _GROUPS: tuple[tuple[str, PluginGroup[Any]], ...] = (
 
 
 def doctor(model: str | None) -> int:
-    """Prints the report; 1 if something would keep the model from being served."""
+    """Prints the report; returns 1 if the model cannot be served."""
     _section("machine", _machine())
     _section("installed", _installed())
     is_served, lines = _model(model)
@@ -49,12 +49,12 @@ def _machine() -> Iterable[str]:
     yield f"torch {torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
     if not _has_bytecode(torch):
         yield (
-            "torch has no bytecode on disk, so every start compiles it anew, for seconds: unset "
+            "torch has no bytecode on disk, so every start compiles it again, for seconds: unset "
             "PYTHONDONTWRITEBYTECODE, or once: "
             f"python -m compileall -q {Path(torch.__file__).parent}"
         )
     if not torch.cuda.is_available():
-        yield "no CUDA device can be used"
+        yield "no usable CUDA device"
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         memory = device.total_memory / 2**30
@@ -62,7 +62,7 @@ def _machine() -> Iterable[str]:
 
 
 def _has_bytecode(module: ModuleType) -> bool:
-    """Whether the next process finds a module compiled."""
+    """Returns whether the module's bytecode is on disk."""
     spec = module.__spec__
     return spec is not None and spec.cached is not None and Path(spec.cached).exists()
 

@@ -1,4 +1,4 @@
-"""Commands that installed packages bring: entry point group `openinfer.commands`."""
+"""Commands of installed packages: the entry point group `openinfer.commands`."""
 
 import argparse
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 from openinfer_contract import PluginGroup
 
 AddCommand = Callable[[Any], None]
-"""Adds a parser to what `argparse.ArgumentParser.add_subparsers` returns."""
+"""Adds a parser to the result of `argparse.ArgumentParser.add_subparsers`."""
 
 
 def _tried(loaded: AddCommand) -> AddCommand:
-    """Adds it to a parser that is thrown away, so that one that fails leaves nothing behind."""
+    """Tries the function on a scratch parser: a broken one must not leave half a command."""
     loaded(argparse.ArgumentParser().add_subparsers())
     return loaded
 
@@ -23,12 +23,12 @@ def add_commands(commands: Any, wanted: str | None) -> None:
     """Adds installed commands to the application's.
 
     Args:
-        commands: what `argparse.ArgumentParser.add_subparsers` returned.
-        wanted: the command that was given. If a package brings one of that name, it is added
-            alone; otherwise all that load.
+        commands: the result of `argparse.ArgumentParser.add_subparsers`.
+        wanted: the command on the command line. If a package brings it, only that command is
+            added, otherwise every command that loads.
 
     Raises:
-        PluginError: the command that was given does not load.
+        PluginError: the wanted command does not load.
     """
     if wanted is not None and wanted in COMMANDS.names():
         COMMANDS.load(wanted)(commands)

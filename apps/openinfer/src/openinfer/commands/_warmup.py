@@ -1,4 +1,4 @@
-"""`openinfer warmup`: what the first start of a model compiles, before there is a server."""
+"""`openinfer warmup`: compiles the kernels of a model before its first server starts."""
 
 import argparse
 import time
@@ -11,9 +11,9 @@ from openinfer_engine import launch_line
 
 
 def warmup(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Starts a model as its server would, steps through all it prepares, and ends.
+    """Starts a model as a server would, prepares all its steps, and ends.
 
-    The log says what is compiled; what is printed is where it lies and how long it took.
+    It logs what is compiled, and prints the folder of the kernels and the time that it took.
 
     Raises:
         OpenInferError: the model does not start.

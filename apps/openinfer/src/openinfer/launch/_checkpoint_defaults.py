@@ -1,4 +1,4 @@
-"""The checkpoint's recommendations, as far as the engine can follow them."""
+"""The checkpoint's sampling defaults, as far as the engine supports them."""
 
 import logging
 
@@ -9,19 +9,19 @@ _logger = logging.getLogger("openinfer")
 
 
 def keep_honoured_defaults(text: TextModel, info: EngineInfo) -> GenerationDefaults:
-    """Takes from a text model the sampling defaults that its engine would refuse, with a warning.
+    """Removes the sampling defaults that the engine would refuse, and logs a warning.
 
-    What a client asks for is honoured or refused; what nobody asked for must refuse nobody.
+    A client that does not ask for such a control must not be refused because of it.
 
     Returns:
-        The defaults that are left, which now are the text model's own.
+        The remaining defaults, which are now the text model's.
     """
     text.generation, dropped = text.generation.honoured_by(info)
     if dropped:
         named = ", ".join(f"{field} {value}" for field, value in dropped.items())
         _logger.warning(
             "generation_config.json recommends %s, which this engine cannot honour: "
-            "requests that do not ask for it go without",
+            "they are not applied",
             named,
         )
     return text.generation

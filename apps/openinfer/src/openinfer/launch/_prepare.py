@@ -1,4 +1,4 @@
-"""From what a user asks for to a launch spec: resolve, detect the line, consume or reject."""
+"""From a model and options to a launch spec: resolves the model, finds its line, checks options."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from openinfer_engine import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A model that can be launched: nothing is loaded yet."""
+    """A model that is ready to be launched; nothing is loaded yet."""
 
     model: ResolvedModel
     line: ModelLine | ServedEngine
     spec: LaunchSpec
     plan: ServePlan
     factory: str
-    """`module:function` of what makes the executor in the engine process."""
+    """`module:function` that makes the executor in the engine process."""
 
 
 def prepare(
@@ -45,10 +45,10 @@ def prepare(
 
     Args:
         model: folder, installed name or hub id; None for the built-in model.
-        values: options by `FLAGS` destination; those of other scopes are passed over.
-        line_values: options that the table does not know, by name: the model line's own.
-        line_where: where they are from, for messages: the file; empty for keyword arguments.
-        line_arguments: the same, as command-line arguments.
+        values: values of flags by `Flag.dest`; those of other scopes are ignored.
+        line_values: further options by name: the model line's.
+        line_where: beginning of messages about them: the file; empty for keyword arguments.
+        line_arguments: further command-line arguments: the model line's.
 
     Raises:
         OpenInferError: a sentence that says what to do.
@@ -60,7 +60,7 @@ def prepare(
     own = check_line_options(line_values or {}, line.options, line.name, line_where)
     own |= parse_line_options(line_arguments, line.options, line.name)
     engine = engine_options(values)
-    check_options(engine)  # refused before a process is started for it
+    check_options(engine)  # before a process is started for them
     spec = LaunchSpec(
         model_path=str(resolved.path),
         model_line=line.name,
@@ -73,7 +73,7 @@ def prepare(
 def _find_line(
     resolved: ResolvedModel, values: Mapping[str, Any]
 ) -> tuple[ModelLine | ServedEngine, str]:
-    """What serves the model, and its executor's factory."""
+    """Returns the model line or engine that serves the model, and its executor factory."""
     if "engine" not in values:
         line = detect_line(read_config(resolved.path), name=values.get("model_line"))
         return line, LINE_FACTORY

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder on this machine."""
+"""From the name of a model to a folder on this machine."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A checkpoint folder and the name it is served under unless told otherwise."""
+    """A checkpoint folder and its default model name in the API."""
 
     path: Path
     name: str
@@ -23,7 +23,7 @@ class ResolvedModel:
 CHECKPOINTS: PluginGroup[Path] = PluginGroup(
     "openinfer.checkpoints", "checkpoint", lambda loaded: Path(loaded.path())
 )
-"""Checkpoints that installed packages bring, by name."""
+"""Checkpoints of installed packages, by name."""
 
 
 def resolve_model(
@@ -40,9 +40,9 @@ def resolve_model(
         download_dir: hub cache to look in and download to.
 
     Raises:
-        ModelNotFound: with everything that was tried.
+        ModelNotFound: the message lists what was tried.
         PluginError: the installed checkpoint of that name does not load.
-        UsageError: an option of the hub is given, and the model is none of the hub's.
+        UsageError: an option of the hub is given, and the model is not on the hub.
     """
     name = DEFAULT_MODEL if name is None else os.fspath(name)
     if not name:
@@ -59,8 +59,8 @@ def resolve_model(
 
 
 def _local_model(name: str) -> ResolvedModel | None:
-    """A folder or an installed checkpoint; None for what can be a hub id alone."""
-    # These two report what pathlib would raise (no such user, no access, a name too long) as no.
+    """Returns a folder or an installed checkpoint; None if the name can only be a hub id."""
+    # os.path returns False where pathlib raises: no such user, no access, a name too long.
     folder = os.path.expanduser(name)
     if os.path.isdir(folder):
         if not os.path.isfile(os.path.join(folder, "config.json")):
@@ -121,7 +121,7 @@ def _from_hub(name: str, revision: str | None, download_dir: str | None) -> Path
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether an earlier download got to its end: every file of the weights is there."""
+    """Returns whether an earlier download was completed: every file of the weights exists."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"

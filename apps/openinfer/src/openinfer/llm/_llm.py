@@ -48,9 +48,9 @@ class LLM:
 
     Args:
         model: folder, installed checkpoint name or hub id; None for the built-in model.
-        options: the engine's flags of `openinfer serve`, in any spelling, with underscores:
-            `max_model_len="32k"`, `kv_cache_memory_bytes="4G"`, `tp=1`, ...; None is as if it were
-            left out, and what nobody consumes is an error.
+        options: flags of `openinfer serve` about the model, the engine and the text, in any
+            spelling, with underscores: `max_model_len="32k"`, `kv_cache_memory_bytes="4G"`, `tp=1`.
+            None is as if left out. An unknown option is an error.
 
     Raises:
         OpenInferError: a sentence that says what to do.
@@ -100,16 +100,16 @@ class LLM:
         *,
         has_progress_bar: bool = True,
     ) -> list[Completion]:
-        """Continues prompts, as texts or token ids; prompt by prompt, sample by sample.
+        """Continues prompts; returns the completions prompt by prompt, sample by sample.
 
         Args:
-            prompts: one or several.
-            params: how to generate, for all of them, or a list with one for each prompt.
-            has_progress_bar: whether progress shows on stderr.
+            prompts: one or several texts or lists of token ids.
+            params: parameters for all prompts, or a list with one entry for each prompt.
+            has_progress_bar: whether progress is shown on standard error.
 
         Raises:
             RequestRejected: a prompt or parameter cannot be honoured; nothing ran.
-            GenerationFailed: the engine could not go on.
+            GenerationFailed: the engine failed.
         """
         batch = prompts_of(prompts)
         asked = params_of(params, len(batch), SamplingParams())
@@ -128,22 +128,22 @@ class LLM:
         has_progress_bar: bool = True,
         **template_options: Any,
     ) -> list[Completion]:
-        """Answers conversations, each a list of messages with `role` and `content`.
+        """Responds to conversations, each a list of messages with `role` and `content`.
 
-        Every completion has a `message`, the answer in OpenAI's form, to be appended to its
-        conversation; `finish_reason` is `tool_calls` when it ends in calls.
+        Every completion has a `message` in OpenAI's form, to be appended to its conversation. Its
+        `finish_reason` is `tool_calls` if it ends with calls.
 
         Args:
             conversations: one or several.
-            params: how to generate, for all of them or one by one; without them, up to the end of
-                the answer.
-            tools: OpenAI's tool definitions, which the model may call. None of them is run here.
-            has_progress_bar: whether progress shows on stderr.
-            template_options: as `TextModel.encode_chat`: `chat_template_kwargs`, ...
+            params: as `generate`; None has no limit on output tokens except the context.
+            tools: OpenAI's tool definitions. The model may call them; nothing runs them here.
+            template_options: further arguments of `TextModel.encode_chat`, such as
+                `chat_template_kwargs`.
+            has_progress_bar: as `generate`.
 
         Raises:
             RequestRejected: a conversation or parameter cannot be honoured; nothing ran.
-            GenerationFailed: the engine could not go on.
+            GenerationFailed: the engine failed.
         """
         batch = conversations_of(conversations)
         asked = params_of(params, len(batch), SamplingParams(max_tokens=None))
@@ -221,7 +221,7 @@ class LLM:
     ) -> ChatPrompt:
         template = self.text.chat_template
         if tools and template is not None and not template.takes_tools:
-            raise RequestRejected("this model's chat template has no place for tools", "tools")
+            raise RequestRejected("this model's chat template does not support tools", "tools")
         if tools and self.text.tool_parser is None:
             message = "this model has no tool parser; name one by tool_call_parser"
             raise RequestRejected(message, "tools")
@@ -295,7 +295,7 @@ class LLM:
 
 
 def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits keyword options into those of the flag table and those of the model's own line."""
+    """Splits keyword options into values of `FLAGS` and options of the model line."""
     for name in options:
         flag = find_flag(name)
         if flag is not None and flag.dest == "model":

@@ -1,4 +1,4 @@
-"""What `LLM` is asked for, as lists: prompts or conversations, and parameters for each."""
+"""The arguments of `LLM` as lists: prompts or conversations, and parameters for each."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
@@ -11,12 +11,12 @@ AskedParams = SamplingParams | Sequence[SamplingParams] | None
 
 
 def prompts_of(given: Any) -> list[Any]:
-    """One prompt or several as a list. Their own contents are looked at when they are encoded.
+    """Returns one prompt or several as a list. Their contents are checked when they are encoded.
 
     Raises:
-        RequestRejected: it is neither.
+        RequestRejected: `given` is neither.
     """
-    # Integral, not int: ids also come out of numpy arrays.
+    # Integral, not int: ids also come from numpy arrays.
     if isinstance(given, str) or (_is_row(given) and len(given) and isinstance(given[0], Integral)):
         return [given]
     if not _is_row(given):
@@ -26,7 +26,7 @@ def prompts_of(given: Any) -> list[Any]:
 
 
 def check_prompt(prompt: Any) -> None:
-    """Sees to it that a prompt is a text or token ids, and not empty.
+    """Checks that a prompt is a text or token ids, and not empty.
 
     Raises:
         RequestRejected: it is not.
@@ -46,10 +46,10 @@ def check_prompt(prompt: Any) -> None:
 
 
 def conversations_of(given: Any) -> list[Any]:
-    """One conversation or several as a list. Their messages are looked at when they are encoded.
+    """Returns one conversation or several as a list. Messages are checked when they are encoded.
 
     Raises:
-        RequestRejected: it is neither.
+        RequestRejected: `given` is neither.
     """
     is_one = _is_row(given) and len(given) > 0 and isinstance(given[0], Mapping)
     batch = [given] if is_one else given
@@ -62,10 +62,10 @@ def conversations_of(given: Any) -> list[Any]:
 def params_of(
     given: AskedParams, num_prompts: int, default: SamplingParams
 ) -> list[SamplingParams]:
-    """Parameters for each prompt: the same for all, or one by one.
+    """Returns the parameters of each prompt.
 
     Raises:
-        RequestRejected: they are no parameters, or not as many as there are prompts.
+        RequestRejected: `given` has the wrong type, or its length is not the number of prompts.
     """
     given = default if given is None else given
     if isinstance(given, SamplingParams):
@@ -80,7 +80,7 @@ def params_of(
 
 
 def _is_row(given: Any) -> bool:
-    """Whether it is something like a list; numpy arrays are, texts, bytes and mappings are not."""
+    """Returns whether it is like a list. Numpy arrays are; texts, bytes and mappings are not."""
     if isinstance(given, str | bytes | bytearray | Mapping):
         return False
     return hasattr(given, "__len__") and hasattr(given, "__getitem__")

@@ -1,4 +1,4 @@
-"""`--config`: flags out of a YAML file."""
+"""`--config`: flags in a YAML file."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,14 +8,14 @@ from openinfer.options._named_options import named_options
 
 
 def read_config_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The flags in a YAML file, by any long spelling without the dashes in front.
+    """Reads flags from a YAML file. Keys are spellings of flags without the leading dashes.
 
     Returns:
-        Values by `FLAGS` destination, and what the table does not know, for the model's own line.
+        Values by `Flag.dest`, and unknown keys for the model line.
 
     Raises:
-        UsageError: the file is unreadable, not a mapping, says something twice, or a value does
-            not convert.
+        UsageError: the file is unreadable or not a mapping, a key is repeated, or a value does not
+            convert.
     """
     import yaml
 
@@ -29,15 +29,15 @@ def read_config_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"{where}{error}") from error
     if repeated is not None:
         line = repeated.start_mark.line + 1
-        raise UsageError(f"{where}{repeated.value} is there again in line {line}; keep one of them")
+        raise UsageError(f"{where}{repeated.value} is repeated in line {line}; keep one of them")
     if not isinstance(content, dict):
         raise UsageError(f"{where}must be a mapping of flags to values")
     return named_options(((str(key), value) for key, value in content.items()), where)
 
 
 def _repeated_keys(node: Any, seen: set[int]) -> Iterator[Any]:
-    """Keys of a YAML tree that their mapping has had before; YAML's reader keeps the last."""
-    if id(node) in seen:  # a node may be its own descendant, by an alias
+    """Yields repeated keys of mappings in a YAML tree; YAML's reader would keep the last value."""
+    if id(node) in seen:  # an alias can make a node its own descendant
         return
     seen.add(id(node))
     if node is not None and node.id == "mapping":

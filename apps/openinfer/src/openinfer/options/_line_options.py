@@ -1,7 +1,7 @@
-"""What becomes of options: the engine's, the model line's own, and an error for the rest.
+"""Options of model lines, and the errors for unknown flags.
 
-An option is consumed or rejected: what is not in the table of flags, and not an option of the
-model's own line, is an error that names it and what comes nearest.
+An option is consumed or refused. An option that is neither in `FLAGS` nor an option of the model
+line is an error that names it and the closest known one.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 
 def _unknown_option(name: str, line_name: str, known: Collection[str], where: str) -> UsageError:
-    """The error for a keyword argument or a file's key that nobody consumes."""
+    """Returns the error for an unknown keyword argument or key of a file."""
     flag = _flag(_plain(name))
     if flag in ELSEWHERE:
         return UsageError(f"{where}{name} {ELSEWHERE[flag]}; leave it out")
@@ -147,55 +147,55 @@ def _unknown_option(name: str, line_name: str, known: Collection[str], where: st
         if near
         else "; docs/guides/flags.md lists the options"
     )
-    nobody = f"is used by neither OpenInfer nor the model line {line_name}"
-    return UsageError(f"{where}{name} {nobody}{hint}")
+    reason = f"is used by neither OpenInfer nor the model line {line_name}"
+    return UsageError(f"{where}{name} {reason}{hint}")
 
 
 def unknown_flag(flag: str, line_name: str, options: type[msgspec.Struct]) -> UsageError:
-    """The error for a flag that nobody consumes."""
+    """Returns the error for an unknown flag of a model line."""
     own = [spelling for flag in line_flags(options, line_name) for spelling in flag.spellings]
     name = flag.split("=", 1)[0]
     for engine, loaded in ENGINES.load_all().items():
         if any(name in own_flag.spellings for own_flag in line_flags(loaded.options, engine)):
             return UsageError(f"{name} is an option of --engine {engine}, which is not given")
-    nobody = f"is used by neither OpenInfer nor the model line {line_name}"
-    return _unknown(flag, own, "on this command", nobody, "; --help lists what there is")
+    reason = f"is used by neither OpenInfer nor the model line {line_name}"
+    return _unknown(flag, own, "on this command", reason, "; --help lists the flags")
 
 
 def unknown_remote_flag(flag: str) -> UsageError:
-    """The error for a flag that nobody consumes where the model is a server's."""
-    advice = ", and a model line's own have no effect with --url"
-    return _unknown(flag, (), "with --url", "is no flag of this command", advice)
+    """Returns the error for an unknown flag beside --url."""
+    advice = "; flags of model lines have no effect with --url"
+    return _unknown(flag, (), "with --url", "is not a flag of this command", advice)
 
 
 def unknown_own_flag(flag: str, own: Sequence[str]) -> UsageError:
-    """The error for a flag that a command does not have, of those that take no model line's.
+    """Returns the error for an unknown flag of a command that takes no flags of model lines.
 
     Args:
         flag: as it was given.
         own: the command's flags.
     """
-    advice = "; --help lists what there is"
-    return _unknown(flag, own, "on this command", "is no flag of this command", advice, near=own)
+    advice = "; --help lists the flags"
+    return _unknown(flag, own, "on this command", "is not a flag of this command", advice, near=own)
 
 
 def _unknown(
     flag: str,
     own: Sequence[str],
     where: str,
-    nobody: str,
+    reason: str,
     advice: str,
     near: Sequence[str] | None = None,
 ) -> UsageError:
-    """The error for a flag that nobody consumes, with the nearest one if any is near.
+    """Returns the error for an unknown flag, with the closest known one if any is close.
 
     Args:
         flag: as it was given.
         own: the model line's flags.
-        where: flags that are known have no effect.
-        nobody: what is said of a flag that is known nowhere.
-        advice: said behind that if none is near.
-        near: flags that may be meant; None: all that are known.
+        where: the place where known flags have no effect.
+        reason: the sentence about a flag that is unknown everywhere.
+        advice: its end if no known flag is close.
+        near: flags that may be meant; None: all known flags.
     """
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}; repeat a flag for more values")
@@ -209,4 +209,4 @@ def _unknown(
     words = {spelling.lstrip("-"): spelling for spelling in meant}
     found = difflib.get_close_matches(name.lstrip("-"), words, n=1)
     hint = f"; did you mean {words[found[0]]}?" if found else advice
-    return UsageError(f"{name} {nobody}{hint}")
+    return UsageError(f"{name} {reason}{hint}")

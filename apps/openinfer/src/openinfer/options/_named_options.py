@@ -1,4 +1,4 @@
-"""Options by name, keys of a file or keyword arguments, as values of the table of flags."""
+"""Keys of a configuration file and keyword arguments as values of flags."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,24 +11,24 @@ _FLAGS = {name.lstrip("-"): flag for flag in FLAGS for name in flag.spellings}
 
 
 def find_flag(name: str) -> Flag | None:
-    """The flag that is spelled so but for the dashes in front; underscores stand for dashes."""
+    """Returns the flag with this spelling, without leading dashes; `_` is the same as `-`."""
     return _FLAGS.get(name.replace("_", "-"))
 
 
 def named_options(
     given: Iterable[tuple[str, Any]], where: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits options into those of the table and those that only a model line can know.
+    """Splits options into values of `FLAGS` and options that only a model line can know.
 
     Args:
-        given: names and values; None is as if it were not there.
-        where: what messages begin with.
+        given: names and values; None is as if left out.
+        where: beginning of messages.
 
     Returns:
-        Values by `FLAGS` destination, and what the table does not know, by name.
+        Values by `Flag.dest`, and the other options by name.
 
     Raises:
-        UsageError: a value does not convert, or one flag is there under two names.
+        UsageError: a value does not convert, or a flag is given under two names.
     """
     try:
         return read_flags(FLAGS, given)
@@ -37,5 +37,5 @@ def named_options(
 
 
 def same_option(where: str, first: str, second: str) -> UsageError:
-    """The error for one option under two names."""
+    """Returns the error for one option under two names."""
     return UsageError(f"{where}{first} and {second} are the same option; leave one of them out")

@@ -1,4 +1,4 @@
-"""Flags of other servers that have no counterpart here, and what there is to say of each."""
+"""Flags of other servers without a counterpart here, each with its explanation."""
 
 from collections.abc import Mapping
 
@@ -66,4 +66,4 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(_ALWAYS_ON, "is always on here"),
     **{name: f"takes only {value} here" for name, value in _ONLY_VALUES.items()},
 }
-"""By flag, what is true of it: each is refused by name, not by guess."""
+"""The explanation for each flag; it follows the flag's name in the error."""

@@ -1,8 +1,8 @@
-"""Front processes: what each of them is told, and the further ones beside the first.
+"""Front processes: their settings, their view of the engine, and the processes beside the first.
 
     python -m openinfer.serve._front        (started by `FrontProcesses`; its spec comes on stdin)
 
-A further front process ends when its stdin does.
+A further front process drains and ends when its stdin is closed.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _logger = logging.getLogger("openinfer")
 
 
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front process needs to know. Crosses the process boundary as JSON."""
+    """The settings of a front process; it travels between processes as JSON."""
 
     model_path: str
     text: TextOptions
@@ -83,12 +83,12 @@ class SupervisedEngine:
 
     @property
     def state(self) -> EngineState:
-        """Whether the engine can answer now."""
+        """The state of the engine."""
         state = self._supervisor.state
         return "dead" if state == "closed" else state
 
     def handle(self) -> EngineHandle:
-        """The engine of this moment.
+        """Returns the running engine.
 
         Raises:
             EngineDead: there is none.
@@ -99,7 +99,7 @@ class SupervisedEngine:
 
 
 class ReconnectingEngine:
-    """An `EngineProvider` over an engine that somebody else supervises."""
+    """An `EngineProvider` over an engine that another process supervises."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -107,11 +107,11 @@ class ReconnectingEngine:
 
     @property
     def state(self) -> EngineState:
-        """Whether the engine can answer now."""
+        """The state of the engine."""
         return "restarting" if self._engine is None else "ready"
 
     def handle(self) -> EngineHandle:
-        """The engine of this moment.
+        """Returns the running engine.
 
         Raises:
             EngineDead: the connection to it is lost.
@@ -124,17 +124,17 @@ class ReconnectingEngine:
         """Connects once.
 
         Raises:
-            EngineDead: nobody answers.
+            EngineDead: the engine cannot be reached.
             ContractVersionError: the engine speaks another version.
         """
         self._engine = await RemoteEngine.connect(self._address)
 
     async def keep(self) -> None:
-        """Reconnects for ever; to be cancelled.
+        """Reconnects whenever the connection is lost, until it is cancelled.
 
         Raises:
-            ContractVersionError: the engine came back in another version: only a front process of
-                that version can go on.
+            ContractVersionError: the restarted engine has another version; a front process of that
+                version must replace this one.
         """
         while True:
             if self._engine is not None:
@@ -147,10 +147,10 @@ class ReconnectingEngine:
 
 
 def freeze_heap() -> None:
-    """Moves what a ready front process holds out of the garbage collector's sight.
+    """Excludes the objects of a ready front process from garbage collection.
 
-    Modules, validators, templates and the tokenizer's tables are 50,000 objects and more that live
-    as long as the process; a full collection that walks them stops every stream for 7 ms or longer.
+    Modules, validators, templates and the tokenizer's tables are more than 50,000 objects that live
+    as long as the process. A full collection that walks them stops every stream for at least 7 ms.
     """
     gc.collect()
     gc.freeze()
@@ -160,19 +160,19 @@ class _ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     front: FrontSpec
     address: str
     fd: int
-    """Of the listening socket."""
+    """File descriptor of the listening socket."""
     counters_fd: int
-    """Of the memory in which all of them count."""
+    """File descriptor of the shared memory of the metrics' counters."""
     num_fronts: int
     number: int = 0
-    """Of the page it counts on, and that the one it replaces has counted on."""
+    """Number of its page of counters, which a replacement takes over."""
 
 
 class FrontProcesses:
     """Further front processes on the same listening socket; a dead one is replaced.
 
-    Belongs to one event loop. One that ends several times in a row as soon as it has started is
-    given up: the others serve on.
+    It belongs to one event loop. A process that ends soon after its start several times in a row is
+    not replaced again; the others continue to serve.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class FrontProcesses:
         count: int,
         counters: CounterPages,
     ) -> None:
-        """Prepares.
+        """Prepares the processes; `start` starts them.
 
         Args:
-            spec: what they serve.
-            sock: bound; inherited by each, closed by its owner.
+            spec: their settings.
+            sock: bound; every process inherits it, and the caller closes it.
             address: of the engine.
-            count: how many.
-            counters: pages of them all, the first one of the caller's process.
+            count: number of processes.
+            counters: pages of all front processes; the caller's process has the first.
         """
         self._spec = _ChildSpec(
             front=spec,
@@ -206,7 +206,7 @@ class FrontProcesses:
         self._processes: set[asyncio.subprocess.Process] = set()
 
     async def start(self) -> None:
-        """Starts them; they accept once they are connected to the engine."""
+        """Starts the processes; each accepts connections once it is connected to the engine."""
         numbers = range(1, self._count + 1)
         processes = await asyncio.gather(*map(self._spawn, numbers))
         self._keepers = [
@@ -215,17 +215,17 @@ class FrontProcesses:
         ]
 
     def drain(self) -> None:
-        """Lets them end what they answer, then themselves; none is replaced any more."""
+        """Makes the processes finish their running requests and end; none is replaced."""
         self._draining.set()
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
 
     def hurry(self) -> None:
-        """Has them end their drain at once: for them it is the second signal, too."""
+        """Makes the processes end their drain at once, as a second signal does."""
         self._stop_s = _AFTER_DRAIN_S
         self._signal(signal.SIGTERM)
-        # One whose drain began later than this process's own may take that for the first one.
+        # A process whose drain began later may take that signal for the first one.
         asyncio.get_running_loop().call_later(SAME_SIGNAL_S, self._signal, signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -235,7 +235,7 @@ class FrontProcesses:
                 process.send_signal(number)
 
     async def stop(self) -> None:
-        """Lets them drain, then kills what is left."""
+        """Drains the processes, then kills those that are still running."""
         self.drain()
         try:
             async with asyncio.timeout(self._stop_s):
@@ -252,7 +252,7 @@ class FrontProcesses:
             *_CHILD,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(self._spec.fd, self._spec.counters_fd),
-            # Ctrl-C on a terminal is for the first process alone; its end is theirs.
+            # Only the first process gets Ctrl-C from the terminal; it then ends the others.
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -272,7 +272,9 @@ class FrontProcesses:
             is_short = time.monotonic() - begun < _SETTLED_S
             num_short_lives = num_short_lives + 1 if is_short else 0
             if num_short_lives > _MAX_RESTARTS and not self._draining.is_set():
-                _logger.error("a front process ended with status %d again; it is given up", status)
+                _logger.error(
+                    "a front process ended with status %d again; it is not restarted", status
+                )
                 return
             restarted = await self._restart(number, status)
             if restarted is None:
@@ -280,7 +282,7 @@ class FrontProcesses:
             process = restarted
 
     async def _restart(self, number: int, status: int) -> asyncio.subprocess.Process | None:
-        """Another process in place of one that has ended, None once they drain."""
+        """Returns a replacement for a process that has ended, or None once the server drains."""
         # A signal to all processes reaches some of them before it makes the first one drain.
         while not await self._drains_within(_RESTART_S):
             _logger.error("a front process ended with status %d; starting another", status)
@@ -310,7 +312,7 @@ async def _run_child(line: bytes) -> None:
     loop = asyncio.get_running_loop()
 
     def on_end_of_input() -> None:
-        # The end of a file stays readable: a reader that is kept would spin while it drains.
+        # A closed stdin stays readable: the reader would spin during the drain.
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
@@ -337,7 +339,7 @@ async def _run_child(line: bytes) -> None:
 
 
 def main() -> int:
-    """Runs one further front process. Exit status: 0; 1 and one sentence on stderr if it failed."""
+    """Runs one further front process; returns 0, or 1 after it logged a failure."""
     start_logging()
     keep_one_arena()
     with open(0, "rb", buffering=0, closefd=False) as stdin:

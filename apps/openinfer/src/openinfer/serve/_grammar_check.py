@@ -1,11 +1,11 @@
-"""What front processes ask about grammars: a seam, because they know text and contract alone."""
+"""The check of grammars for `openinfer_frontend`, which must not import `openinfer_grammar`."""
 
 from openinfer_contract import Grammar
 
 
 def grammar_problem(grammar: Grammar) -> str | None:
-    """Why a grammar cannot be honoured, None if it can. Any thread."""
-    # Loaded with the first grammar: most servers never see one.
+    """Returns why a grammar cannot be honoured, or None. It is called from any thread."""
+    # Imported with the first grammar, because most servers never see one.
     from openinfer_grammar import GrammarRefused, validate
 
     try:

@@ -1,4 +1,4 @@
-"""`openinfer serve`: what is asked for, then the engine's process, then all the rest beside it."""
+"""`openinfer serve`: reads the options, starts the engine process, then the server."""
 
 import argparse
 import logging
@@ -24,7 +24,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Serves until SIGINT or SIGTERM.
 
     Raises:
-        OpenInferError: a sentence that says what to do.
+        OpenInferError: the server cannot start.
     """
     begun = time.monotonic()
     server, values, line_values = _settings(namespace)
@@ -38,7 +38,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     start_logging(server.log_level)
     keep_one_arena()
     _logger.info("starting: %s by %s", prepared.model.name, prepared.line.name)
-    raise_interrupts()  # there is a process to end from here on
+    raise_interrupts()  # from here on there is a process to end
     with ExitStack() as stack:
         addresses = [server.engine_address] if server.engine_address else []
         if server.api_server_count > 1:
@@ -52,7 +52,7 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
         )
         stack.callback(supervisor.close)
         supervisor.spawn()
-        # Imported while the engine's process imports torch: together they take half of its time.
+        # Imported while the engine process imports torch, so that it costs no start time.
         from openinfer.serve._server import run
 
         try:

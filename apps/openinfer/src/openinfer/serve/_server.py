@@ -1,10 +1,10 @@
-"""The server at work: one engine process, one or more front processes, wired and watched.
+"""A running server: one engine process and one or more front processes.
 
     this process: HTTP, text, supervision ── inherited socket ── engine process
     further front processes ──────────────── Unix socket ───────┘
 
-All front processes accept from one socket. It listens once the engine can answer; an engine that
-dies is restarted while the port stays open and answers 503. If it cannot be restarted, the server
+All front processes accept connections from one socket, which listens once the engine is ready. If
+the engine dies, it is restarted; meanwhile requests get 503. If it cannot be restarted, the server
 ends with status 1.
 """
 
@@ -31,7 +31,7 @@ from openinfer_frontend import CounterPages, bind, create_app, new_event_loop, s
 from openinfer_text import TextModel
 
 _POLLED_S = 0.01
-"""As long as the engine does."""
+"""Seconds for which a front process polls; the engine polls as long."""
 
 _logger = logging.getLogger("openinfer")
 
@@ -47,16 +47,16 @@ def run(
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        supervisor: of an engine whose process may be starting; shut down here.
-        addresses: where the engine also listens; the last one is for further front processes.
+        supervisor: its engine process may be starting; it is shut down here.
+        addresses: further addresses of the engine; the last one is for front processes.
         prepared: the model.
         server: the options of the server.
         values: values of flags by `Flag.dest`, for the text and HTTP options.
-        begun: when the start began, of `time.monotonic`.
+        begun: `time.monotonic()` at the start of the command.
 
     Raises:
         EngineDead: the engine has died, and every attempt to restart it has failed.
-        OpenInferError: a sentence that says what to do.
+        OpenInferError: the server cannot start.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_run(supervisor, addresses, prepared, server, values, begun))
@@ -125,7 +125,7 @@ def _front_spec(prepared: Prepared, server: ServerOptions, values: Mapping[str, 
 
 
 def _poll_s(info: EngineInfo, num_fronts: int) -> float:
-    """How long front processes poll: where that leaves half of the cores to all else."""
+    """Returns for how many seconds front processes poll: 0 if they would need half of the cores."""
     has_room = info.has_device and physical_cores() >= 2 * (1 + num_fronts)
     return _POLLED_S if has_room else 0.0
 
@@ -171,10 +171,10 @@ def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
 
 
 def _cache_room(groups: Sequence[CacheGroupInfo]) -> tuple[int, int]:
-    """Positions that the cache holds at most, and its bytes.
+    """Returns the upper bound of tokens in the cache, and its size in bytes.
 
-    Several groups share the memory, and each has as many blocks as if it were alone. What sequences
-    hold besides, such as states, is not taken off.
+    Groups share the memory, and each counts its blocks as if it were alone. Other memory of
+    sequences, such as states, is not subtracted.
     """
     size = max(group.num_blocks * group.bytes_per_block for group in groups)
     per_token = [g.bytes_per_block / g.tokens_per_block for g in groups if g.kind == "full"]

@@ -1,4 +1,4 @@
-"""`openinfer chat`: a talk in the terminal."""
+"""`openinfer chat`: a conversation in the terminal."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,9 +8,8 @@ from typing import Any
 
 from openinfer._interrupts import raise_interrupts
 from openinfer.errors import UsageError
-from openinfer.terminal._chat_tools import TOOLS, Tool, parse_tools, run_call
+from openinfer.terminal._chat_tools import TOOLS, Tool, fit_result, parse_tools, run_call
 from openinfer.terminal._open_model import open_model, sampling_options
-from openinfer.terminal._result_room import fit_result
 from openinfer.terminal._screen import Screen
 from openinfer.terminal._terminal_model import Ended, Message, Model
 from openinfer_contract import OpenInferError
@@ -18,13 +17,13 @@ from openinfer_text import AssistantTurn, Content, Reasoning, ToolCall
 
 MAX_ROUNDS = 8
 _HELP = """\
-/tools [NAMES]   the tools that the model may call; python,shell or none sets them, and asks again
-/system [TEXT]   the system message; TEXT sets it
-/clear, /new     forgets the talk, keeps the system message
-/quit            ends, as does Ctrl-D; Ctrl-C stops an answer
-\"""              begins a text of several lines, up to the next \"""; a pasted one needs none"""
+/tools [NAMES]   shows or sets the tools that the model may call: python,shell or none
+/system [TEXT]   shows or sets the system message
+/clear, /new     begins a new conversation with the same system message
+/quit            ends, as Ctrl-D does; Ctrl-C stops a response
+\"""              begins and ends a text of several lines; pasted text needs none"""
 _NO_TERMINAL = (
-    "not run: nobody can be asked here, where standard input or error is no terminal; "
+    "not run: there is no terminal on which to ask you first; "
     "--run-tools runs calls unasked, without a sandbox"
 )
 
@@ -35,24 +34,26 @@ def chat(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     tools = parse_tools(namespace.tools)
     if namespace.run_tools and not (tools or screen.is_interactive):
         raise UsageError(
-            "--run-tools has no effect without tools; name some by --tools, or both go"
+            "--run-tools has no effect without tools; add --tools python,shell or leave it out"
         )
     if screen.is_interactive and not namespace.url:
         screen.remark("loading the model ...")
     model = open_model(namespace, extra, namespace.positional)
     raise_interrupts()
     with closing(model):
-        talk = Talk(model, screen, sampling_options(namespace), runs_unasked=namespace.run_tools)
-        talk.offer(tools)
-        talk.system = namespace.system
+        conversation = Conversation(
+            model, screen, sampling_options(namespace), runs_unasked=namespace.run_tools
+        )
+        conversation.set_tools(tools)
+        conversation.system = namespace.system
         if screen.is_interactive:
             _greet(screen, model.name, tools, runs_unasked=namespace.run_tools)
         while (line := screen.read_line()) is not None:
             if _is_command(line):
-                if not _obey(line, talk, screen):
+                if not _run_command(line, conversation, screen):
                     break
             elif line.strip():
-                talk.say(line)
+                conversation.take_turn(line)
     return 0
 
 
@@ -65,19 +66,19 @@ def _greet(screen: Screen, name: str, tools: Sequence[Tool], *, runs_unasked: bo
         screen.remark('Try: "What is 1234 * 5678?"')
     else:
         screen.remark('Try: "Tell me a story about a fox." With --tools python it can calculate.')
-    screen.remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends the talk.")
+    screen.remark("/help lists the commands; Ctrl-C stops a response, Ctrl-D ends.")
 
 
 def _is_command(line: str) -> bool:
-    # A path is no command, nor is a text of several lines.
+    # A path is not a command, nor is a text of several lines.
     words = line.split(maxsplit=1)
     return (
         bool(words) and "\n" not in line and words[0].startswith("/") and words[0].count("/") == 1
     )
 
 
-def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
-    """Follows a command; whether the talk goes on."""
+def _run_command(line: str, conversation: "Conversation", screen: Screen) -> bool:
+    """Runs a command; returns False if it ends the conversation."""
     name, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if name in ("/quit", "/exit"):
@@ -85,48 +86,48 @@ def _obey(line: str, talk: "Talk", screen: Screen) -> bool:
     if name == "/help":
         screen.remark(_HELP)
     elif name in ("/clear", "/new"):
-        talk.forget()
-        screen.remark("a new talk")
+        conversation.reset()
+        screen.remark("new conversation")
     elif name == "/system":
         if rest:
-            talk.system = rest
-        screen.remark(f"system message: {talk.system or 'none'}")
+            conversation.system = rest
+        screen.remark(f"system message: {conversation.system or 'none'}")
     elif name == "/tools":
         try:
             if rest:
-                talk.offer(parse_tools(rest))
+                conversation.set_tools(parse_tools(rest))
         except UsageError as error:
             screen.error(str(error))
-        named = ", ".join(tool.name for tool in talk.tools)
-        screen.remark(f"tools: {named or 'none'} (there are: {', '.join(TOOLS)})")
+        named = ", ".join(tool.name for tool in conversation.tools)
+        screen.remark(f"tools: {named or 'none'} (available: {', '.join(TOOLS)})")
     else:
-        screen.error(f"{name} is no command; /help lists them")
+        screen.error(f"{name} is not a command; /help lists the commands")
     return True
 
 
-class Talk:
+class Conversation:
     """A conversation with one model.
 
-    Whatever happens in a turn, an interrupt included, what is kept is a conversation that a model
-    can go on with: every call has its result, and every question an answer, if only a part of one;
-    only calls that the user refused or interrupted end a turn by their results.
+    After every turn, even an interrupted one, the messages can be continued: each call has a
+    result, and each question has a response, if only a part of one. A turn ends with results of
+    calls only if the user refused or interrupted them.
 
     Attributes:
-        messages: all but the system message.
+        messages: all messages except the system message.
         system: the system message.
-        tools: what the model may call; `offer` changes it.
+        tools: the tools that the model may call; `set_tools` changes them.
     """
 
     def __init__(
         self, model: Model, screen: Screen, options: dict[str, Any], *, runs_unasked: bool
     ) -> None:
-        """Begins a talk.
+        """Begins a conversation.
 
         Args:
             model: not owned.
-            screen: where it happens.
+            screen: shows the conversation and asks the user.
             options: sampling fields of every request.
-            runs_unasked: whether calls are run without asking.
+            runs_unasked: whether calls run without asking the user.
         """
         self.messages: list[Message] = []
         self.system: str | None = None
@@ -136,36 +137,36 @@ class Talk:
         self._options = options
         self._runs_unasked = runs_unasked
         self._allowed: set[str] = set()
-        """Names of the tools whose calls the user wants to be run unasked."""
+        """Names of the tools whose calls the user has allowed for good."""
         self._turn: AssistantTurn | None = None
         self._open_calls: list[ToolCall] = []
         self._is_running = False
-        """Whether the first open call was begun."""
+        """Whether the first open call has been started."""
 
-    def offer(self, tools: Sequence[Tool]) -> None:
-        """Sets the tools; what was allowed for good is asked for again."""
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Sets the tools; every tool needs the user's permission again."""
         self.tools = tools
         self._allowed.clear()
 
-    def forget(self) -> None:
-        """Forgets all but the system message and the tools."""
+    def reset(self) -> None:
+        """Drops all messages except the system message, and all permissions."""
         self.messages.clear()
         self._allowed.clear()
 
-    def say(self, line: str) -> None:
-        """One turn of the user, and all that the model makes of it.
+    def take_turn(self, line: str) -> None:
+        """Takes one turn of the user, and all responses and calls of the model after it.
 
         Raises:
-            OpenInferError: the model failed, or calls what nobody can be asked about, and nobody is
-                there to try again.
-            KeyboardInterrupt: likewise, Ctrl-C ends a piped talk.
+            OpenInferError: only without a terminal: the model failed, or it called a tool that
+                needs permission.
+            KeyboardInterrupt: only without a terminal.
         """
         num_before = len(self.messages)
         self.messages.append({"role": "user", "content": line})
         try:
-            self._answer()
+            self._respond()
         except KeyboardInterrupt:
-            self._settle()
+            self._complete_messages()
             self._screen.remark("[stopped]")
             if not self._screen.is_interactive:
                 raise
@@ -176,20 +177,20 @@ class Talk:
                 raise
             self._screen.error(str(error))
             if self.messages:
-                self._screen.remark("[the talk so far is kept; /clear begins a new one]")
+                self._screen.remark("[the conversation so far is kept; /clear begins a new one]")
         self._screen.end_line()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         for _ in range(MAX_ROUNDS):
-            if not self._take_turn(self.tools):
+            if not self._take_response(self.tools):
                 return
             if not self._run_calls():
                 return
         self._screen.remark(f"[stopped after {MAX_ROUNDS} rounds of calls]")
-        self._take_turn(())
+        self._take_response(())
 
-    def _take_turn(self, offered: Sequence[Tool]) -> bool:
-        """Streams one answer of the model; whether it ends in calls that wait for results."""
+    def _take_response(self, offered: Sequence[Tool]) -> bool:
+        """Streams one response; returns whether it ends with calls that wait for results."""
         self._turn = turn = AssistantTurn()
         tools = [tool.definition for tool in offered]
         reason = ""
@@ -209,7 +210,7 @@ class Talk:
         self._keep(turn, with_calls=has_calls)
         if reason == "length":
             is_full = self._screen.is_interactive and "max_tokens" not in self._options
-            way_out = "; /clear begins a new talk" if is_full else ""
+            way_out = "; /clear begins a new conversation" if is_full else ""
             self._screen.remark(f"[cut off: no tokens left{way_out}]")
         elif turn.calls and not has_calls:
             self._screen.remark("[the model broke off a call; nothing was run]")
@@ -222,7 +223,8 @@ class Talk:
     def _keep(self, turn: AssistantTurn, *, with_calls: bool) -> None:
         message = turn.message()
         message["content"] = turn.content
-        # One name is enough for a model to read; calls without results would confuse it.
+        # The message has the reasoning under a second name. Calls without results would confuse
+        # the model.
         message.pop("reasoning", None)
         if not with_calls:
             message.pop("tool_calls", None)
@@ -230,8 +232,8 @@ class Talk:
         self._turn = None
 
     def _run_calls(self) -> bool:
-        """Runs the calls that wait; whether the model is to go on."""
-        goes_on = True
+        """Runs the open calls; returns whether the model shall continue."""
+        is_allowed = True
         while self._open_calls:
             call = self._open_calls[0]
             tool = next((tool for tool in self.tools if tool.name == call.name), None)
@@ -239,18 +241,18 @@ class Talk:
             self._screen.call(call.name, call.arguments if text is None else text)
             if tool is None:
                 known = ", ".join(tool.name for tool in self.tools)
-                result = f"error: there is no tool {call.name!r}; there are: {known}"
+                result = f"error: there is no tool {call.name!r}; available: {known}"
             elif text is None or self._may_run(tool):
                 self._is_running = True
                 result = run_call(tool, call.arguments)
             else:
-                goes_on, result = False, "not run: it was not allowed"
+                is_allowed, result = False, "not run: the user did not allow it"
             self._screen.result(result)
             self._close_call(self._fitted(result))
-        return goes_on
+        return is_allowed
 
     def _fitted(self, result: str) -> str:
-        """The result of the first open call as far as the model's context has room for it."""
+        """Returns the result of the first open call, cut to the room of the model's context."""
         conversation = self._conversation()
         tools = [tool.definition for tool in self.tools]
 
@@ -277,7 +279,7 @@ class Talk:
         answer = self._screen.ask("run it? [y/N/always] ")
         if answer in ("a", "always"):
             self._allowed.add(tool.name)
-            self._screen.remark(f"calls of {tool.name} are no longer asked for; /tools resets that")
+            self._screen.remark(f"{tool.name} now runs without asking; /tools resets that")
         return tool.name in self._allowed or answer in ("y", "yes")
 
     def _close_call(self, result: str) -> None:
@@ -285,12 +287,12 @@ class Talk:
         self._is_running = False
         self.messages.append(_result(call, result))
 
-    def _settle(self) -> None:
-        """After an interrupt: what has come of the answer stays; calls say how far they came."""
+    def _complete_messages(self) -> None:
+        """Completes the messages after an interrupt: the partial response, and results of calls."""
         if self._turn is not None:
             self._keep(self._turn, with_calls=False)
         if self._is_running:
-            self._close_call("error: the user stopped it; it may have done a part of its work")
+            self._close_call("error: the user stopped it; it may have done part of its work")
         while self._open_calls:
             self._close_call("not run: the user interrupted it")
 

@@ -1,7 +1,7 @@
 """The tools of `openinfer chat`: Python code and shell commands, run on this machine.
 
-There is no sandbox. What runs may do all that the user may do; whoever calls `run_call` has asked
-the user, or was told not to ask.
+There is no sandbox: a command may do everything that the user may do. The caller of `run_call` asks
+the user first, unless `--run-tools` says not to.
 """
 
 import json
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ from openinfer.errors import UsageError
 
 TIMEOUT_S = 10.0
 MAX_OUTPUT_BYTES = 8192
+ANSWER_TOKENS = 128
+"""Tokens of the context that results leave to the response, or half of the free ones if those are
+fewer."""
+_CUT_REMARK = "[cut off here: the context has no room for more]"
+_CUT_STEP = 16
+"""Characters between two candidate lengths of a result that is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +51,9 @@ class Tool:
         return {"type": "function", "function": function}
 
     def argument(self, arguments: str) -> str | None:
-        """The string in a call's arguments, None if they are not what the tool takes."""
+        """Returns the string in a call's arguments, or None if the tool does not take them."""
         try:
-            # Not strict: models forget to escape the line breaks of their code.
+            # Not strict, because models forget to escape the line breaks of their code.
             value = json.loads(arguments, strict=False)
         except (ValueError, RecursionError):
             return None
@@ -74,23 +81,23 @@ TOOLS = {
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """Tools by their names with commas between; `none` and "" for none.
+    """Returns the tools that a comma-separated list names; `none` and "" name none.
 
     Raises:
-        UsageError: naming those that there are.
+        UsageError: a name is unknown; the message lists the known ones.
     """
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
     for name in names:
         if name not in TOOLS:
-            raise UsageError(f"there is no tool {name!r}; there are: {', '.join(TOOLS)}")
+            raise UsageError(f"there is no tool {name!r}; available: {', '.join(TOOLS)}")
     return tuple(TOOLS[name] for name in dict.fromkeys(names))
 
 
 def run_call(tool: Tool, arguments: str) -> str:
-    """Runs one call in the current folder; its output, errors included, is what the model reads.
+    """Runs one call in the current folder; returns its output and errors for the model.
 
-    An interrupt kills what runs and passes through. Killed is the command's process group: what it
-    started in a session of its own (`setsid`, a daemon) goes on.
+    An interrupt kills the command's process group and is raised again. Processes that the command
+    started in a session of their own (`setsid`, a daemon) keep running.
     """
     text = tool.argument(arguments)
     if text is None:
@@ -104,7 +111,7 @@ def run_call(tool: Tool, arguments: str) -> str:
 
 
 def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
-    """Output of a command in a process group of its own, and what else there is to say of it."""
+    """Runs a command in its own process group; returns its output and remarks about its end."""
     deadline = time.monotonic() + TIMEOUT_S
     with (
         _interrupt_held() as release,
@@ -113,7 +120,7 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # Ctrl-C on the terminal is ours to act on.
+            # Ctrl-C on the terminal must reach this process alone.
             start_new_session=True,
         ) as process,
     ):
@@ -126,7 +133,7 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
                 except subprocess.TimeoutExpired:
                     remark = _too_long()
         finally:
-            # Also what the command has left running, save what began a session of its own.
+            # This also ends background processes of the command, except in other sessions.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -137,11 +144,13 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
 
 @contextmanager
 def _interrupt_held() -> Iterator[Callable[[], None]]:
-    """Lets an interrupt wait for a call of what it yields, at most until the end.
+    """Holds interrupts back until the yielded function is called, or until the block ends.
 
-    One that came while a process is being started would leave it running and unknown.
+    An interrupt in the middle of starting a process would leave that process running, unknown.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread gets interrupts
         yield lambda: None
         return
     held: list[int] = []
@@ -159,7 +168,7 @@ def _interrupt_held() -> Iterator[Callable[[], None]]:
 
 
 def _collect(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[bytes, str | None]:
-    """What a process writes until it closes its output, and why no more was waited for."""
+    """Returns the output of a process, and a remark if it was not read to its end."""
     assert process.stdout is not None
     output = b""
     while len(output) <= MAX_OUTPUT_BYTES:
@@ -175,3 +184,39 @@ def _collect(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[bytes
 
 def _too_long() -> str:
     return f"[stopped after {TIMEOUT_S:g} s: its process group was killed]"
+
+
+def fit_result(
+    result: str, num_left: Callable[[str], int | None], *, num_results: int = 1
+) -> tuple[str, int]:
+    """Returns a call's result, cut so that the context has room for a response after it.
+
+    Args:
+        result: the call's result.
+        num_left: returns the free tokens of the context after a conversation that ends with the
+            given result; negative if the conversation is too long, None if unknown.
+        num_results: results that share the room: this one and those of the calls still to run.
+
+    Returns:
+        The text for the model, and the number of characters of the result in it: all of them if the
+        room is unknown.
+    """
+    left, most = num_left(result), num_left(_CUT_REMARK)
+    if left is None or most is None:
+        return result, len(result)
+    room = max(0, most)
+    wanted = room - (room - min(ANSWER_TOKENS, room // 2)) // num_results
+    if left >= wanted:
+        return result, len(result)
+
+    def is_too_long(num_chars: int) -> bool:
+        left = num_left(_cut(result, num_chars))
+        return left is None or left < wanted
+
+    lengths = range(0, len(result), _CUT_STEP)
+    num_chars = lengths[max(0, bisect_left(lengths, True, key=is_too_long) - 1)]
+    return _cut(result, num_chars), num_chars
+
+
+def _cut(result: str, num_chars: int) -> str:
+    return f"{result[:num_chars]}\n{_CUT_REMARK}" if num_chars else _CUT_REMARK

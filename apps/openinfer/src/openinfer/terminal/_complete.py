@@ -1,4 +1,4 @@
-"""`openinfer complete`: one text goes on, on standard output."""
+"""`openinfer complete`: continues one text on standard output."""
 
 import argparse
 import sys
@@ -11,16 +11,16 @@ from openinfer.terminal._open_model import open_model, sampling_options
 
 
 def complete(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
-    """Continues one text and ends; Ctrl-C ends it early, by the status of an interrupt."""
+    """Continues one text; returns 130 if Ctrl-C stopped it."""
     status = 0
     prompt = namespace.positional
-    # What stands behind a flag that only the model's line knows may be the prompt or its value:
-    # nobody would see that a terminal is waited for.
+    # An argument after a flag of the model line may be the prompt or the flag's value. On a
+    # terminal the command would then wait for input, and the user would not know.
     if prompt is None and not (extra and sys.stdin.isatty()):
         prompt = sys.stdin.read()
     if not prompt:
         first = f" ahead of {extra[0]}" if extra else ""
-        raise UsageError(f"there is nothing to complete; give a prompt{first} or pipe one in")
+        raise UsageError(f"nothing to complete; give a prompt{first} or pipe one in")
     model = open_model(namespace, extra, None)
     raise_interrupts()
     try:

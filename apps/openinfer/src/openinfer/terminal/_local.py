@@ -1,4 +1,4 @@
-"""`LocalModel`: an `LLM` as the terminal's commands use a model."""
+"""`LocalModel`: an `LLM` with the interface of the terminal's commands."""
 
 import argparse
 from collections.abc import Generator, Mapping, Sequence
@@ -28,7 +28,7 @@ class LocalModel:
         options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generator[Piece | Ended, None, None]:
-        """The answer to a conversation as it comes; closing the iterator ends it."""
+        """Streams the response to a conversation; closing the iterator aborts it."""
         params = SamplingParams(**{"max_tokens": None, **options})
         reason = ""
         # Closed explicitly: after an interrupt, the request would otherwise run until the garbage
@@ -42,13 +42,13 @@ class LocalModel:
     def stream_completion(
         self, prompt: str, options: Mapping[str, Any]
     ) -> Generator[str, None, None]:
-        """The continuation of a text, piece by piece; closing the iterator ends it."""
+        """Streams the continuation of a text; closing the iterator aborts it."""
         return self._llm.stream(prompt, SamplingParams(**{"max_tokens": 128, **options}))
 
     def num_tokens_left(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> int | None:
-        """Tokens of the context behind a conversation; None if it cannot be one."""
+        """Returns the free tokens of the context; None if the messages are invalid."""
         try:
             chat = self._llm._encode_chat(messages, tools=tools)
         except RequestRejected:

@@ -1,4 +1,4 @@
-"""The model that the command line of `chat` or `complete` asks for."""
+"""Opens the model that the command line of `chat` or `complete` names."""
 
 import argparse
 import os
@@ -15,10 +15,10 @@ from openinfer.terminal._terminal_model import Model
 def open_model(
     namespace: argparse.Namespace, extra: Sequence[str], positional: str | None
 ) -> Model:
-    """The model that a command line asks for.
+    """Opens the model that a command line names.
 
     Raises:
-        OpenInferError: a sentence that says what to do.
+        OpenInferError: the model cannot be opened.
     """
     name = getattr(namespace, "model", None) or positional
     key: str | None = getattr(namespace, "api_key", None)
@@ -40,6 +40,6 @@ def open_model(
 
 
 def sampling_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The sampling fields that the command line sets."""
+    """Returns the sampling fields that the command line sets."""
     fields = ("max_tokens", "temperature", "top_p")
     return {name: value for name in fields if (value := getattr(namespace, name)) is not None}

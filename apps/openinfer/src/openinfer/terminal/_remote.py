@@ -1,4 +1,4 @@
-"""A small streaming client for any OpenAI-compatible server, on the standard library alone."""
+"""A small streaming client for OpenAI-compatible servers, without dependencies."""
 
 import http.client
 import json
@@ -25,23 +25,23 @@ _KEY_ADVICE = " (--api-key or OPENINFER_API_KEY gives a key)"
 
 
 class RemoteModel:
-    """The model behind a server's URL.
+    """A model on a server.
 
-    Leaving a stream early closes its connection, which makes the server abort the request.
+    Closing a stream early closes its connection, which makes the server abort the request.
     """
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
-        """Asks the server which model it has, unless one is named.
+        """Asks the server for its model, unless one is named.
 
         Args:
             url: with or without a scheme and `/v1`.
-            model: name of a model there.
-            api_key: sent as `Authorization: Bearer`; None or empty for no such header.
+            model: name of one of its models.
+            api_key: sent as `Authorization: Bearer`; None or empty: no such header.
 
         Raises:
-            RemoteServerError: nobody answers at the URL, or it is no such server.
+            RemoteServerError: the server cannot be reached, or is not OpenAI-compatible.
         """
-        advice = f"--url {url}: give something like http://127.0.0.1:8000"
+        advice = f"--url {url}: give a URL such as http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -66,7 +66,7 @@ class RemoteModel:
         options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generator[Piece | Ended, None, None]:
-        """The answer to a conversation as it comes."""
+        """Streams the response to a conversation."""
         body = {"model": self.name, "messages": list(messages), "stream": True, **options}
         if tools:
             body["tools"] = list(tools)
@@ -75,14 +75,14 @@ class RemoteModel:
             try:
                 pieces = reader.read(choice)
             except (AttributeError, TypeError, KeyError) as cause:
-                raise self._not_understood() from cause
+                raise self._unreadable() from cause
             yield from pieces
         yield Ended(reader.finish_reason)
 
     def stream_completion(
         self, prompt: str, options: Mapping[str, Any]
     ) -> Generator[str, None, None]:
-        """The continuation of a text, piece by piece."""
+        """Streams the continuation of a text."""
         body = {"model": self.name, "prompt": prompt, "stream": True, **options}
         for choice in self._events("/v1/completions", body):
             yield choice.get("text") or ""
@@ -90,29 +90,29 @@ class RemoteModel:
     def num_tokens_left(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> int | None:
-        """Tokens of the context behind a conversation, where the server has `/tokenize`."""
+        """Returns the free tokens of the context; None if the server has no `/tokenize`."""
         body = {"model": self.name, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
         try:
-            with self._answer("POST", "/tokenize", json.dumps(body).encode()) as response:
+            with self._request("POST", "/tokenize", json.dumps(body).encode()) as response:
                 counted = json.loads(response.read())
             return int(counted["max_model_len"]) - int(counted["count"])
         except (RemoteServerError, ValueError, KeyError, TypeError):
             return None
 
     def close(self) -> None:
-        """Nothing is held between requests."""
+        """Does nothing: no connection is kept between requests."""
 
     def _first_model(self) -> str:
-        with self._answer("GET", "/v1/models", None) as response:
+        with self._request("GET", "/v1/models", None) as response:
             try:
                 return str(json.loads(response.read())["data"][0]["id"])
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 raise RemoteServerError(f"{self._url} lists no models") from error
 
     def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        with self._answer("POST", path, json.dumps(body).encode()) as response:
+        with self._request("POST", path, json.dumps(body).encode()) as response:
             for raw in response:
                 line = raw.strip()
                 if not line.startswith(b"data:"):
@@ -125,20 +125,20 @@ class RemoteModel:
                     error = message.get("error")
                     choices = message.get("choices", [])[:1]
                 except (ValueError, AttributeError, TypeError) as cause:
-                    raise self._not_understood() from cause
+                    raise self._unreadable() from cause
                 if error:
                     raise RemoteServerError(_message_of(error) or "the server failed")
                 yield from choices
-        raise RemoteServerError(f"{self._url} ended its answer too early")
+        raise RemoteServerError(f"{self._url} ended its response too early")
 
-    def _not_understood(self) -> RemoteServerError:
-        return RemoteServerError(f"{self._url} sent an event that is not understood")
+    def _unreadable(self) -> RemoteServerError:
+        return RemoteServerError(f"{self._url} sent an event that cannot be read")
 
     @contextmanager
-    def _answer(
+    def _request(
         self, method: str, path: str, body: bytes | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """A response of status 200; it and its connection are closed at the end."""
+        """Yields a response of status 200, and closes it and its connection afterwards."""
         connection = self._connect()
         with closing(connection):
             try:
@@ -153,7 +153,7 @@ class RemoteModel:
         try:
             connection.connect()
         except OSError as error:
-            raise RemoteServerError(f"nobody answers at {self._url}: {error}") from error
+            raise RemoteServerError(f"cannot connect to {self._url}: {error}") from error
         connection.sock.settimeout(None)
         return connection
 
@@ -172,15 +172,15 @@ class RemoteModel:
 
 
 class _DeltaReader:
-    """The deltas of one streamed choice as pieces."""
+    """Turns the deltas of one streamed choice into pieces."""
 
     def __init__(self) -> None:
         self.finish_reason = "stop"
         self._calls: dict[int, int] = {}
-        """The server's numbers of calls, and ours."""
+        """Index of each call here, by its index in the server's deltas."""
 
     def read(self, choice: Mapping[str, Any]) -> list[Piece]:
-        """The pieces of one event; whole calls end with the choice."""
+        """Returns the pieces of one event. Calls end when the choice does."""
         delta = choice.get("delta") or {}
         pieces: list[Piece] = []
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
@@ -214,6 +214,6 @@ def _reason(response: http.client.HTTPResponse) -> str:
 
 
 def _message_of(error: Any) -> str | None:
-    """The message of an error object, or an error that is only a message."""
+    """Returns the message of an error, which is an object or only a string."""
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None

@@ -1,11 +1,11 @@
-"""`Screen`: the terminal as a talk uses it.
+"""`Screen`: the terminal of a conversation.
 
-Answers go to standard output and nothing else does, so that they can be piped; reasoning, calls,
-results and remarks go to standard error.
+Only responses go to standard output, so that they can be piped. Reasoning, calls, results and
+remarks go to standard error.
 
-What a model, a tool or a server wrote is shown, never obeyed: characters that move the cursor,
-erase or reorder what is on the screen are spelled out. Otherwise a call could hide what it would
-run from the user who is asked about it.
+Control characters in the text of a model, a tool or a server are spelled out: characters that move
+the cursor, or erase or reorder text. Otherwise a call could hide its command from the user who
+decides whether to run it.
 """
 
 import os
@@ -18,7 +18,7 @@ _STYLES = {"dim": "\x1b[2m", "bold": "\x1b[1m", "red": "\x1b[31m"}
 _RESET = "\x1b[0m"
 _MAX_RESULT_LINES = 20
 _MARK = '"""'
-# C0 and C1 but newline and tab, marks of text direction, and what no UTF-8 can spell.
+# C0 and C1 except newline and tab, marks of text direction, and surrogates.
 _COMMANDS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -26,11 +26,11 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Screen:
-    """Reads lines and writes what a talk consists of.
+    """Reads the user's lines and writes the parts of a conversation.
 
     Attributes:
-        is_interactive: whether somebody types.
-        can_ask: whether who types sees what a question is about.
+        is_interactive: whether standard input is a terminal.
+        can_ask: whether the user also sees standard error, where calls are shown.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -39,14 +39,14 @@ class Screen:
         is_plain = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
         self._has_styles = sys.stderr.isatty() and not is_plain
         self._open_stream: TextIO | None = None
-        """Where a text was written that has not ended its line."""
+        """The stream whose last line is not ended yet."""
         self._remember = _prepare_line_editing() if self.is_interactive else None
 
     def read_line(self) -> str | None:
-        """The next text of the talk: "" after Ctrl-C of who types, None at the end of the input.
+        """Returns the user's next text: "" after Ctrl-C on a terminal, None at the end of input.
 
-        It is a line, or as many as stand between triple quotation marks; a terminal that marks what
-        is pasted makes one text of that, too.
+        A text is one line, or the lines between triple quotation marks. A terminal that marks
+        pasted text makes one text of it, too.
         """
         try:
             line = self._read("> ")
@@ -60,9 +60,9 @@ class Screen:
         return line
 
     def ask(self, question: str) -> str:
-        """An answer in one word, lower case; "" when there is none.
+        """Asks the user; returns the reply in lower case, or "" if there is none.
 
-        What was typed before the question was there is dropped: it is no answer to it.
+        Characters typed before the question was shown are dropped.
         """
         self.end_line()
         _drop_type_ahead()
@@ -73,7 +73,7 @@ class Screen:
             return ""
 
     def _read_on(self, line: str) -> str:
-        """The lines up to the one that ends in the mark, or the end of the input."""
+        """Returns the lines up to the one that ends with the mark, or to the end of the input."""
         lines = []
         while not line.rstrip().endswith(_MARK):
             lines.append(line)
@@ -84,7 +84,7 @@ class Screen:
         return "\n".join([*lines, line.rstrip().removesuffix(_MARK)]).strip("\n")
 
     def _drop_line(self) -> None:
-        """After Ctrl-C in a line; nobody types into a pipe, so there it goes on."""
+        """Drops a line after Ctrl-C. Without a terminal it raises the interrupt again."""
         if not self.is_interactive:
             raise KeyboardInterrupt
         print(file=sys.stderr)
@@ -102,32 +102,32 @@ class Screen:
             return None
 
     def content(self, text: str) -> None:
-        """The next characters of an answer; as they are where they meet no terminal."""
+        """Writes a part of a response; unchanged if no terminal shows it."""
         is_shown = self.is_interactive or sys.stdout.isatty()
         self._write(_spelled(text, _COMMANDS if is_shown else _SURROGATES), sys.stdout)
 
     def reasoning(self, text: str) -> None:
-        """The next characters of what the model thinks."""
+        """Writes a part of the reasoning."""
         self._write(_spelled(text), sys.stderr, "dim")
 
     def remark(self, text: str) -> None:
-        """A line about the talk."""
+        """Writes a line about the conversation."""
         self.end_line()
         print(self._styled(_spelled(text), "dim"), file=sys.stderr, flush=True)
 
     def error(self, text: str) -> None:
-        """A line about what went wrong."""
+        """Writes a line about an error."""
         self.end_line()
         print(self._styled(_spelled(text), "red"), file=sys.stderr, flush=True)
 
     def call(self, name: str, text: str) -> None:
-        """A call, and what it would run."""
+        """Writes a call and the command that it would run."""
         self.end_line()
         print(self._styled(_spelled(f"[{name}]"), "bold"), file=sys.stderr)
         print(_indented(_spelled(text)), file=sys.stderr, flush=True)
 
     def result(self, text: str) -> None:
-        """What a call gave; long results are cut here, and only here."""
+        """Writes a call's result; a long one is cut on the screen."""
         lines = _spelled(text).splitlines()
         if len(lines) > _MAX_RESULT_LINES:
             num_more = len(lines) - _MAX_RESULT_LINES
@@ -135,7 +135,7 @@ class Screen:
         self.remark(_indented("\n".join(lines)))
 
     def end_line(self) -> None:
-        """Ends the line of what was written last."""
+        """Ends the current line, if one is open."""
         if self._open_stream is not None:
             print(file=self._open_stream, flush=True)
             self._open_stream = None
@@ -159,7 +159,7 @@ def _indented(text: str) -> str:
 
 
 def _spelled(text: str, characters: re.Pattern[str] = _COMMANDS) -> str:
-    """The text with these characters as Python would write them in a string."""
+    """Returns the text with these characters escaped as in a Python string."""
     return characters.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
@@ -172,11 +172,11 @@ def _drop_type_ahead() -> None:
 
 
 def _prepare_line_editing() -> Callable[[str], None]:
-    """Switches line editing on for `input`; what puts a line into its history."""
+    """Enables line editing for `input`; returns a function that adds a line to its history."""
     try:
         import readline
     except ImportError:  # not every Python has it
         return lambda line: None
-    # Answers to our questions are no lines to come back to.
+    # Replies to questions do not belong in the history.
     readline.set_auto_history(False)
     return readline.add_history

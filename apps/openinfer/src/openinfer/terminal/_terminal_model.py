@@ -1,4 +1,4 @@
-"""`Model`: what the terminal's commands need of a model, loaded here or behind a URL."""
+"""`Model`: the interface of `chat` and `complete` to a model, in this process or on a server."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last thing a chat's stream yields."""
+    """The last item of a chat's stream."""
 
     reason: str
-    """`tool_calls`: the calls are whole and wait for their results."""
+    """The finish reason. `tool_calls`: the calls are complete and wait for results."""
 
 
 class Model(Protocol):
-    """A model to talk to."""
+    """A model that continues texts and conversations."""
 
     name: str
 
@@ -28,19 +28,19 @@ class Model(Protocol):
         options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generator[Piece | Ended, None, None]:
-        """The answer to a conversation as it comes; closing the iterator ends it."""
+        """Streams the response to a conversation; closing the iterator aborts it."""
 
     def stream_completion(
         self, prompt: str, options: Mapping[str, Any]
     ) -> Generator[str, None, None]:
-        """The continuation of a text, piece by piece; closing the iterator ends it."""
+        """Streams the continuation of a text; closing the iterator aborts it."""
 
     def num_tokens_left(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> int | None:
-        """Tokens of the context behind a conversation, negative if it has more than the context.
+        """Returns the free tokens of the context after a conversation; None if unknown.
 
-        None where that is not known.
+        The number is negative if the conversation is longer than the context.
         """
 
     def close(self) -> None:
