@@ -7,9 +7,9 @@ import torch
 
 from openinfer_kernels import FusedLinearSpec, LinearSpec, plan_fused_linear
 from openinfer_kernels.gpu._support import why_not_hopper
-from openinfer_kernels.ops.fused_linear._gluon_many_rows import ManyRows
+from openinfer_kernels.ops.fused_linear._gluon_many_rows import ManyRowsLauncher
 from openinfer_kernels.ops.fused_linear._gluon_prompts import (
-    Prompts,
+    PromptsLauncher,
     Shares,
     share_out,
     why_not_prompts,
@@ -107,8 +107,8 @@ def test_gates_of_prompts_are_measured_ones_on_hopper(monkeypatch):
         (_spec(GATE, 2560, 19_584), "multiple of 64, outputs of 128"),
     ]:
         assert reason in why_not_prompts(spec, device)
-    assert Prompts(_spec(GATE, 2560, 19_456), torch.device("cpu")).min_rows == 320
-    assert Prompts(_spec(GATE, 4096, 24_576), torch.device("cpu")).min_rows == 512
+    assert PromptsLauncher(_spec(GATE, 2560, 19_456), torch.device("cpu")).min_rows == 320
+    assert PromptsLauncher(_spec(GATE, 4096, 24_576), torch.device("cpu")).min_rows == 512
     _use_gpu(monkeypatch, (8, 0))
     assert "capability 9" in why_not_prompts(_spec(GATE, 2560, 19_456), device)
 
@@ -187,7 +187,7 @@ def test_equals_the_parts_in_float32(shape, num_rows, dtype, monkeypatch):
     tile = next(tile for tile in ROW_TILES if num_rows <= tile)
     if _cut(spec, tile) is None or (dtype is torch.float16 and num_rows in (16, 32, 33)):
         pytest.skip("other kernels, and those of the others")
-    _check(spec, num_rows, ManyRows, monkeypatch)
+    _check(spec, num_rows, ManyRowsLauncher, monkeypatch)
 
 
 @pytest.mark.gpu
@@ -195,7 +195,7 @@ def test_equals_the_parts_in_float32(shape, num_rows, dtype, monkeypatch):
 @pytest.mark.parametrize("num_rows", [512, 600, 1025, 2048])
 @pytest.mark.parametrize("shape", [SHAPES["gate"], (GATE, 4096, 24_576)])
 def test_gates_of_prompts_equal_the_parts_in_float32(shape, num_rows, monkeypatch):
-    _check(_spec(*shape), num_rows, Prompts, monkeypatch)
+    _check(_spec(*shape), num_rows, PromptsLauncher, monkeypatch)
 
 
 def _check(spec, num_rows, kind, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openinfer_kernels import PagedAttentionSpec, plan_paged_attention
-from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill, why_not_gluon
+from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefillLauncher, why_not_gluon
 
 HEAD_DIM = 128
 Sequences = namedtuple(
@@ -62,7 +62,7 @@ def _problem(spec, step, layers=3):
 
 def _attend(spec, q, cache):
     out = torch.full_like(q, float("nan"))
-    GluonPrefill(spec)(q, cache, out, len(q), 4096)
+    GluonPrefillLauncher(spec)(q, cache, out, len(q), 4096)
     return out
 
 
@@ -152,7 +152,7 @@ def test_other_devices_heads_and_blocks_take_the_other_kernel(monkeypatch):
 
 def test_few_tokens_and_many_sequences_take_the_other_kernel():
     # A tile is 32 queries of 4 heads each, for 8 key heads.
-    launch = GluonPrefill(_spec())
+    launch = GluonPrefillLauncher(_spec())
     assert launch.fills_tiles(256, 1)
     assert launch.fills_tiles(1024, 32)
     assert not launch.fills_tiles(255, 1)

@@ -128,8 +128,8 @@ def test_products_on_hopper(name, monkeypatch):
     [
         ((8, 0), []),
         ((8, 9), []),
-        ((9, 0), ["ManyRows", "ManyRows", "ManyRows", "ManyRows"]),
-        ((10, 0), ["FewRows", "FewRows"]),
+        ((9, 0), ["ManyRowsLauncher", "ManyRowsLauncher", "ManyRowsLauncher", "ManyRowsLauncher"]),
+        ((10, 0), ["FewRowsLauncher", "FewRowsLauncher"]),
         ((12, 0), []),
     ],
     ids=str,

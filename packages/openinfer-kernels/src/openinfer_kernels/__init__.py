@@ -92,7 +92,7 @@ __all__ = [
     "plan_linear",
     "plan_silu_and_mul",
     "quantize_weight",
-    # Parts of a layer as one op each
+    # Fused ops
     "AttentionStep",
     "FusedAttention",
     "FusedAttentionSpec",

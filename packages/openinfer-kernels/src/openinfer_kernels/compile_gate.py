@@ -2,7 +2,7 @@
 
 `python -m openinfer_kernels.compile_gate [OP ...]` prints a line for each kernel and architecture
 and exits 1 if one does not compile or needs more shared memory than that GPU gives a program.
-The interpreter of the unit tests hides these errors.
+The unit tests run kernels in Triton's interpreter, which does not show these errors.
 """
 
 import sys
@@ -27,9 +27,9 @@ from openinfer_kernels.gpu._compile_case import CompileCase
 # "Technical Specifications per Compute Capability").
 SHARED_MEMORY_KIB = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 EVERY_SHAPE = 90
-"""Architecture for which every case is compiled. For the others, only the case with the most shared
-memory is compiled of each kernel and width of types: if one does not fit, that one does not. The
-two 16-bit types count as one."""
+"""Architecture for which every case is compiled. For the other architectures one case is compiled
+for each kernel and width of types: the case with the most shared memory, because it would exceed
+the limit first. The two 16-bit types count as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def compile_all(cases: Sequence[CompileCase]) -> Iterator[CompileResult]:
     widest: dict[object, tuple[int, CompileCase]] = {}
     for case, shared in zip(cases, shared_bytes, strict=True):
         kind = (case.kernel, *sorted(_by_width(case.signature).items()))
-        # The last of equal cases: cases are listed by size.
+        # Cases are listed by size, so the last of equal cases is kept.
         if kind not in widest or shared >= widest[kind][0]:
             widest[kind] = (shared, case)
     others = [arch for arch in SHARED_MEMORY_KIB if arch != EVERY_SHAPE]
@@ -131,7 +131,7 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
 
     Raises:
         ValueError: The case names other arguments than the kernel has.
-        Exception: Whatever the compiler raises.
+        Exception: Any error of the compiler.
     """
     # A launch passes arguments in the kernel's own order; the names must agree.
     order = case.kernel.arg_names
@@ -153,8 +153,8 @@ def compiled_for(case: CompileCase, arch: int) -> Any:
         fn=case.kernel,
         signature={name: types[name] for name in order},
         constexprs={(order.index(name),): value for name, value in constexprs.items()},
-        # Allocated memory is aligned, and launches find that of strides. Without it, copies are
-        # neither asynchronous nor in a ring.
+        # Real launches find that pointers and strides are divisible by 16. Without that, the
+        # compiler would make copies neither asynchronous nor in a ring.
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {

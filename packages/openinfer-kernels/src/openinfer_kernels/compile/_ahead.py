@@ -1,4 +1,4 @@
-"""Compiling an executor's GPU kernels while it starts, as far as Triton's cache lacks them.
+"""Compiling the GPU kernels that Triton's cache lacks, while an executor starts.
 
 Triton compiles a kernel when it is first launched, one after the other, and holds the GIL. So a
 forked process does a dry run of the steps on the meta device, which finds the kernels, and forks a
@@ -38,7 +38,7 @@ class CompileAhead:
         self._num_cached: int | None = 0
         self._job: ForkedJob[KernelReport] | None = None
         try:
-            # Not every system has Triton. Of its names, some are no public interface.
+            # Not every system has Triton, and some of these names are not public.
             from triton.runtime.cache import triton_key
 
             from openinfer_kernels.compile._kernel_list import KernelList, compile_all

@@ -30,7 +30,7 @@ class KernelList:
     """The file in Triton's cache that names the kernels of one executor."""
 
     def __init__(self, identity: str, gpu: Gpu) -> None:
-        """Finds the file's place.
+        """Computes the path of the file.
 
         Args:
             identity: Equal for executors that launch the same kernels on the same GPU.

@@ -84,9 +84,9 @@ def is_cached(name: str, digest: str) -> bool:
 
 
 def note_launches(gpu: Gpu, note: Callable[[NotedKernel], None]) -> None:
-    """From now on, notes Triton kernels instead of launching them, in the whole process.
+    """Makes Triton note kernels instead of launching them, for the rest of this process.
 
-    The meta device stands for the GPU from now on, so that ops choose the kernels of that GPU.
+    The meta device then stands for the GPU, so that ops choose the kernels of that GPU.
 
     Args:
         gpu: The GPU to compile for.

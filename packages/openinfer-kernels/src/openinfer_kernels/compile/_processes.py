@@ -127,7 +127,7 @@ class ForkedJobs(Generic[T]):
     """
 
     def __init__(self, num_processes: int) -> None:
-        """Starts nothing."""
+        """Creates the queue of jobs. Processes are started by `add`."""
         self._limit = num_processes
         self._waiting: deque[tuple[int, Callable[[], T]]] = deque()
         self._running: dict[Connection, tuple[int, ForkedJob[T]]] = {}

@@ -40,7 +40,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 
 
 def stand_in_for_torch_compiler() -> None:
-    """Keeps this process from importing torch's compiler in order to learn that nothing is traced.
+    """Replaces modules of torch's compiler by stand-ins that say that nothing is traced.
 
     For a process that uses torch for a dry run alone. If torch asks a stand-in for something that
     it does not have, the real module is imported.

@@ -138,5 +138,5 @@ def _warn_of_slow_kernels(reason: str) -> None:
 
 
 def is_of_part(part: str, op: str, backend: str) -> bool:
-    """Whether `backend` is a back end of the op `part` but not of `op`, which is made of it."""
+    """Whether `backend` is a back end of `part` but not of the op `op` that contains it."""
     return backend in find_op(part).backends and backend not in find_op(op).backends

@@ -165,7 +165,7 @@ def _installed_names() -> tuple[str, ...]:
 def _insert(
     order: dict[str, tuple[str, ...]], backend: str, tried_before: Mapping[str, str]
 ) -> None:
-    """Gives a back end its place on each device; on all devices or on none."""
+    """Inserts a back end into the order of each device; on an error it inserts none."""
     for device, other in tried_before.items():
         if other not in order.get(device, ()):
             raise ValueError(

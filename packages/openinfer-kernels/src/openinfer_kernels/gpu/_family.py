@@ -19,7 +19,7 @@ _FAMILIES: dict[int, GpuFamily] = {9: "hopper", 10: "blackwell", 12: "rtx_blackw
 def gpu_family(device: torch.device) -> GpuFamily | None:
     """Returns the family of a GPU, or of the GPU that the meta device stands for; None for a CPU.
 
-    A GPU of an unknown family is None as well: it is tuned as by default.
+    A GPU of an unknown family is None as well, so it gets the default tuning.
     """
     arch = gpu_arch(device)
     if arch is None:
@@ -30,16 +30,16 @@ def gpu_family(device: torch.device) -> GpuFamily | None:
 
 
 def tuned_for(table: Mapping[str, T], device: torch.device) -> T:
-    """Returns the entry of a tuning table for this device: its family's, else "default"."""
+    """Returns the table's entry for the family of this device, or else its entry "default"."""
     family = gpu_family(device)
     return table[family if family is not None and family in table else "default"]
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Returns how many multiprocessors a GPU has, also the GPU that the meta device stands for.
+    """Returns how many multiprocessors a GPU has, or the GPU that the meta device stands for.
 
-    On a CPU, Triton's interpreter runs one program after the other; 2 is enough there to test
-    kernels whose programs share tiles.
+    On a CPU the result is 2. Triton's interpreter runs programs one after the other, and 2 are
+    enough to test kernels whose programs share tiles.
     """
     gpu = gpu_of(device)
     return 2 if gpu is None else gpu.num_multiprocessors

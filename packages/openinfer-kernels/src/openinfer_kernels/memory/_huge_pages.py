@@ -60,7 +60,7 @@ def empty_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Ten
 
 
 class _SharedMappings:
-    """Mappings that small tensors share, filled one after the other. For any thread."""
+    """Mappings that small tensors share, filled one after the other. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,1 +1,1 @@
-"""The ops of this package, one folder each; `openinfer_kernels.dispatch` finds them by listing."""
+"""The ops of this package, one folder each. `openinfer_kernels.dispatch` lists these folders."""

@@ -1,4 +1,4 @@
-"""Back end `triton` of advance_rows: one program a sequence, and one for padding tokens."""
+"""Back end `triton` of advance_rows: one program per sequence, and one for padding tokens."""
 
 # Kernel arguments are Triton's values, which have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls

@@ -1,4 +1,4 @@
-"""Block sizes of the Triton kernel of advance_rows, by GPU family: one for all families."""
+"""Block sizes of the Triton kernel of advance_rows, by GPU family; all families have the same."""
 
 from dataclasses import dataclass
 

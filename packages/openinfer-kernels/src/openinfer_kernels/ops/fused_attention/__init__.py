@@ -1,4 +1,4 @@
-"""The attention of a layer between its two products: from projections to the outputs of heads.
+"""An attention layer between its projections: from queries, keys and values to heads' outputs.
 
 Queries and keys are normalised head by head if the model does that, and rotated to their positions.
 Keys and values are written to the paged cache, then queries attend to it. The definition is

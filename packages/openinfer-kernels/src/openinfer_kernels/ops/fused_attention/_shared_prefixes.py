@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 
 UNIT_MEMBERS = 32
-"""Sequences of a unit of work at most."""
+"""Upper bound of the sequences in a unit of work."""
 UNIT_KEYS = 128
 """The keys of a unit are a multiple of this, except in the last unit of a group."""
 MAX_PREFIX_GROUPS = 8
-"""Groups of a step at most."""
+"""Upper bound of the groups in a step."""
 # Programs over shared keys: about one for each of the 132 multiprocessors of an H200.
 _TARGET_PROGRAMS = 128
 # Leading fields of a unit, and fields of a sequence; see `SharedPrefixes`.
@@ -42,9 +42,9 @@ class PrefixGroup:
 class SharedPrefixes:
     """The shared prefixes of a decode step, on its device.
 
-    The block table says the same, so a back end may ignore this, or attend to a group's blocks once
-    for all members. In captured steps, values may change but shapes may not. `PrefixTable` makes
-    the tensors.
+    A back end may attend to a group's blocks once for all members. It may also ignore this, because
+    the block table alone is sufficient. In captured steps, values may change but shapes may not.
+    `PrefixTable` makes the tensors.
 
     Attributes:
         units: [max_units, 4 + UNIT_MEMBERS], int32: number of sequences, first key, end of its
@@ -76,7 +76,7 @@ class PrefixTable:
 
     @property
     def size(self) -> int:
-        """Returns the int32 values of a packed table."""
+        """Returns the number of int32 values in a packed table."""
         return self._unit_size + self._num_seqs * _ROW_FIELDS
 
     def packed(self, groups: Sequence[PrefixGroup]) -> npt.NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 | step | launched by |
 |---|---|
-| one token a sequence, 1 to 1,024 sequences | `_triton_decode`: one kernel, or two |
+| one token per sequence, 1 to 1,024 sequences | `_triton_decode`: one kernel, or two |
 | any other | `_triton_prefill`: a kernel before `paged_attention` |
 
 Both run on every GPU family; `_tuning` has their sizes by family. The two kernels of a decode step
@@ -41,8 +41,8 @@ def regimes(spec: FusedAttentionSpec, device: torch.device) -> tuple[Regime, ...
 def plan(spec: FusedAttentionSpec, device: torch.device | str) -> FusedAttention:
     """Binds the kernels to a spec and a device."""
     device = torch.device(device)
-    decode = _triton_decode.Decode(spec, device)
-    prefill = _triton_prefill.Prefill(spec, device)
+    decode = _triton_decode.DecodeLauncher(spec, device)
+    prefill = _triton_prefill.PrefillLauncher(spec, device)
 
     def attend(
         qkv: torch.Tensor,

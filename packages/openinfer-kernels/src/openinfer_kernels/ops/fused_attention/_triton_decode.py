@@ -21,7 +21,7 @@ from openinfer_kernels.ops.fused_attention._tuning import (
 )
 
 
-class Decode:
+class DecodeLauncher:
     """Launches `decode_kernel`, after `shared_prefix_kernel` where the step shares prefixes."""
 
     def __init__(self, spec: FusedAttentionSpec, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class Decode:
         v_cache: torch.Tensor,
         /,
     ) -> torch.Tensor:
-        """Runs a step of one token a sequence; see `FusedAttention`."""
+        """Runs a step of one token per sequence; see `FusedAttention`."""
         spec, sizes, device = self._spec.attention, self._sizes, qkv.device
         num_seqs, num_kv_heads = step.seq_lens.shape[0], spec.num_kv_heads
         is_shared = step.shared is not None

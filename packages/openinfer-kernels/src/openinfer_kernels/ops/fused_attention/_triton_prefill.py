@@ -14,7 +14,7 @@ from openinfer_kernels.ops.fused_attention._tuning import SIZES, prepare_constex
 from openinfer_kernels.ops.paged_attention import plan_paged_attention
 
 
-class Prefill:
+class PrefillLauncher:
     """Launches `prepare_kernel`, then the `paged_attention` that suits the device."""
 
     def __init__(self, spec: FusedAttentionSpec, device: torch.device) -> None:

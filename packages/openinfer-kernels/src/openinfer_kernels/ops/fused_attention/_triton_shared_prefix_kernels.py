@@ -1,7 +1,7 @@
 """Attention of a decode step to prefixes that sequences share (cascade attention).
 
 It runs before `decode_kernel` (Juravsky et al., "Hydragen", 2024). The queries of a group's members
-are rows of one matrix product with each tile of keys, so keys are read once a group and not once a
+are rows of one matrix product with each tile of keys, so keys are read once per group, not per
 sequence. `SharedPrefixes` lists the members and keys of each unit of work. A program writes a
 normalised result and the base-2 logarithm of its sum for each member and query head;
 `decode_kernel` merges them with the sequence's own keys.

@@ -14,7 +14,7 @@ from openinfer_kernels.ops.fused_attention import FusedAttentionSpec
 from openinfer_kernels.ops.fused_attention._shared_prefixes import UNIT_MEMBERS
 
 MAX_SEQS = 1024
-"""Sequences of a decode step at most: a program holds all their lengths in registers."""
+"""Upper bound of sequences in a decode step: a program holds all their lengths in registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,13 @@ class DecodeSizes:
     """How the decode kernel cuts up a step of at most `max_seqs` sequences.
 
     Attributes:
-        max_seqs: Sequences of the step at most.
-        extra_programs: Programs beside one for each sequence and key head. Long sequences are split
-            among them.
+        max_seqs: Upper bound of the sequences in the step.
+        extra_programs: Programs in addition to one for each sequence and key head. Long sequences
+            are split among them.
         block_n: Keys attended to at a time, for heads of 256 bytes.
         merged_chunks: Chunks of a sequence that are merged at a time.
-        max_registers: Registers of a thread at most, so that more programs run at a time; None for
-            no limit.
+        max_registers: Upper bound of registers per thread, so that more programs run at a time;
+            None for no limit.
     """
 
     max_seqs: int
@@ -50,8 +50,8 @@ class AttentionSizes:
         shared_block_n: Keys of a tile over a shared prefix. Both hold for heads of 256 bytes.
         num_stages: Pipeline depth over keys. With 2, one tile is loaded while another is computed.
             Deeper pipelines leave shared memory for fewer programs.
-        merging_registers: Registers of a thread at most in a decode kernel that also merges a
-            shared prefix. Without the limit it takes more, and fewer programs run at a time.
+        merging_registers: Upper bound of registers per thread in a decode kernel that also merges
+            a shared prefix. Without the limit it takes more, and fewer programs run at a time.
         prepare_block_m: Tokens of one head that a program of `prepare_kernel` takes.
     """
 
@@ -68,7 +68,7 @@ class AttentionSizes:
         return next(sizes for sizes in self.decode if num_seqs <= sizes.max_seqs)
 
     def decode_registers(self, num_seqs: int, is_shared: bool) -> int | None:
-        """Returns the limit of registers a thread of the decode kernel; None for no limit."""
+        """Returns the decode kernel's upper bound of registers per thread; None for no limit."""
         return self.merging_registers if is_shared else self.decode_sizes(num_seqs).max_registers
 
 
@@ -106,7 +106,7 @@ _HEAD_BYTES = 256
 
 
 def prepare_constexprs(spec: FusedAttentionSpec, sizes: AttentionSizes) -> dict[str, Any]:
-    """Returns the compile-time arguments of `prepare_kernel`, but PDL."""
+    """Returns the compile-time arguments of `prepare_kernel`, except PDL."""
     return {
         **_head_constexprs(spec),
         "BLOCK_M": sizes.prepare_block_m,
@@ -117,7 +117,7 @@ def prepare_constexprs(spec: FusedAttentionSpec, sizes: AttentionSizes) -> dict[
 def decode_constexprs(
     spec: FusedAttentionSpec, sizes: AttentionSizes, num_seqs: int, is_shared: bool
 ) -> dict[str, Any]:
-    """Returns the compile-time arguments of `decode_kernel`, but PDL."""
+    """Returns the compile-time arguments of `decode_kernel`, except PDL."""
     of, decode = spec.attention, sizes.decode_sizes(num_seqs)
     group_size = of.num_heads // of.num_kv_heads
     block_n = decode.block_n // _head_units(spec)
@@ -141,7 +141,7 @@ def decode_constexprs(
 
 
 def shared_constexprs(spec: FusedAttentionSpec, sizes: AttentionSizes) -> dict[str, Any]:
-    """Returns the compile-time arguments of `shared_prefix_kernel`, but PDL."""
+    """Returns the compile-time arguments of `shared_prefix_kernel`, except PDL."""
     of, units = spec.attention, _head_units(spec)
     group_pad = triton.next_power_of_2(of.num_heads // of.num_kv_heads)
     return {

@@ -24,7 +24,7 @@ from openinfer_kernels.ops.fused_linear._tuning import (
 from openinfer_kernels.ops.linear import PackedWeight
 
 
-class ManyRows:
+class ManyRowsLauncher:
     """Launches `many_rows_kernel` for up to `row_tile` rows that are normalised already."""
 
     def __init__(

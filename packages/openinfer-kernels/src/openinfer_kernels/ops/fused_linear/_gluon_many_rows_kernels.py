@@ -228,7 +228,7 @@ def many_rows_kernel(
             )),
             (_produce, (x, weight, rings, share, N, BLOCK_M, NUM_STAGES, IS_GATED, PDL)),
         ],
-        # Warps and registers a thread of the producer.
+        # Warps and registers per thread of the producer.
         [1],
         [40],
     )  # fmt: skip

@@ -67,11 +67,11 @@ def _why_not(spec: FusedLinearSpec) -> str | None:
     return None
 
 
-class Prompts:
+class PromptsLauncher:
     """Launches `prompts_kernel` for any number of rows that are normalised already.
 
     Attributes:
-        min_rows: Rows from which on it is faster than the library.
+        min_rows: Rows from which on it is faster than cuBLAS.
     """
 
     def __init__(self, spec: FusedLinearSpec, device: torch.device) -> None:

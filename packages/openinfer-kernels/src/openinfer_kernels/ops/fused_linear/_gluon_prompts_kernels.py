@@ -294,7 +294,7 @@ def prompts_kernel(
                 x, weight, to_copy, work, num_whole, num_rows, N, NUM_STEPS, NUM_STAGES, GROUP_M,
             )),
         ],
-        # Warps and registers a thread of the second consumer and of the producer. Half of a
+        # Warps and registers per thread of the second consumer and of the producer. Half of a
         # consumer's registers hold sums.
         [4, 1],
         [232, 40],

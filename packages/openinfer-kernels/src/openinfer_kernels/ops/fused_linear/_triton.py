@@ -75,8 +75,8 @@ class _ByRows(Composed):
         super().__init__(spec, device, "auto", "auto")
         self._num_outputs = spec.num_outputs
         sizes = _tuning.one_row_sizes(spec, device)
-        self._one_row = _triton_one_row.OneRow(spec, sizes, device)
-        # By ascending number of rows that a launch takes at most.
+        self._one_row = _triton_one_row.OneRowLauncher(spec, sizes, device)
+        # Ascending by the upper bound of rows that a launch takes.
         self._up_to_rows: tuple[tuple[int, _Launch], ...] = tuple(_launches(spec, device))
         self._from_rows: tuple[int, _Launch] | None = _prompts_launch(spec, device)
 
@@ -125,7 +125,7 @@ def _launches(spec: FusedLinearSpec, device: torch.device) -> list[tuple[int, _L
         launch = _many_rows_launch(spec, row_tile, device)
         sizes = _tuning.few_rows_sizes(spec, row_tile, device)
         if launch is None and sizes is not None:
-            launch = _triton_few_rows.FewRows(spec, row_tile, sizes, device)
+            launch = _triton_few_rows.FewRowsLauncher(spec, row_tile, sizes, device)
         if launch is not None:
             launches.append((row_tile, launch))
     return launches
@@ -138,7 +138,7 @@ def _many_rows_launch(spec: FusedLinearSpec, row_tile: int, device: torch.device
     # Imported on Hopper only: other versions of Triton may not have Gluon's names.
     from openinfer_kernels.ops.fused_linear import _gluon_many_rows
 
-    return _gluon_many_rows.ManyRows(spec, row_tile, cut, device)
+    return _gluon_many_rows.ManyRowsLauncher(spec, row_tile, cut, device)
 
 
 def _many_rows_cut(
@@ -154,7 +154,7 @@ def _prompts_launch(spec: FusedLinearSpec, device: torch.device) -> tuple[int, _
         return None
     from openinfer_kernels.ops.fused_linear import _gluon_prompts
 
-    prompts = _gluon_prompts.Prompts(spec, device)
+    prompts = _gluon_prompts.PromptsLauncher(spec, device)
     return prompts.min_rows, prompts
 
 

@@ -17,7 +17,7 @@ from openinfer_kernels.ops.linear import PackedWeight
 _ARCHS = (90, 100)
 
 
-class FewRows:
+class FewRowsLauncher:
     """Launches `few_rows_kernel` for up to `row_tile` rows that are normalised already."""
 
     def __init__(

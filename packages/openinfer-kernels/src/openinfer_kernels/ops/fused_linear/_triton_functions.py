@@ -31,7 +31,7 @@ def weight_tile(
 ):  # fmt: skip
     """Loads a tile of weights; 0 outside of the weight.
 
-    Weights are read once a step, so they are the first to leave the L2 cache.
+    Weights are read once per step, so they are the first to leave the L2 cache.
     """
     tile_ptr = weight_ptr + (first_out.to(tl.int64) * K + first_in)
     if K % BLOCK_K == 0 and N % BLOCK_N == 0:

@@ -13,7 +13,7 @@ from openinfer_kernels.ops.fused_linear._tuning import ONE_ROW, OneRowSizes, fir
 from openinfer_kernels.ops.linear import PackedWeight
 
 
-class OneRow:
+class OneRowLauncher:
     """Launches `one_row_kernel`: norm, product, gate and residual in one kernel."""
 
     def __init__(self, spec: FusedLinearSpec, sizes: OneRowSizes, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from openinfer_kernels.ops.fused_linear import FusedLinearSpec
 ROW_TILES = (8, 16, 32, 64)
 """Rows that kernels of few and of many rows are compiled for; a step takes the next larger one.
 
-With more rows the library's product is as fast, except for gates of prompts."""
+With more rows cuBLAS is as fast, except for gates of prompts."""
 
 H200_MULTIPROCESSORS = 132
 """Multiprocessors of an H200, and of an H100 with SXM. The compile gate compiles for them."""
@@ -37,16 +37,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Generic[T]):
-    """Sizes, and the products that take them. Of several rules, the first that matches holds.
+    """Kernel sizes and the products that use them. The first rule that matches a product applies.
 
     Attributes:
         sizes: The sizes of the kernel.
-        fusion: "gate" for a gated product, "norm" for another one with a norm; None for any.
-        min_in: Inputs at least.
-        max_in: Inputs at most; None for any number.
-        min_out: Outputs at least.
-        max_in_per_out: Inputs at most, as a multiple of the outputs; None for any number.
-        in_multiple: Divides the inputs.
+        fusion: "gate" for a gated product, "norm" for one with a norm and no gate; None for any.
+        min_in: Lower bound of the inputs.
+        max_in: Upper bound of the inputs; None for no bound.
+        min_out: Lower bound of the outputs.
+        max_in_per_out: Upper bound of inputs divided by outputs; None for no bound.
+        in_multiple: The inputs must be a multiple of this.
     """
 
     sizes: T
@@ -122,15 +122,15 @@ class ManyRowsSizes:
 
     Attributes:
         min_gate_rows: Smallest row tile at which it takes gated products.
-        long_sum: Inputs from which on, exclusive, it takes the smallest row tile, if a residual is
-            added. With fewer inputs the Triton kernel is faster.
-        min_split_inputs: Inputs of a split at least; with fewer, adding the splits costs more than
-            splitting gains.
-        min_programs: Programs at least; with fewer, others are as fast.
-        max_registers: Registers of a thread at most. It takes half of a multiprocessor's, so that
-            the next kernel finds room beside a program.
+        long_sum: It takes the smallest row tile only if a residual is added and there are more
+            inputs than this; otherwise the Triton kernel is faster.
+        min_split_inputs: Lower bound of the inputs of a split; with fewer, adding the splits costs
+            more than splitting gains.
+        min_programs: Lower bound of programs; with fewer, other kernels are as fast.
+        max_registers: Upper bound of registers per thread. A program takes half of a
+            multiprocessor's registers, so that the next kernel has room for one.
         shared_bytes: Shared memory that a program may take.
-        spare_bytes: Shared memory beside the ring: barriers, and what the system reserves.
+        spare_bytes: Shared memory besides the ring: barriers, and what the system reserves.
         result_bytes: Shared memory through which results go where inputs are not split.
     """
 
@@ -150,13 +150,13 @@ class PromptsSizes:
 
     Attributes:
         min_outputs: Outputs at least: Qwen3-4B's, the smallest that were measured.
-        min_rows: Rows from which on it is faster than the library.
+        min_rows: Rows from which on it is faster than cuBLAS.
         num_stages: Depth of the ring of copies.
         group_m: Tiles of rows that are taken together for each tile of outputs, so that their
             operands stay in the L2 cache.
-        max_shares: Programs that a tile is cut among at most; adding more results costs more than
-            cutting gains.
-        sharing_steps: Steps of 64 inputs that leaving and adding partial sums takes as long as.
+        max_shares: Upper bound of programs that share a tile; with more, adding their sums costs
+            more than sharing gains.
+        sharing_steps: Time for storing and adding partial sums, in steps of 64 inputs.
     """
 
     min_outputs: int
@@ -278,7 +278,7 @@ def one_row_sizes(spec: FusedLinearSpec, device: torch.device) -> OneRowSizes:
 def few_rows_sizes(
     spec: FusedLinearSpec, row_tile: int, device: torch.device
 ) -> FewRowsSizes | None:
-    """Returns the sizes of the Triton kernel for up to `row_tile` rows; None if it takes none.
+    """Returns the sizes of the Triton kernel for up to `row_tile` rows; None if it has none.
 
     Triton's interpreter, on a CPU, takes the sizes of Hopper.
     """
@@ -288,10 +288,10 @@ def few_rows_sizes(
 
 
 def _is_fused_in_16_bits(spec: FusedLinearSpec) -> bool:
-    """Returns whether a kernel of several rows can be faster than the library.
+    """Returns whether a kernel of several rows can be faster than cuBLAS.
 
-    The library is as fast at a product with nothing fused, such as logits. Tensor cores would round
-    float32.
+    cuBLAS is as fast at a product with nothing fused, such as logits. For float32 the kernels are
+    not used, because tensor cores would round the inputs.
     """
     is_fused = spec.adds_residual or spec.norm_eps is not None
     return spec.linear.dtype.itemsize == 2 and is_fused

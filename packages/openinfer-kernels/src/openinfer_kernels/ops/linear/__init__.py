@@ -34,7 +34,7 @@ PackedWeight = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """A product, as far as it is known when the model is built.
+    """Shape and dtypes of a matrix product, fixed when the model is built.
 
     Attributes:
         in_features: Columns of the weight.
@@ -61,7 +61,7 @@ class LinearSpec:
 
 
 class Linear(Protocol):
-    """A planned `linear`."""
+    """The planned `linear`."""
 
     def pack(self, weight: torch.Tensor, /) -> PackedWeight:
         """Packs a stored weight in the back end's order.
@@ -119,7 +119,7 @@ EXAMPLES = {
 
 
 def plan_linear(spec: LinearSpec, device: torch.device | str, backend: str = "auto") -> Linear:
-    """Chooses and binds `linear`.
+    """Chooses a back end of `linear` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The back end cannot run this spec on this device.

@@ -33,7 +33,10 @@ def supports(spec: LinearSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
-    """Binds linear. Call a bf16 one from one thread: the oneDNN switch is global to the process."""
+    """Returns `linear` for a spec and a device.
+
+    Call a bf16 one from one thread, because the oneDNN switch is global to the process.
+    """
     if spec.quantization == "int4":
         return _Int4(spec)
     return _Bfloat16(spec) if spec.dtype is torch.bfloat16 else _Dense(spec)

@@ -15,7 +15,7 @@ def supports(spec: LinearSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: LinearSpec, device: torch.device | str) -> Linear:
-    """Binds linear."""
+    """Returns `linear` for a spec and a device."""
     return _Torch(spec)
 
 

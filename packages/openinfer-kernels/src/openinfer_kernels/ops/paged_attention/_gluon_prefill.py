@@ -25,7 +25,7 @@ def why_not_gluon(spec: PagedAttentionSpec, device: torch.device) -> str | None:
     return None
 
 
-class GluonPrefill:
+class GluonPrefillLauncher:
     """Launches `prefill_kernel` of Hopper. It allocates no memory."""
 
     def __init__(self, spec: PagedAttentionSpec) -> None:
@@ -60,7 +60,7 @@ class GluonPrefill:
         max_seqlen_k: int,
         /,
     ) -> None:
-        """Attends into `out`; arguments as in `TritonPrefill`."""
+        """Attends into `out`; arguments as in `TritonPrefillLauncher`."""
         k_cache, v_cache, cu_seqlens_q, seq_lens, block_table = cache
         num_seqs = seq_lens.shape[0]
         num_tiles = q.shape[0] // self._queries_per_tile + num_seqs

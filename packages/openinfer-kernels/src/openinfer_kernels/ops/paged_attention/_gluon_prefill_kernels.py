@@ -49,7 +49,7 @@ _MMA = gl.constexpr(
     gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
 )
 _WEIGHTS = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=_MMA.value, k_width=2))
-# Rows of queries and of the output, 16 bytes a thread.
+# Rows of queries and of the output, 16 bytes per thread.
 _COALESCED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 _BLOCK_REGISTERS = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 4, 8], [1, 4, 1], [2, 1, 0]))
 
@@ -229,7 +229,7 @@ def _compute(
     acc = warpgroup_mma_wait(0, deps=[acc])
     total = state[1]
     acc = acc / gl.where(total > 0.0, total, 1.0)[:, None]
-    # Goes through the shared memory of the queries, so that rows are stored 16 bytes a thread.
+    # Goes through the shared memory of the queries, so that rows are stored 16 bytes per thread.
     gl.thread_barrier()
     q.store(acc.to(q.dtype))
     gl.thread_barrier()
@@ -323,7 +323,7 @@ def prefill_kernel(
                     k_cache, v_cache, k, v, table_ptr, num_tiles, num_blocks, kv_head, BLOCK_SIZE,
                 )),
             ],
-            # Warps and registers a thread of the second consumer and of the producer. A consumer
+            # Warps and registers per thread of the second consumer and of the producer. A consumer
             # keeps scores, weights and sums in registers.
             [4, 1],
             [232, 40],

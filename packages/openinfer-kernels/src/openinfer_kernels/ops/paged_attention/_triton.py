@@ -25,7 +25,7 @@ from openinfer_kernels.ops.paged_attention import (
 from openinfer_kernels.ops.paged_attention._tuning import GLUON_PREFILL
 
 if TYPE_CHECKING:
-    from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefill
+    from openinfer_kernels.ops.paged_attention._gluon_prefill import GluonPrefillLauncher
 
 _HEAD_DIMS = (32, 64, 128, 256)
 
@@ -53,7 +53,7 @@ def regimes(spec: PagedAttentionSpec, device: torch.device) -> tuple[Regime, ...
 def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention:
     """Binds the kernels that suit the device."""
     device = torch.device(device)
-    portable = _triton_prefill.TritonPrefill(spec, device)
+    portable = _triton_prefill.TritonPrefillLauncher(spec, device)
     hopper = _plan_gluon_prefill(spec, device)
 
     def attend(
@@ -72,12 +72,14 @@ def plan(spec: PagedAttentionSpec, device: torch.device | str) -> PagedAttention
     return attend
 
 
-def _plan_gluon_prefill(spec: PagedAttentionSpec, device: torch.device) -> "GluonPrefill | None":
+def _plan_gluon_prefill(
+    spec: PagedAttentionSpec, device: torch.device
+) -> "GluonPrefillLauncher | None":
     if _why_not_gluon_prefill(spec, device) is not None:
         return None
     from openinfer_kernels.ops.paged_attention import _gluon_prefill
 
-    return _gluon_prefill.GluonPrefill(spec)
+    return _gluon_prefill.GluonPrefillLauncher(spec)
 
 
 def _why_not_gluon_prefill(spec: PagedAttentionSpec, device: torch.device) -> str | None:

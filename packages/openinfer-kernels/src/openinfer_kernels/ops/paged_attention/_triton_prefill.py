@@ -21,7 +21,7 @@ from openinfer_kernels.ops.paged_attention._tuning import (
 )
 
 
-class TritonPrefill:
+class TritonPrefillLauncher:
     """Launches `prefill_kernel`, and `merge_splits_kernel` where keys are split."""
 
     def __init__(self, spec: PagedAttentionSpec, device: torch.device) -> None:

@@ -22,10 +22,10 @@ class TritonPrefillSizes:
         block_n: Keys that a program attends to at a time.
         num_warps: Warps of a program.
         num_stages: Depth of the software pipeline over keys.
-        max_splits: Programs that share the keys of one tile at most.
-        min_keys_per_split: Keys that a split has at least.
-        target_programs: Programs up to which keys are split. 264 fill an H200 twice; more splits
-            only add merging.
+        max_splits: Upper bound of programs that share the keys of one tile.
+        min_keys_per_split: Lower bound of the keys of a split.
+        target_programs: Keys are split until there are this many programs. 264 fill an H200 twice;
+            more splits only add merging.
     """
 
     block_m: int
@@ -77,7 +77,7 @@ _HEAD_BYTES = 256
 def prefill_constexprs(
     spec: PagedAttentionSpec, sizes: TritonPrefillSizes, block_m: int
 ) -> dict[str, Any]:
-    """Returns the compile-time arguments of the Triton kernel, but IS_SPLIT and PDL."""
+    """Returns the compile-time arguments of the Triton kernel, except IS_SPLIT and PDL."""
     return {
         "NUM_HEADS": spec.num_heads,
         "NUM_KV_HEADS": spec.num_kv_heads,

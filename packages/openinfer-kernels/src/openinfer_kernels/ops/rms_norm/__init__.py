@@ -14,7 +14,7 @@ from openinfer_kernels.dispatch import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RMSNormSpec:
-    """A normalisation, as far as it is known when the model is built.
+    """Size and dtype of a normalisation, fixed when the model is built.
 
     Attributes:
         hidden_size: Length of the last dimension.
@@ -28,7 +28,7 @@ class RMSNormSpec:
 
 
 class RMSNorm(Protocol):
-    """A planned `rms_norm`."""
+    """The planned `rms_norm`."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, /) -> torch.Tensor:
         """Normalises rows.
@@ -54,7 +54,7 @@ EXAMPLES = {"": RMSNormSpec(hidden_size=2560, eps=1e-6, dtype=torch.bfloat16)}
 
 
 def plan_rms_norm(spec: RMSNormSpec, device: torch.device | str, backend: str = "auto") -> RMSNorm:
-    """Chooses and binds `rms_norm`.
+    """Chooses a back end of `rms_norm` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The back end cannot run this spec on this device.

@@ -12,7 +12,7 @@ def supports(spec: RMSNormSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
-    """Binds rms_norm."""
+    """Returns `rms_norm` for a spec and a device."""
     native, size, eps = library().rms_norm, spec.hidden_size, spec.eps
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from openinfer_kernels.ops.rms_norm import RMSNorm, RMSNormSpec
 
 
 def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
-    """Binds rms_norm."""
+    """Returns `rms_norm` for a spec and a device."""
     shape, eps = (spec.hidden_size,), spec.eps
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

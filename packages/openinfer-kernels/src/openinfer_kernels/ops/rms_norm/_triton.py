@@ -69,7 +69,7 @@ def _block(hidden_size: int) -> int:
 
 
 def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
-    """Binds rms_norm."""
+    """Returns `rms_norm` for a spec and a device."""
     hidden, eps, block = spec.hidden_size, spec.eps, _block(spec.hidden_size)
     kernel: Any = _rms_norm_kernel
     num_warps = warps_for(block)
@@ -101,7 +101,7 @@ def plan(spec: RMSNormSpec, device: torch.device | str) -> RMSNorm:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns the head dimension and the widest row of the Qwen3 family, in each dtype."""
+    """Returns cases with the head dimension and the widest row of Qwen3 models, in each dtype."""
     cases = []
     for dtype in TRITON_DTYPES.values():
         for hidden in (128, 5120):

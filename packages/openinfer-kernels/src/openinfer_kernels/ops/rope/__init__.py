@@ -14,7 +14,7 @@ from openinfer_kernels.dispatch import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """A rotation, as far as it is known when the model is built.
+    """Shape and dtype of a rotation, fixed when the model is built.
 
     Attributes:
         num_heads: Query heads.
@@ -30,7 +30,7 @@ class RopeSpec:
 
 
 class Rope(Protocol):
-    """A planned `rope`."""
+    """The planned `rope`."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, /
@@ -60,7 +60,7 @@ EXAMPLES = {"": RopeSpec(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch
 
 
 def plan_rope(spec: RopeSpec, device: torch.device | str, backend: str = "auto") -> Rope:
-    """Chooses and binds `rope`.
+    """Chooses a back end of `rope` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The back end cannot run this spec on this device.

@@ -12,7 +12,7 @@ def supports(spec: RopeSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
-    """Binds rope."""
+    """Returns `rope` for a spec and a device."""
     native = library().rope
     sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
     q_shape, k_shape = (sizes[0], sizes[2]), (sizes[1], sizes[2])

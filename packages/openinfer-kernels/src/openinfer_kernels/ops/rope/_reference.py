@@ -6,7 +6,7 @@ from openinfer_kernels.ops.rope import Rope, RopeSpec
 
 
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
-    """Binds rope."""
+    """Returns `rope` for a spec and a device."""
 
     def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         first, second = x.float().chunk(2, dim=-1)

@@ -15,7 +15,7 @@ _CPU_BLOCK = 1 << 17
 
 
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
-    """Binds rope."""
+    """Returns `rope` for a spec and a device."""
     rope = _plan_whole(spec)
     if torch.device(device).type != "cpu":
         return rope

@@ -76,7 +76,7 @@ def _constexprs(spec: RopeSpec) -> dict[str, int]:
 
 
 def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
-    """Binds rope."""
+    """Returns `rope` for a spec and a device."""
     constexprs = _constexprs(spec)
     kernel: Any = _rope_kernel
 
@@ -104,7 +104,7 @@ def plan(spec: RopeSpec, device: torch.device | str) -> Rope:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns the most heads of the Qwen3 family and an odd number of heads, in each dtype."""
+    """Returns cases with the most heads of the Qwen3 family and an odd number, in each dtype."""
     cases = []
     for torch_dtype, dtype in TRITON_DTYPES.items():
         for num_heads, num_kv_heads, head_dim in ((64, 8, 128), (7, 1, 64)):

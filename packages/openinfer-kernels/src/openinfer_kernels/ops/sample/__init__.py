@@ -1,13 +1,13 @@
-"""Logits to tokens: all sampling controls of a request, one draw a row, in one step.
+"""Logits to tokens: all sampling controls of a request, one draw per row, in one step.
 
 The controls run in vLLM's order: masks (allowed ids, grammar, min_tokens, bad words) and logit
-bias; repetition, frequency and presence penalty; temperature; min-p; top-k; top-p of what the two
-left; draw. All filters keep tokens that tie with the last one kept, so the kept set is a function
+bias; repetition, frequency and presence penalty; temperature; min-p; top-k; top-p of the
+rest; draw. All filters keep tokens that tie with the last one kept, so the kept set is a function
 of the scores alone. Random numbers are a function of (seed, position, token id) alone; see
 `_random`.
 
-The parameters of a row lie in tables on the device, by slot. A back end may use what the host knows
-of the rows (`SampleRows.needs`) to leave work out. It never waits for the device.
+The parameters of a row lie in tables on the device, by slot. A back end may skip work that no
+row needs, which the host knows (`SampleRows.needs`). It never waits for the device.
 """
 
 import enum
@@ -41,9 +41,9 @@ class Needs:
     """The row is sampled with top-k, top-p or min-p."""
     MIN_TOKENS = 4
     BIAS = 8
-    """Logit bias or allowed ids: `SampleState.bias` holds for the row."""
+    """The row has a logit bias or allowed ids; `SampleState.bias` is valid for it."""
     PENALTIES = 16
-    """Penalties: `SampleState.counts` holds for the row."""
+    """The row has penalties; `SampleState.counts` is valid for it."""
     BAD_WORDS = 32
     PROCESSED = 64
     """The request wants processed scores."""
@@ -116,10 +116,10 @@ class SampleSpec:
     Attributes:
         vocab_size: Columns of the logits.
         num_slots: Rows of the tables.
-        max_rows: Rows of a step at most.
-        max_stop_ids: Stop ids of a row at most, at least 1.
-        max_bad_words: Bad words of a row at most.
-        max_bad_word_ids: Ids of one bad word at most, a power of two.
+        max_rows: Upper bound of the rows in a step.
+        max_stop_ids: Upper bound of the stop ids of a row, not 0.
+        max_bad_words: Upper bound of the bad words of a row.
+        max_bad_word_ids: Upper bound of the ids of one bad word, a power of two.
     """
 
     vocab_size: int
@@ -233,7 +233,7 @@ class Sample(Protocol):
         ...
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows, /) -> Drawn:
-        """Draws one token a row and writes it to the tables.
+        """Draws one token per row and writes it to the tables.
 
         Args:
             logits: [n, vocab_size], any float dtype, contiguous rows, not modified. Computation

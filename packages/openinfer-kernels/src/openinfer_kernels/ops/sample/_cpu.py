@@ -24,7 +24,7 @@ from openinfer_kernels.ops.sample._torch import TorchSample
 _BLOCK = 1 << 15
 # Vocabularies up to this size are computed whole, for all rows at once, which is cheaper.
 _SMALL = 1 << 13
-# Share of the scores up to which noise is computed for the near ones alone.
+# Noise is computed for near scores alone if they are at most this share of all scores.
 _FEW = 0.25
 
 _Words = npt.NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""Min-p, top-k and top-p as one threshold a row.
+"""Min-p, top-k and top-p as one threshold per row.
 
 Each of them keeps the tokens from some score on, so a row's filters amount to the highest of three
 thresholds. Tokens that tie with the last one kept are kept as well. So the kept set is a function
@@ -7,8 +7,8 @@ of the scores alone, not of the order in which a sort leaves equal scores.
 
 import torch
 
-# On a CPU, top-p sorts this many scores first, and 8 times as many as long as their mass is too
-# small.
+# On a CPU, top-p sorts this many scores first. If their probability is too small, it sorts 8 times
+# as many, and so on.
 _CPU_PREFIX = 1024
 _PREFIX_GROWTH = 8
 
@@ -21,7 +21,7 @@ def filter_(
 
     Args:
         scores: [n, vocab_size], float32: logits over temperature.
-        top_k: [n], int64: tokens to keep at most; vocab_size means no limit.
+        top_k: [n], int64: upper bound of the tokens to keep; vocab_size means no limit.
         top_p: [n], float64: keeps the smallest set of the tokens left by min-p and top-k that
             reaches this probability; 1 keeps all.
         log_min_p: [n], float64: log of the share of the largest probability that a token must

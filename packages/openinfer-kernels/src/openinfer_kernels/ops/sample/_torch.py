@@ -34,7 +34,7 @@ class TorchSample:
         self._counters = counters(spec.vocab_size, device)
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
-        """Draws one token a row; see `Sample`."""
+        """Draws one token per row; see `Sample`."""
         scores = constrain(logits.to(torch.float32), rows, self._state)
         if rows.all_needs & Needs.NOISE:
             token_ids, best, processed = self._draw(scores, rows)

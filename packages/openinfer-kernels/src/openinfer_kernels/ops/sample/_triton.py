@@ -4,7 +4,7 @@
 2. `block_kernel`, over rows and blocks of the vocabulary: the largest score, the best perturbed
    score, the sum of exponentials, and the largest score of each group of ids. If no row filters,
    the last program of a row merges its blocks and writes the token, and the step is done.
-3. `row_kernel`, one program a row: merges the blocks, and filters if the row has filters.
+3. `row_kernel`, one program per row: merges the blocks, and filters if the row has filters.
 4. `process_kernel`, if processed scores are wanted.
 
 `write_row_kernel` writes a row's bias or counts before its first step.
@@ -97,7 +97,7 @@ class _TritonSample:
         self._launch = {"launch_pdl": True} if self._has_pdl else {}
 
     def __call__(self, logits: torch.Tensor, rows: SampleRows) -> Drawn:
-        """Draws one token a row; see `Sample`."""
+        """Draws one token per row; see `Sample`."""
         shape, state, needs = self._shape, self._state, rows.all_needs
         num_rows, device = len(logits), logits.device
         has_controls = bool(needs & Needs.CONTROLS) or rows.masks is not None

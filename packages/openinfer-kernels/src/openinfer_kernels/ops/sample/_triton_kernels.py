@@ -1,7 +1,7 @@
 """The kernels of sample; `_triton` says how they work together."""
 
 # Kernel arguments are Triton's values, which have no Python types. What is known when a kernel is
-# compiled stands in an `if` of its own, so that the code below it is left out.
+# compiled has an `if` of its own, so that the compiler leaves out the code below it.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # ruff: noqa: ANN001, ANN202, SIM102
 

@@ -1,4 +1,4 @@
-"""Block sizes of the Triton kernels of sample, by GPU family: one set for all families.
+"""Block sizes of the Triton kernels of sample, by GPU family; all families have the same.
 
 `benchmarks/results/sampler-*` has their times on one H200, with the 151,936 ids of Qwen3.
 """
@@ -19,10 +19,10 @@ class SampleSizes:
         block: Ids of a program of `block_kernel` and `process_kernel`.
         block_warps: Warps of these programs.
         row_warps: Warps of a program of `row_kernel`.
-        min_group: Ids of a group at least; a block keeps the largest score of each group.
-        max_groups: Groups of a row at most; larger vocabularies have larger groups.
-        max_small_k: Values of top_k up to which the row's candidates are gathered.
-        candidates: Scores that a program of `row_kernel` gathers at most.
+        min_group: Lower bound of the ids of a group; a block keeps the largest score of each group.
+        max_groups: Upper bound of the groups of a row; larger vocabularies have larger groups.
+        max_small_k: Largest top_k for which the row's candidates are gathered.
+        candidates: Upper bound of the scores that a program of `row_kernel` gathers.
         read_ids: Ids that a program of `row_kernel` reads at a time.
         mask_chunk: Words of a mask that a program of `mask_kernel` writes at a time.
         mask_warps: Warps of a program of `mask_kernel`.
@@ -116,7 +116,7 @@ class SampleShape:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Returns the arguments of the mask kernel, but HAS_MASKS."""
+        """Returns the arguments of the mask kernel, except HAS_MASKS."""
         return {
             "NUM_COLUMNS": self._num_columns,
             "NUM_STOPS": self._spec.max_stop_ids,

@@ -21,7 +21,7 @@ class ScoreTokensSpec:
 
     Attributes:
         vocab_size: Columns of the scores.
-        max_rows: Rows of a call at most.
+        max_rows: Upper bound of the rows in a call.
     """
 
     vocab_size: int

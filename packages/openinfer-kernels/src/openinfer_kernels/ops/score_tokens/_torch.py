@@ -36,7 +36,7 @@ def score_tokens(
 def _most_likely(scores: torch.Tensor, num_top: int) -> torch.Tensor:
     """Returns the ids of the largest scores, of equal ones the lowest first."""
     bits = (scores + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    # As integers, negative floats are in reverse order; flipping all bits but the sign mends that.
+    # As integers, negative floats are in reverse order; flipping all bits but the sign reverses it.
     ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
     ids = torch.arange(scores.shape[1], device=scores.device)
     keys = (ordered.to(torch.int64) << 32).add_((1 << 32) - 1 - ids)

@@ -1,4 +1,4 @@
-"""Block sizes of the Triton kernel of score_tokens, by GPU family: one for all families."""
+"""Block sizes of the Triton kernel of score_tokens, by GPU family; all families have the same."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class ScoreSizes:
     Attributes:
         block: Ids of a program.
         num_warps: Warps of a program.
-        max_top: Most likely tokens that the kernel finds at most. More are left to torch's
-            operators; the HTTP API allows fewer.
+        max_top: Upper bound of the most likely tokens that the kernel finds. For more, torch's
+            operators run; the HTTP API allows fewer.
         read_ids: Given ids that are scored at a time.
     """
 

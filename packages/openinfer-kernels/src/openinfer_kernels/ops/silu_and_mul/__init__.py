@@ -10,7 +10,7 @@ from openinfer_kernels.dispatch import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiluAndMulSpec:
-    """An activation, as far as it is known when the model is built.
+    """Size and dtype of an activation, fixed when the model is built.
 
     Attributes:
         intermediate_size: Columns of the gate half, of the up half and of the output.
@@ -22,7 +22,7 @@ class SiluAndMulSpec:
 
 
 class SiluAndMul(Protocol):
-    """A planned `silu_and_mul`."""
+    """The planned `silu_and_mul`."""
 
     def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
         """Applies the activation.
@@ -49,7 +49,7 @@ EXAMPLES = {"": SiluAndMulSpec(intermediate_size=9728, dtype=torch.bfloat16)}
 def plan_silu_and_mul(
     spec: SiluAndMulSpec, device: torch.device | str, backend: str = "auto"
 ) -> SiluAndMul:
-    """Chooses and binds `silu_and_mul`.
+    """Chooses a back end of `silu_and_mul` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The back end cannot run this spec on this device.

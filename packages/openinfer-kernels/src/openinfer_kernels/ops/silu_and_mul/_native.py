@@ -12,7 +12,7 @@ def supports(spec: SiluAndMulSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
-    """Binds silu_and_mul."""
+    """Returns `silu_and_mul` for a spec and a device."""
     native, size = library().silu_and_mul, spec.intermediate_size
 
     def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

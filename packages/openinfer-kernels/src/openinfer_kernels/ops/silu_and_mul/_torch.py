@@ -7,7 +7,7 @@ from openinfer_kernels.ops.silu_and_mul import SiluAndMul, SiluAndMulSpec
 
 
 def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
-    """Binds silu_and_mul."""
+    """Returns `silu_and_mul` for a spec and a device."""
     size = spec.intermediate_size
 
     def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.con
 
 
 def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
-    """Binds silu_and_mul."""
+    """Returns `silu_and_mul` for a spec and a device."""
     size = spec.intermediate_size
     num_blocks = triton.cdiv(size, _BLOCK)
     kernel: Any = _silu_and_mul_kernel
@@ -52,7 +52,7 @@ def plan(spec: SiluAndMulSpec, device: torch.device | str) -> SiluAndMul:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns the widest MLP of the Qwen3 family, in each dtype."""
+    """Returns cases with the widest MLP of the Qwen3 family, in each dtype."""
     return [
         CompileCase(
             name=f"silu_and_mul-{dtype}-25600",

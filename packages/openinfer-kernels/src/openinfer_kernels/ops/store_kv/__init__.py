@@ -10,7 +10,7 @@ from openinfer_kernels.dispatch import backend_module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreKVSpec:
-    """A write, as far as it is known when the model is built.
+    """Shape and dtype of a cache write, fixed when the model is built.
 
     Attributes:
         num_kv_heads: Key and value heads.
@@ -26,7 +26,7 @@ class StoreKVSpec:
 
 
 class StoreKV(Protocol):
-    """A planned `store_kv`."""
+    """The planned `store_kv`."""
 
     def __call__(
         self,
@@ -62,7 +62,7 @@ EXAMPLES = {"": StoreKVSpec(num_kv_heads=8, head_dim=128, block_size=16, dtype=t
 
 
 def plan_store_kv(spec: StoreKVSpec, device: torch.device | str, backend: str = "auto") -> StoreKV:
-    """Chooses and binds `store_kv`.
+    """Chooses a back end of `store_kv` and binds it to a spec and a device.
 
     Raises:
         BackendUnavailable: The back end cannot run this spec on this device.

@@ -12,7 +12,7 @@ def supports(spec: StoreKVSpec, device: torch.device) -> str | None:
 
 
 def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
-    """Binds store_kv."""
+    """Returns `store_kv` for a spec and a device."""
     native, block_size, itemsize = library().store_kv, spec.block_size, spec.dtype.itemsize
     rows, heads = (spec.num_kv_heads, spec.head_dim), (spec.head_dim, 1)
     block = (block_size, *rows)

@@ -6,7 +6,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
-    """Binds store_kv."""
+    """Returns `store_kv` for a spec and a device."""
 
     def store_kv(
         k: torch.Tensor,

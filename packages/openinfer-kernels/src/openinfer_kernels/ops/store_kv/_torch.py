@@ -9,7 +9,7 @@ from openinfer_kernels.ops.store_kv import StoreKV, StoreKVSpec
 
 
 def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
-    """Binds store_kv."""
+    """Returns `store_kv` for a spec and a device."""
     block_size = spec.block_size
 
     def store_kv(

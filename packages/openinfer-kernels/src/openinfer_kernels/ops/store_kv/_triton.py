@@ -57,7 +57,7 @@ def _constexprs(spec: StoreKVSpec) -> dict[str, int]:
 
 
 def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
-    """Binds store_kv."""
+    """Returns `store_kv` for a spec and a device."""
     constexprs = _constexprs(spec)
     kernel: Any = _store_kv_kernel
     num_warps = warps_for(constexprs["PAD"])
@@ -87,7 +87,7 @@ def plan(spec: StoreKVSpec, device: torch.device | str) -> StoreKV:
 
 
 def compile_cases() -> list[CompileCase]:
-    """Returns eight heads of 128 and an odd number of heads of 64, in each dtype."""
+    """Returns cases with 8 heads of 128 and an odd number of heads of 64, in each dtype."""
     cases = []
     for torch_dtype, dtype in TRITON_DTYPES.items():
         for num_kv_heads, head_dim in ((8, 128), (7, 64)):
