@@ -28,7 +28,7 @@ _NUM_DEVICES = (1, 2, 4, 8)
 """Numbers of devices that a replica may have: those of one host behind one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
-_MOST_BLOCKS = 1 << 31
+_MAX_BLOCKS = 1 << 31
 _COUNTS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes",
 )  # fmt: skip
@@ -37,7 +37,7 @@ _SWITCHES = (
     "target_itl_ms", "tensor_parallel_size",
 )  # fmt: skip
 """Engine options that a setup passes on."""
-_SHOWN = ("max_num_seqs",)
+_ALWAYS_SHOWN = ("max_num_seqs",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ class Setup:
             )
         room = self.num_cache_tokens
         if not room or self._free_bytes(self.tensor_parallel_size) <= 0:
-            raise SimError(self._no_room())
-        if self.num_blocks >= _MOST_BLOCKS:
+            raise SimError(self._too_large_message())
+        if self.num_blocks >= _MAX_BLOCKS:
             raise SimError(
                 f"{self._layout.slab_bytes * self.num_blocks / 1e9:.1f} GB of cache are "
                 f"{self.num_blocks} blocks, but block ids have 31 bits: lower kv_cache_bytes "
@@ -105,7 +105,7 @@ class Setup:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
         self.engine_options()  # refuses values that no engine accepts
 
-    def _no_room(self) -> str:
+    def _too_large_message(self) -> str:
         num = self.tensor_parallel_size
         if self._free_bytes(num) > 0:
             slabs_per_token, num_beside = self._slab_needs
@@ -141,7 +141,9 @@ class Setup:
             field.name: value
             for field in fields(self)
             if field.name not in ("model", "device")
-            and ((value := getattr(self, field.name)) != field.default or field.name in _SHOWN)
+            and (
+                (value := getattr(self, field.name)) != field.default or field.name in _ALWAYS_SHOWN
+            )
         }
 
     @property

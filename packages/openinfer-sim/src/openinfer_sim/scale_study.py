@@ -155,8 +155,7 @@ def update_page(page: str, cells: Sequence[Cell]) -> str:
     return f"{before}{_BEGIN}\n{format_cells(cells)}\n{_END}{after}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the study and prints its table."""
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m openinfer_sim.scale_study")
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--routers", nargs="+", default=list(ROUTERS), choices=list(ROUTERS))
@@ -178,6 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--json {options.json}: {options.json.parent} is not a folder")
     if options.page and not options.page.is_file():
         parser.error(f"--page {options.page}: there is no such file")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study and prints its table."""
+    options = _parse(arguments)
 
     def note(cell: Cell, cells: list[Cell]) -> None:
         print(format_cells([cell]).splitlines()[-1], file=sys.stderr, flush=True)

@@ -28,10 +28,10 @@ __all__ = [
     "next_token",
     "ModelledExecutor",
     "ModelledOptions",
-    # factories that an engine process can name
+    # executor factories for an engine process
     "zero_cost_executor",
     "modelled_executor",
-    # a model that says what a test wrote
+    # scripted checkpoints
     "write_scripted_checkpoint",
     "install_scripted_line",
     "ScriptedLine",

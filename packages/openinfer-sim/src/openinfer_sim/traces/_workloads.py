@@ -9,13 +9,13 @@ import numpy.typing as npt
 from openinfer_sim.errors import TraceError
 from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
 
-_ALWAYS_NAMED = ("input", "output", "turns")
-_MOST_REQUESTS = 1 << 24
-_MOST_TOKENS = 1 << 22
+_ALWAYS_SHOWN = ("input", "output", "turns")
+_MAX_REQUESTS = 1 << 24
+_MAX_TOKENS = 1 << 22
 """Upper bound of the tokens of one segment or one output. Prompts are made before an engine can
 refuse them.
 """
-_MOST_SECONDS = 1e8
+_MAX_SECONDS = 1e8
 """Three years. After more seconds a float cannot tell steps apart."""
 _SHARED_KEY = 1 << 62
 """Segment keys from here on are system prompts that sessions share."""
@@ -47,8 +47,8 @@ class RequestMix:
             not_negative=("spread", "shared", "skew"),
             tokens=("input", "output", "shared"),
         )
-        if self.tenants > _MOST_REQUESTS:
-            raise TraceError(f"tenants must be at most {_MOST_REQUESTS}, not {self.tenants}")
+        if self.tenants > _MAX_REQUESTS:
+            raise TraceError(f"tenants must be at most {_MAX_REQUESTS}, not {self.tenants}")
 
 
 def poisson_trace(*, rate: float, duration: float, mix: RequestMix, seed: int) -> Trace:
@@ -163,7 +163,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     num_turns = _length(mix.turns, mix.turns_spread, rng)
     outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
     results = _lengths(mix.result, mix.result_spread, num_turns, rng)
-    waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MOST_SECONDS)
+    waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MAX_SECONDS)
     # The first request must fit the window, whatever was drawn.
     outputs[0] = min(outputs[0], mix.window - mix.system - 1)
     room = mix.window - mix.system - int(outputs[0])
@@ -191,7 +191,7 @@ def _name(kind: str, mix: RequestMix | AgentMix, **own: float) -> str:
     shown = own | {
         field.name: getattr(mix, field.name)
         for field in fields(mix)
-        if field.name in _ALWAYS_NAMED or getattr(mix, field.name) != field.default
+        if field.name in _ALWAYS_SHOWN or getattr(mix, field.name) != field.default
     }
     return f"{kind}:" + ",".join(f"{name}={value:.12g}" for name, value in shown.items())
 
@@ -235,7 +235,7 @@ def _lengths(
     median: int, spread: float, num: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     drawn = _drawn(median, spread, num, rng)
-    lengths: npt.NDArray[np.int64] = np.clip(np.rint(drawn), 1, _MOST_TOKENS).astype(np.int64)
+    lengths: npt.NDArray[np.int64] = np.clip(np.rint(drawn), 1, _MAX_TOKENS).astype(np.int64)
     return lengths
 
 
@@ -266,8 +266,8 @@ def _check_mix(
         if not 0 <= getattr(mix, name) < math.inf:
             raise TraceError(f"{name} must not be negative, not {getattr(mix, name)}")
     for name in tokens:
-        if getattr(mix, name) > _MOST_TOKENS:
-            raise TraceError(f"{name} must be at most {_MOST_TOKENS}, not {getattr(mix, name)}")
+        if getattr(mix, name) > _MAX_TOKENS:
+            raise TraceError(f"{name} must be at most {_MAX_TOKENS}, not {getattr(mix, name)}")
 
 
 def _check_positive(**values: float) -> None:
@@ -277,13 +277,13 @@ def _check_positive(**values: float) -> None:
 
 
 def _check_requests(num: float, names: str) -> None:
-    if num > _MOST_REQUESTS:
+    if num > _MAX_REQUESTS:
         raise TraceError(
-            f"the trace has {num:.3g} requests; at most {_MOST_REQUESTS} are allowed: lower {names}"
+            f"the trace has {num:.3g} requests; at most {_MAX_REQUESTS} are allowed: lower {names}"
         )
 
 
 def _check_seconds(**values: float) -> None:
     for name, value in values.items():
-        if value > _MOST_SECONDS:
-            raise TraceError(f"{name} must be at most {_MOST_SECONDS:.0f} seconds, not {value:g}")
+        if value > _MAX_SECONDS:
+            raise TraceError(f"{name} must be at most {_MAX_SECONDS:.0f} seconds, not {value:g}")

@@ -148,12 +148,12 @@ class StallsOnSlowReader(BrokenEngine):
 
 
 class DropsUnreadEvents(BrokenEngine):
-    """Drops all but the newest event of a reader that has stopped."""
+    """Drops the events of a reader that has stopped, except the first and the last one."""
 
     _num_dropped = 0
 
     def relay(self, request: GenerateRequest, event: TokenEvent, sink: EventSink) -> None:
-        """Drops the events of an unread stream."""
+        """Drops events between `Scheduled` and the end while the stream is unread."""
         is_unread = not getattr(sink, "is_reading", True)
         if is_unread and event.end is None and event.scheduled is None:
             self._num_dropped += 1

@@ -42,7 +42,7 @@ def _logprobs(**values: Any) -> Callable[[GenerateRequest], GenerateRequest]:
     return lambda r: replace(r, logprobs=LogprobOptions(**values))
 
 
-_WISHES: Mapping[str, Callable[[GenerateRequest], GenerateRequest]] = {
+_FEATURE_REQUESTS: Mapping[str, Callable[[GenerateRequest], GenerateRequest]] = {
     "sampling.seed": _sampled(seed=1),
     "sampling.repetition_penalty": _sampled(repetition_penalty=1.1),
     "sampling.presence_penalty": _sampled(presence_penalty=0.5),
@@ -110,10 +110,10 @@ async def rejects_unsupported(session: Session) -> None:
     honoured = session.engine.info.honoured
     missing = {name: uses for name, uses in FEATURES.items() if name not in honoured}
     for feature in missing:
-        wish = _WISHES[feature](request())
+        using = _FEATURE_REQUESTS[feature](request())
         # A request may use two missing features: `logprobs.mode` also uses `logprobs`.
-        field = next(name for name, uses in missing.items() if uses(wish))
-        await _expect(session, wish, "unsupported", field)
+        field = next(name for name, uses in missing.items() if uses(using))
+        await _expect(session, using, "unsupported", field)
 
 
 @rule()

@@ -13,15 +13,15 @@ from openinfer_testing.grammar._vocabulary import (
 )
 
 __all__ = [
-    # the suite
+    # the suite of `GrammarBackend`
     "GrammarConformance",
     "GrammarRule",
     "GRAMMAR_RULES",
     "BackendFactory",
-    # its proof
+    # broken back ends
     "BrokenBackend",
     "BROKEN_BACKENDS",
-    # a vocabulary to test with
+    # a small vocabulary
     "tokenizer_json",
     "byte_characters",
     "encode",

@@ -21,7 +21,7 @@ from openinfer_testing.parsers._rules import PARSER_RULES, ParserRule
 from openinfer_testing.parsers._suite import CallConformance, ParserConformance
 
 __all__ = [
-    # the suite
+    # the suite of `ParserFactory`
     "ParserConformance",
     "ParserRule",
     "PARSER_RULES",
