@@ -127,27 +127,13 @@ def assemble(
             arguments.
         ValueError: limits contradict each other.
     """
-    try:
-        return _assembled(executor, options, model_line, tokenizer, clock, raises_policy_errors)
-    except BaseException:
-        executor.close()
-        raise
-
-
-def _assembled(
-    executor: Executor,
-    options: EngineOptions,
-    model_line: str,
-    tokenizer: Path | None,
-    clock: Callable[[], float],
-    raises_policy_errors: bool,
-) -> EngineLoop:
-    info = executor.info
-    config = _scheduler_config(info, options)
-    check_abilities(info, config, has_prefix_cache=options.enable_prefix_caching)
-    cache = _cache(info, config, options, clock)
-    scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
     with ExitStack() as undo:
+        undo.callback(executor.close)
+        info = executor.info
+        config = _scheduler_config(info, options)
+        check_abilities(info, config, has_prefix_cache=options.enable_prefix_caching)
+        cache = _cache(info, config, options, clock)
+        scheduler = Scheduler(config, cache, load_policy(options.scheduling_policy))
         grammars = _grammar_queue(info, options, tokenizer)
         if grammars is not None:
             undo.callback(grammars.close)

@@ -8,7 +8,7 @@ from typing import final
 
 from openinfer_kv_cache._keys import BlockKeys, TokenIds, num_ids
 from openinfer_kv_cache._steps import Reservation, StepLedger
-from openinfer_kv_cache.arena._space import BlockSpace
+from openinfer_kv_cache.arena._create_space import BlockSpace
 from openinfer_kv_cache.errors import LeaseUsed, StepOrderError
 from openinfer_kv_cache.eviction._lru import BlockIds
 from openinfer_kv_cache.eviction._policy import CacheUse

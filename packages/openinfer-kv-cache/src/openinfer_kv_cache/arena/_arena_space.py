@@ -79,7 +79,7 @@ class ArenaSpace:
         return self._arena.slabs_for(needs)
 
     def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """Returns the longest position at which every group can resume."""
+        """Returns the longest position, at most `limit`, at which every group can resume."""
         return self._match.find(keys, limit)
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:

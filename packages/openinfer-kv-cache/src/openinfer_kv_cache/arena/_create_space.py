@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from openinfer_kv_cache.arena._arena_space import ArenaSpace
 from openinfer_kv_cache.arena._slabs import plan_slabs
-from openinfer_kv_cache.arena._space import BlockSpace, PoolSpace
+from openinfer_kv_cache.arena._space import PoolSpace
 from openinfer_kv_cache.errors import UnsupportedGroup
 from openinfer_kv_cache.groups._cache_group import CacheGroup
+
+BlockSpace = PoolSpace | ArenaSpace
+"""Interface between a cache and its blocks: one pool, or an arena shared by several groups."""
 
 
 def checked_groups(groups: Sequence[CacheGroup], *, has_events: bool) -> tuple[CacheGroup, ...]:

@@ -1,6 +1,4 @@
-"""`BlockSpace`: the source of a cache's blocks, one pool or an arena shared by several groups."""
-
-from typing import Protocol
+"""`PoolSpace`: the source of the blocks of a cache with one full group."""
 
 from openinfer_kv_cache._keys import BlockKeys
 from openinfer_kv_cache.groups._cache_group import CacheGroup
@@ -12,75 +10,8 @@ from openinfer_kv_cache.pool._pool import BlockPool
 Blocks = SequenceBlocks | GroupedBlocks
 
 
-class BlockSpace(Protocol):
-    """Interface between `KVCache` and its pools. Room is counted in blocks, or in shared slabs."""
-
-    @property
-    def pools(self) -> tuple[BlockPool, ...]:
-        """One pool for each group."""
-        ...
-
-    @property
-    def tokens_per_key(self) -> int:
-        """Number of tokens that one key of a request's chain covers."""
-        ...
-
-    @property
-    def num_units(self) -> int:
-        """Total number of blocks or slabs."""
-        ...
-
-    @property
-    def num_available(self) -> int:
-        """Blocks or slabs that are free, or can be freed at once by eviction."""
-        ...
-
-    num_promised: int
-    """Blocks or slabs that optional copies of states must not use."""
-
-    @property
-    def num_free_beside(self) -> int:
-        """Free blocks outside the pools: blocks of the first group that free slabs would hold."""
-        ...
-
-    def num_needed(self, start: int, end: int) -> int:
-        """Returns an upper bound of the blocks or slabs for positions `[start, end)`."""
-        ...
-
-    def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """Returns the longest position, at most `limit`, at which a request can begin.
-
-        Pins nothing. `near` is the result of an earlier call, or 0: the call is cheapest if that
-        result still holds.
-        """
-        ...
-
-    def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """Returns the result of `peek`, and for each group a lease of the blocks needed there."""
-        ...
-
-    def open(
-        self,
-        keys: BlockKeys,
-        num_tokens: int,
-        cached: tuple[CachedLease, ...],
-        *,
-        is_cacheable: bool,
-    ) -> Blocks:
-        """Returns the blocks of a sequence that begins at `num_tokens` with a hit's leases."""
-        ...
-
-    def chunk_end(self, keys: BlockKeys, start: int, end: int) -> int:
-        """Returns the first state copy in `(start, end]`, where a chunk must end; else `end`."""
-        ...
-
-    def shared_after(self, keys: BlockKeys, position: int) -> int | None:
-        """Returns the first position beyond `position` at which other requests can resume."""
-        ...
-
-
 class PoolSpace:
-    """Space of a cache with one full group: a single pool."""
+    """Space of a cache with one full group: a single pool. Room is counted in blocks."""
 
     def __init__(self, group: CacheGroup, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks)
@@ -105,14 +36,20 @@ class PoolSpace:
         return max(0, -(-end // size) - -(-start // size))
 
     def find(self, keys: BlockKeys, limit: int, near: int = 0) -> int:
-        """Returns the number of leading positions whose blocks are indexed."""
+        """Returns the number of leading positions whose blocks are indexed. Pins nothing.
+
+        Args:
+            keys: the request's keys.
+            limit: upper bound of the result.
+            near: the result of an earlier call, or 0. The call is cheapest if that still holds.
+        """
         num, num_near = max(0, limit) // self.tokens_per_key, near // self.tokens_per_key
         if num_near <= num and self._pool.is_end(keys, num_near, num):
             return num_near * self.tokens_per_key
         return self._pool.count_indexed(keys.slice(0, num)) * self.tokens_per_key
 
     def match(self, keys: BlockKeys, limit: int) -> tuple[int, tuple[CachedLease, ...]]:
-        """Returns the result of `peek`, and a lease of those blocks."""
+        """Returns the result of `find`, and a lease of those blocks."""
         lease = CachedLease.match(self._pool, keys.slice(0, max(0, limit) // self.tokens_per_key))
         return len(lease) * self.tokens_per_key, (lease,)
 

@@ -24,9 +24,10 @@ from openinfer_nn import StepInputs
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_runtime._model import TorchModel
 from openinfer_runtime.errors import CaptureFailed
+from openinfer_runtime.startup._first_steps import plan_prefill
 from openinfer_runtime.startup._memory_plan import allocate_cache
 from openinfer_runtime.steps._step_inputs import blank_step
-from openinfer_scheduler import PlannedRow, RowStart, StepPlan
+from openinfer_scheduler import StepPlan
 
 T = TypeVar("T")
 
@@ -110,25 +111,7 @@ def _draws() -> Iterator[tuple[GenerateRequest, bool]]:
 def _prefill(
     executor: TorchExecutor, step_id: int, request: GenerateRequest, has_mask: bool
 ) -> None:
-    token_ids = np.zeros(2, np.uint32)
-    start = RowStart(
-        slot=0,
-        request=request,
-        token_ids=token_ids,
-        num_output_tokens=0,
-        num_cached_tokens=0,
-        block_ids=(np.zeros(1, np.int32),),
-        seed=0,
-    )
-    row = PlannedRow(
-        slot=0,
-        num_tokens=len(token_ids),
-        token_ids=token_ids,
-        new_block_ids=(np.zeros(0, np.int32),),
-        is_sampled=True,
-        needs_mask=has_mask,
-    )
-    plan = StepPlan(step_id=step_id, ends=(), starts=(start,), rows=(row,))
+    plan = plan_prefill(step_id, request, np.zeros(1, np.int32), has_mask)
     masks: GrammarMasks = {}
     if has_mask:
         masks = {0: np.zeros(-(-executor.info.vocab_size // 32), np.uint32)}

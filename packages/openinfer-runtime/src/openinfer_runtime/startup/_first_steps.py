@@ -8,8 +8,9 @@ import logging
 import time
 
 import numpy as np
+import numpy.typing as npt
 
-from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids
+from openinfer_contract import GenerateRequest, Sampling, StopRules, pack_ids, unpack_ids
 from openinfer_runtime._executor import TorchExecutor
 from openinfer_scheduler import PlannedRow, RowStart, StepPlan
 
@@ -42,35 +43,50 @@ def _run_steps(executor: TorchExecutor) -> None:
         stop=StopRules(max_tokens=2),
         sampling=Sampling(),
     )
-    token_ids = np.array(_PROMPT, np.uint32)
     num_blocks = -(-(len(_PROMPT) + 1) // info.cache_groups[0].tokens_per_block)
-    start = RowStart(
+    decode = PlannedRow(
         slot=0,
-        request=request,
-        token_ids=token_ids,
-        num_output_tokens=0,
-        num_cached_tokens=0,
-        block_ids=(np.arange(num_blocks, dtype=np.int32),),
-        seed=0,
-    )
-    prefill, decode = (
-        PlannedRow(
-            slot=0,
-            num_tokens=1 if ids is None else len(ids),
-            token_ids=ids,
-            new_block_ids=(np.zeros(0, np.int32),),
-            is_sampled=True,
-        )
-        for ids in (token_ids, None)
+        num_tokens=1,
+        token_ids=None,
+        new_block_ids=(np.zeros(0, np.int32),),
+        is_sampled=True,
     )
     for plan in (
-        StepPlan(step_id=0, ends=(), starts=(start,), rows=(prefill,)),
+        plan_prefill(0, request, np.arange(num_blocks, dtype=np.int32)),
         StepPlan(step_id=1, ends=(), starts=(), rows=(decode,)),
         StepPlan(step_id=2, ends=(0,), starts=(), rows=()),
     ):
         ticket = executor.launch(plan)
         executor.sample(ticket, {})
         executor.wait(ticket)
+
+
+def plan_prefill(
+    step_id: int,
+    request: GenerateRequest,
+    block_ids: npt.NDArray[np.int32],
+    needs_mask: bool = False,
+) -> StepPlan:
+    """Returns a step that starts a request in slot 0 and forwards its whole prompt."""
+    token_ids = np.array(unpack_ids(request.prompt_token_ids), np.uint32)
+    start = RowStart(
+        slot=0,
+        request=request,
+        token_ids=token_ids,
+        num_output_tokens=0,
+        num_cached_tokens=0,
+        block_ids=(block_ids,),
+        seed=0,
+    )
+    row = PlannedRow(
+        slot=0,
+        num_tokens=len(token_ids),
+        token_ids=token_ids,
+        new_block_ids=(np.zeros(0, np.int32),),
+        is_sampled=True,
+        needs_mask=needs_mask,
+    )
+    return StepPlan(step_id=step_id, ends=(), starts=(start,), rows=(row,))
 
 
 def _capture_urgent(executor: TorchExecutor) -> None:
