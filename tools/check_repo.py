@@ -7,6 +7,7 @@
   tomorrow)
 - every member has what its users expect: README, CHANGELOG, LICENSE, py.typed, tests
 - every member is in the lists by which other gates know it: types, import order, sources, layers
+- docstrings, comments and pages keep to the rules of tools/prose.py
 """
 
 import ast
@@ -21,6 +22,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from prose import check_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 # Written so that this file does not match itself.
@@ -178,7 +180,7 @@ def check_lists() -> list[str]:
 
 
 if __name__ == "__main__":
-    checks = (check_hosts, check_bounds, check_imports, check_members, check_lists)
+    checks = (check_hosts, check_bounds, check_imports, check_members, check_lists, check_prose)
     defects = [defect for check in checks for defect in check()]
     print("\n".join(defects) or f"repository ok: {len(members())} members")
     sys.exit(bool(defects))

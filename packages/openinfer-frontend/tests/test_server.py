@@ -205,6 +205,7 @@ def test_addresses_that_cannot_be_listened_on():
         bind("203.0.113.1", 8000)
 
 
+@pytest.mark.timed
 def test_a_reader_that_stopped_loses_its_connection(start, fakes, make_app):
     engine = fakes.FakeEngine()
     server = start(make_app(engine, stall_timeout_s=0.2))
