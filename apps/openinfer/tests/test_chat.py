@@ -367,7 +367,7 @@ def test_rounds_are_bounded(talk):
     _, _, err = talk(model, "x", tools="python", run_tools=True)
     assert MAX_ROUNDS == 8
     assert "stopped after 8 rounds" in err
-    # What ends the turn is an answer: the model is asked once more, and offered nothing.
+    # A response ends the turn: the model is asked once more, without tools.
     assert model.tools == [["python"]] * 8 + [[]]
 
 

@@ -82,7 +82,7 @@ def test_a_pipe_gets_an_answer_as_it_is(screen, capsys, monkeypatch):
     shown.content("\x1b[1m\u202eü\ud83d\n")
     assert capsys.readouterr().out == "\x1b[1m\u202eü\\ud83d\n"
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    # Who types may see the pipe's other end, and is asked about calls.
+    # The user may see the other end of the pipe, so calls are asked about.
     screen(is_terminal=True).content("\x1b[1m\n")
     assert capsys.readouterr().out == "\\x1b[1m\n"
 

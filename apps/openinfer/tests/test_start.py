@@ -126,7 +126,7 @@ def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, s
     ("code", "late"),
     [
         ("import openinfer.__main__", ("openinfer_contract", "numpy", "openinfer.commands._cli")),
-        # What `serve` needs before the engine's process can start.
+        # Modules that `serve` needs before the engine process can start.
         (
             "import openinfer.commands._cli as c, openinfer.serve._serve as s\n"
             "p = c._parser(with_others=False)\n"
