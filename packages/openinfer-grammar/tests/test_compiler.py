@@ -23,7 +23,7 @@ def compiler_over():
         compiler.close()
 
 
-def test_a_constraint_stands_behind_the_output_so_far(compiler_over, make_backend):
+def test_a_constraint_starts_after_the_output_so_far(compiler_over, make_backend):
     constraint = compiler_over(make_backend).compile(REGEX, encode("abab")).result(10)
     constraint.accept(encode("ab"))
 
@@ -34,7 +34,7 @@ def test_an_output_that_does_not_follow_the_grammar_is_refused(compiler_over, ma
         future.result(10)
 
 
-def test_grammars_wait_for_the_vocabulary_and_nobody_else_does(compiler_over, make_backend):
+def test_grammars_wait_for_the_vocabulary_without_blocking_callers(compiler_over, make_backend):
     may_build = threading.Event()
 
     def slow():
@@ -50,7 +50,7 @@ def test_grammars_wait_for_the_vocabulary_and_nobody_else_does(compiler_over, ma
         future.result(10)
 
 
-def test_without_a_vocabulary_every_grammar_says_why(compiler_over):
+def test_without_a_vocabulary_every_grammar_fails_with_the_reason(compiler_over):
     def broken():
         raise BackendUnavailable("no tokenizer here")
 
@@ -60,7 +60,7 @@ def test_without_a_vocabulary_every_grammar_says_why(compiler_over):
             compiler.compile(REGEX).result(10)
 
 
-def test_what_waits_is_cancelled_at_the_end(make_backend):
+def test_close_cancels_waiting_grammars(make_backend):
     may_build = threading.Event()
 
     def slow():
@@ -75,7 +75,7 @@ def test_what_waits_is_cancelled_at_the_end(make_backend):
     assert futures[-1].cancelled()
 
 
-def test_what_a_text_does_to_a_backend_it_does_to_its_request_alone(compiler_over, make_backend):
+def test_an_unexpected_error_of_a_backend_fails_only_its_request(compiler_over, make_backend):
     class Broken:
         name, vocab_size = "broken", 300
 
@@ -86,10 +86,10 @@ def test_what_a_text_does_to_a_backend_it_does_to_its_request_alone(compiler_ove
         compiler_over(Broken).compile(REGEX).result(10)
 
 
-def test_a_grammar_that_takes_long_to_begin_holds_nobody_up(
+def test_a_grammar_that_takes_long_to_begin_blocks_no_other(
     compiler_over, make_backend, monkeypatch
 ):
-    """The grammar forces 100 MB of text; the GIL is free meanwhile."""
+    """The grammar forces 100 MB of text; the compiler does not hold the GIL meanwhile."""
     monkeypatch.setattr("openinfer_grammar.llguidance._backend._MAX_BEGIN_SECONDS", 0.2)
     compiler = compiler_over(make_backend)
     compiler.compile(REGEX).result(10)

@@ -30,7 +30,7 @@ def test_forced_tokens_are_all_that_the_mask_allows(backend):
 
 
 class Loose:
-    """Forces ids that its mask does not single out, as a backend may."""
+    """A matcher that forces ids although its mask allows others too, as a backend may."""
 
     def fill_mask(self, rows, drafts=(), /):
         rows[:] = 0xFFFFFFFF
@@ -52,7 +52,7 @@ def test_forced_tokens_are_the_only_ones_whatever_the_backend_allows():
     assert len(allowed(subject)) >= VOCAB_SIZE
 
 
-def test_tokens_given_at_once_one_by_one_or_replayed_come_to_the_same(backend):
+def test_tokens_given_at_once_one_by_one_or_replayed_are_equal(backend):
     at_once = constraint(backend, "abx(c|d)abx(ab|c)d")
     output = [*at_once.forced]
     at_once.accept(output)
@@ -69,7 +69,7 @@ def test_tokens_given_at_once_one_by_one_or_replayed_come_to_the_same(backend):
     assert allowed(at_once) == allowed(one_by_one) == allowed(replayed)
 
 
-def test_another_spelling_of_what_is_forced_is_not_allowed(backend):
+def test_another_tokenisation_of_forced_text_is_not_allowed(backend):
     subject = constraint(backend, "abcd")
     assert list(subject.forced) != encode("abcd"), "longer tokens spell it"
     with pytest.raises(GrammarFailed, match="does not allow token"):
@@ -92,7 +92,7 @@ def test_nothing_is_masked_before_the_reasoning_has_ended(backend):
     assert allowed(subject) == list(subject.forced[:1])
 
 
-def test_the_rest_of_a_replay_goes_to_the_grammar(backend):
+def test_replayed_tokens_after_the_reasoning_advance_the_grammar(backend):
     subject = constraint(backend, "(c|d)+", start_after=pack_ids(CLOSE))
     subject.accept(encode("xyzcd"))
     assert set(allowed(subject)) >= {*encode("cd"), *EOS_TOKEN_IDS}
@@ -115,7 +115,7 @@ def test_an_output_may_begin_with_reasoning(backend, opens):
 
 
 @pytest.mark.timed
-def test_a_long_replay_takes_time_in_proportion(backend):
+def test_a_long_replay_takes_linear_time(backend):
     subject = constraint(backend, "(c|d)+", start_after=pack_ids(CLOSE))
     begin = time.thread_time()
     subject.accept(encode("x") * 200_000 + encode("zcd"))
@@ -134,7 +134,7 @@ class Counting(Loose):
         return super().accept(token_ids)
 
 
-def test_the_matcher_hears_of_forced_ids_once():
+def test_the_matcher_gets_all_forced_ids_in_one_call():
     matcher = Counting()
     subject = Constraint(matcher, Grammar(kind="json_object"))
     subject.accept([7])
@@ -142,7 +142,7 @@ def test_the_matcher_hears_of_forced_ids_once():
     assert matcher.told == [[], [7, 9]]
 
 
-def test_the_forced_id_that_does_not_come_is_named():
+def test_an_error_names_the_id_given_instead_of_a_forced_one():
     subject = Constraint(Loose(), Grammar(kind="json_object"))
     with pytest.raises(GrammarFailed, match="token 8 "):
         subject.accept([7, 8])

@@ -1,4 +1,5 @@
-"""Masks side by side: the same masks, in the right order, and failures where they belong."""
+"""Masks filled in parallel: the same masks as on one thread, the right order, and failures by
+row."""
 
 import threading
 
@@ -14,7 +15,7 @@ ADDRESS = Grammar(kind="regex", text="[a-d]{1,64}@[a-d.]{1,60}")
 
 
 class Source:
-    """Fills a row with a number, once all that were waited for are at it too."""
+    """Fills a row with a number, after all participants of the barrier have begun."""
 
     def __init__(self, number, fill_seconds, barrier=None, error=None):
         self.number, self.fill_seconds = number, fill_seconds
@@ -62,7 +63,7 @@ def test_expensive_rows_are_filled_at_the_same_time(make_filler):
 @pytest.mark.parametrize(
     ("num_threads", "costs"), [(4, [1e-5] * 8), (4, [1.0]), (1, [1.0] * 4), (4, [])]
 )
-def test_what_is_not_worth_a_thread_stays_here(make_filler, num_threads, costs):
+def test_cheap_rows_stay_on_the_calling_thread(make_filler, num_threads, costs):
     filler, sources = make_filler(num_threads), [Source(1, cost) for cost in costs]
     assert filler.fill(rows_of(sources)) == {}
     assert {source.thread for source in sources} <= {threading.get_ident()}
@@ -70,7 +71,7 @@ def test_what_is_not_worth_a_thread_stays_here(make_filler, num_threads, costs):
     assert filler._threads is None
 
 
-def test_the_longest_comes_first(make_filler):
+def test_the_longest_row_is_filled_first(make_filler):
     order, barrier = [], threading.Barrier(2)
 
     class Noted(Source):
@@ -78,7 +79,7 @@ def test_the_longest_comes_first(make_filler):
             order.append(self.number)
             super().fill_mask(row)
 
-    # Neither thread continues before both are filling one of the two longest rows.
+    # Neither thread continues until both are filling one of the two longest rows.
     held = [Noted(9, 1.0, barrier), Noted(8, 0.9, barrier)]
     cheap = Noted(0, 0.0)
     rows = rows_of([cheap, Noted(1, 0.1), Noted(3, 0.3), *held, Noted(2, 0.2)])
@@ -89,7 +90,7 @@ def test_the_longest_comes_first(make_filler):
     assert cheap.thread == threading.get_ident()
 
 
-def test_a_failure_is_its_rows_alone(make_filler):
+def test_a_failure_affects_only_its_row(make_filler):
     failed = GrammarFailed("a limit")
     sources = [Source(n, 0.01, error=failed if n == 2 else None) for n in range(6)]
     rows = rows_of(sources)
@@ -97,7 +98,7 @@ def test_a_failure_is_its_rows_alone(make_filler):
     assert [row[0] for _, row in rows] == [0, 1, 0, 3, 4, 5]
 
 
-def test_a_fault_is_raised_when_nobody_is_at_a_row_any_more(make_filler):
+def test_an_error_is_raised_after_all_threads_have_finished_their_rows(make_filler):
     barrier = threading.Barrier(2)
     slow, faulty = Source(1, 0.01, barrier), Source(2, 0.01, barrier, error=RuntimeError("a fault"))
     rows = rows_of([slow, faulty])

@@ -1,4 +1,4 @@
-"""Grammars nested deeply: compiled up to a bound, refused beyond it, and never a crash."""
+"""Deeply nested grammars are compiled up to a limit, refused beyond it, and never crash."""
 
 import json
 import subprocess
@@ -93,7 +93,8 @@ BEYOND = {
 
 @pytest.mark.parametrize("form", AT_THE_BOUND)
 def test_a_grammar_at_the_bound_is_compiled_on_the_threads_of_a_server(form, make_backend):
-    """A crash ends this whole process, so a pass says that the stack was large enough."""
+    """A stack overflow would end this process, so the test passes only if the stack was large
+    enough."""
     grammar = AT_THE_BOUND[form]()
     validate(grammar)
     compiler = GrammarCompiler(make_backend)
@@ -154,7 +155,7 @@ def test_a_wide_grammar_is_not_a_deep_one():
     validate(Grammar(kind="choice", text=json.dumps(names)))
 
 
-def test_definitions_that_refer_to_each_other_are_taken():
+def test_definitions_that_refer_to_each_other_are_accepted():
     names = [f"d{i}" for i in range(40)]
     branches = [{"$ref": f"#/$defs/{name}"} for name in names]
     node = {"type": "object", "properties": {"next": {"anyOf": branches}}}
@@ -177,6 +178,6 @@ thread.join()
 """
 
 
-def test_a_schema_that_ended_the_server_does_not_need_the_stack_of_its_thread():
+def test_a_deep_schema_does_not_overflow_the_callers_stack():
     found = subprocess.run([sys.executable, "-c", CRASHED], capture_output=True, timeout=60)
     assert found.returncode == 0, found.stderr

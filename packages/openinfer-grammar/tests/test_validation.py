@@ -34,7 +34,7 @@ def test_the_keyword_at_fault_is_named_with_its_place(schema, where):
     assert caught.value.keyword in where.split(".")
 
 
-def test_a_refused_one_of_says_what_to_write_instead():
+def test_a_refused_one_of_recommends_any_of():
     branches = [{"type": "integer"}, {"type": "number"}]
     schema = {"anyOf": [{}], "oneOf": branches}
     with pytest.raises(GrammarRefused) as caught:
@@ -54,7 +54,7 @@ def test_a_refused_one_of_says_what_to_write_instead():
         ],
     ],
 )
-def test_what_a_refused_one_of_advises_is_taken(branches):
+def test_a_one_of_written_as_recommended_is_accepted(branches):
     validate(Grammar(kind="json_schema", text=json.dumps({"oneOf": branches})))
 
 
@@ -76,7 +76,7 @@ def test_what_a_refused_one_of_advises_is_taken(branches):
     ],
     ids=lambda grammar: f"{grammar.kind} {grammar.text[:12]}",
 )
-def test_what_can_be_honoured_passes(grammar):
+def test_supported_schemas_pass(grammar):
     validate(grammar)
 
 
@@ -136,7 +136,7 @@ def test_a_text_without_bounds_is_refused():
     ],
     ids=["lone surrogate", "escaped", "in Lark", "NUL", "no JSON", "deep schema", "deep tag"],
 )
-def test_what_no_string_or_stack_can_hold_is_refused(grammar, backend):
+def test_texts_that_the_library_cannot_read_are_refused(grammar, backend):
     with pytest.raises(GrammarRefused):
         validate(grammar)
     with pytest.raises(GrammarRefused):
@@ -145,7 +145,7 @@ def test_what_no_string_or_stack_can_hold_is_refused(grammar, backend):
 
 @pytest.mark.timed
 def test_the_search_for_a_keyword_ends_in_time():
-    """Every part is tried together with all the definitions, which take long."""
+    """Every try compiles a part together with all definitions, which takes long."""
     definitions = {
         f"d{n}": {"type": "object", "properties": {f"p{m}": {"type": "string"} for m in range(20)}}
         for n in range(150)
@@ -162,7 +162,7 @@ def test_the_search_for_a_keyword_ends_in_time():
     assert time.thread_time() - begin < 2.0
 
 
-def test_no_keyword_is_blamed_where_the_search_was_given_up(monkeypatch):
+def test_no_keyword_is_named_when_the_search_ends_early(monkeypatch):
     monkeypatch.setattr("openinfer_grammar._schema_faults._MAX_TRIES", 3)
     properties = {f"p{n}": {"type": "string"} for n in range(9)} | {"odd": {"not": {}}}
     with pytest.raises(GrammarRefused, match='"not"') as caught:

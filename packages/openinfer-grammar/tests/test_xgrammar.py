@@ -27,12 +27,12 @@ def takes(backend, grammar, text: str | bytes) -> bool:
 
 @pytest.mark.parametrize("name", ["x", "default", "enum", "type"])
 @pytest.mark.parametrize("keyword", ["properties", "$defs"])
-def test_lengths_are_patterns_whatever_the_name(keyword, name):
+def test_bounded_lengths_become_patterns_under_every_key(keyword, name):
     schema = {"type": "object", keyword: {name: SHORT}}
     assert set(honoured_schema(schema)[keyword][name]) == {"type", "pattern"}
 
 
-def test_data_is_no_schema():
+def test_values_of_default_are_not_rewritten():
     assert honoured_schema({"default": SHORT}) == {"default": SHORT}
 
 
@@ -53,13 +53,13 @@ def test_data_is_no_schema():
     ],
     ids=str,
 )
-def test_what_it_takes_amiss_is_said_in_another_way(backend, schema, good, bad):
+def test_schemas_that_xgrammar_misreads_are_rewritten(backend, schema, good, bad):
     grammar = Grammar(kind="json_schema", text=json.dumps(schema))
     assert takes(backend, grammar, json.dumps(good))
     assert not takes(backend, grammar, json.dumps(bad))
 
 
-def test_strings_of_bounded_length_are_text(backend):
+def test_strings_of_bounded_length_are_valid_json(backend):
     grammar = Grammar(kind="json_schema", text=json.dumps(SHORT))
     for inner, is_text in (
         *(
@@ -100,13 +100,13 @@ def test_strings_of_bounded_length_are_text(backend):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_it_drops_is_refused_by_name(schema, keyword, where):
+def test_keywords_that_xgrammar_ignores_are_refused_by_name(schema, keyword, where):
     with pytest.raises(GrammarRefused) as caught:
         honoured_schema(schema)
     assert (caught.value.keyword, caught.value.where) == (keyword, where)
 
 
-def test_a_regex_does_not_look_around(backend):
+def test_look_around_is_refused(backend):
     with pytest.raises(GrammarRefused, match="look-around"):
         backend.compile(Grammar(kind="regex", text="(?!a)b"))
     assert takes(backend, Grammar(kind="regex", text="(?:a|b)c"), "bc")
@@ -127,7 +127,7 @@ def _tagged(**regex) -> Grammar:
         (r"[0-9+-]{2}(\.|x)", ["+1."], ["+1<"]),
     ],
 )
-def test_texts_between_tags_hold_none_that_ends_them(backend, pattern, good, bad):
+def test_text_between_tags_excludes_the_end_tag(backend, pattern, good, bad):
     for texts, is_taken in ((good, True), (bad, False)):
         for text in texts:
             assert takes(backend, _tagged(pattern=pattern), f"<x>{text}\n</x>") == is_taken, text
@@ -136,7 +136,7 @@ def test_texts_between_tags_hold_none_that_ends_them(backend, pattern, good, bad
 @pytest.mark.parametrize(
     "pattern", [r"(.|\n){0,11}", r"(.|\n){2,}", "a.b", "[^a]", "[!-~]+", r"\S"]
 )
-def test_texts_that_could_hold_what_ends_them_are_refused(backend, pattern):
+def test_regexes_that_could_match_their_end_are_refused(backend, pattern):
     with pytest.raises(GrammarRefused, match="exclude </parameter> and </function>") as caught:
         backend.compile(_tagged(pattern=pattern))
     assert (caught.value.keyword, caught.value.where) == ("pattern", "format.content.pattern")
@@ -185,17 +185,17 @@ def test_whether_a_regex_may_match_a_character(pattern, may):
         (r"[+-]", "-", True),
     ],
 )
-def test_whether_what_stands_behind_a_backslash_may_match(pattern, character, may):
+def test_whether_an_escape_may_match(pattern, character, may):
     assert _may_match(pattern, {character}) == may
 
 
 @pytest.mark.parametrize(("pattern", "end"), [(r"\w+", "stop"), (r"a\s*b", "\n\n")])
-def test_classes_that_could_hold_what_is_excluded_are_refused(backend, pattern, end):
+def test_classes_that_could_match_an_excluded_text_are_refused(backend, pattern, end):
     with pytest.raises(GrammarRefused, match="xgrammar cannot exclude"):
         backend.compile(_tagged(pattern=pattern, excludes=[end]))
 
 
-def test_json_within_tags_is_spelled_as_elsewhere(backend):
+def test_json_within_tags_has_the_usual_spelling(backend):
     content = {"type": "json_schema", "json_schema": {"type": "object", "required": ["a"]}}
     form = {"type": "tag", "begin": "<x>", "content": content, "end": "</x>"}
     grammar = Grammar(kind="structural_tag", text=json.dumps({"format": form}))

@@ -23,18 +23,18 @@ class Accepted(NamedTuple):
     num_tokens: int
     """Number of accepted ids. If it is less than the number given, the next id is not allowed."""
     forced: tuple[int, ...]
-    """The only ids that can come next, in order; empty if there is a choice, or if the backend does
-    not compute them."""
+    """Forced ids: the only ids that can come next, in order. Empty if the grammar leaves a choice,
+    or if the backend does not compute forced ids."""
 
 
 class Matcher(Protocol):
     """The position of one output in one grammar; one thread at a time."""
 
     def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:
-        """Writes the ids that may come next: row 0 now, row i after the first i of `drafts`.
+        """Writes the allowed next ids: row 0 at this position, row i after the first i of `drafts`.
 
         The matcher does not move. An id that ends the output is allowed where the grammar is
-        complete; it is the only allowed id once nothing can follow.
+        complete; where nothing else can follow, it is the only allowed id.
 
         Args:
             rows: at least 1 + len(drafts) rows, C-contiguous; overwritten.
@@ -55,10 +55,10 @@ class Matcher(Protocol):
         """
 
     def rollback(self, num_tokens: int, /) -> None:
-        """Takes back the last accepted ids.
+        """Rolls back the last accepted ids.
 
         Raises:
-            ValueError: fewer were accepted.
+            ValueError: fewer ids were accepted.
         """
 
 
@@ -79,7 +79,7 @@ class GrammarBackend(Protocol):
     def compile(self, grammar: Grammar, /) -> Matcher:
         """Returns a matcher at the start of `grammar`, ignoring its `start_after`. Any thread.
 
-        Takes from a fraction of a millisecond to seconds, nearly all of it in native code without
+        A call takes a fraction of a millisecond to seconds, nearly all of it in native code without
         the GIL.
 
         Raises:

@@ -72,7 +72,7 @@ def _build(make_backend: Callable[[], GrammarBackend]) -> GrammarBackend:
 
 
 def _trim() -> None:
-    """Frees the 100 MB that reading 151,000 ids needs beyond keeping them."""
+    """Returns to the system the 100 MB that are needed only while 151,000 ids are read."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:  # only glibc has it
         malloc_trim(0)

@@ -23,8 +23,8 @@ class Constraint:
     any other one is waiting. While it waits, it masks nothing.
 
     If the grammar leaves no choice, the next tokens are `forced`, and the mask allows only the
-    first of them. They depend on nothing but the tokens before them, so an output is the same
-    whether they are sampled one by one, given at once, or replayed.
+    first of them. They depend only on the tokens before them. The output is therefore the same
+    whether forced tokens are sampled one by one, given at once, or replayed.
 
     Args:
         matcher: a matcher at its start, owned by the constraint.
@@ -41,8 +41,8 @@ class Constraint:
         self._fill_seconds = 0.0
         self._forced: list[int] = []
         self._unreported: list[int] = []
-        """Forced ids that were generated and not yet passed to the matcher, which gets all of them
-        in one call once the last one was generated."""
+        """Forced ids that were generated but not yet passed to the matcher. The matcher gets all of
+        them in one call, after the last one was generated."""
         if not self._start_after:
             self._forced = list(matcher.accept(()).forced)
 
@@ -95,7 +95,7 @@ class Constraint:
             begin += self._accept_some(token_ids, begin)
 
     def _accept_some(self, token_ids: Sequence[int], begin: int) -> int:
-        """Advances by the first ids from `begin` on; returns their number."""
+        """Advances by leading ids from `begin` on; returns how many it consumed."""
         first = token_ids[begin]
         if self._is_undecided:
             self._is_undecided = False

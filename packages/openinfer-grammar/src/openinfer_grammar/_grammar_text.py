@@ -9,7 +9,7 @@ from openinfer_grammar.errors import GrammarRefused
 ANY_OBJECT = {"type": "object"}
 
 MAX_GRAMMAR_CHARS = 1 << 18
-"""Longest text of a grammar; texts below it compile in at most a second."""
+"""Maximum number of characters in a grammar's text; shorter texts compile in at most a second."""
 
 
 def check_text(grammar: Grammar) -> None:

@@ -26,7 +26,7 @@ def check_backend(name: BackendName) -> None:
 def load_backend(
     name: BackendName, tokenizer: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarBackend:
-    """Reads a vocabulary: seconds for 150,000 tokens.
+    """Makes a backend over a vocabulary, which takes seconds for 150,000 tokens.
 
     Args:
         name: name of the backend.

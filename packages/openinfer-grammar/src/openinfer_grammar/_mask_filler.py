@@ -16,12 +16,12 @@ MaskRow = npt.NDArray[np.uint32]
 
 _MAX_THREADS = 8
 _EXPENSIVE_SECONDS = 0.0002
-"""Rows that take longer are filled on other threads. Waking a thread and passing the GIL between
-two rows takes up to 0.1 ms."""
+"""Seconds of CPU time; rows that take longer are filled on other threads. Waking a thread and
+passing the GIL between two rows takes up to 0.1 ms."""
 
 
 class MaskFiller:
-    """Filler of a step's masks, used by the step thread, which takes part.
+    """Filler of a step's masks, called by the step thread, which fills rows itself.
 
     The last fill time of a row predicts the next one. Cheap rows are filled on the step thread. A
     few threads share expensive rows (a bounded repetition walks the whole vocabulary), each with
@@ -43,7 +43,7 @@ class MaskFiller:
             rows: constraints that are masking, each once, with the row to fill.
 
         Returns:
-            By index of the row, the error of its grammar; such a row must not be used.
+            The errors of failed grammars by row index; such a row must not be used.
         """
         failures: dict[int, GrammarFailed] = {}
         expensive = [
@@ -52,7 +52,8 @@ class MaskFiller:
         if min(self._num_others, len(expensive) - 1) <= 0:
             _fill_all(rows, deque(range(len(rows))), failures)
             return failures
-        # The most expensive first: a thread that has finished a row takes the next one.
+        # The most expensive rows come first, and a thread that has finished a row takes the next
+        # one, so that all threads end at about the same time.
         expensive.sort(key=lambda index: rows[index][0].fill_seconds, reverse=True)
         cheap = deque(set(range(len(rows))).difference(expensive))
         todo, num_others = deque(expensive), min(self._num_others, len(expensive) - 1)
@@ -66,7 +67,7 @@ class MaskFiller:
             _fill_without_gil(rows, cheap, failures)
         finally:
             # Rows that other threads are filling must not be touched, even if this thread failed. A
-            # thread that has not started by now has nothing to do and is not waited for.
+            # thread that has not started by now has nothing to do, so it is cancelled.
             errors = [other.exception() for other in others if not other.cancel()]
         for error in filter(None, errors):
             raise error

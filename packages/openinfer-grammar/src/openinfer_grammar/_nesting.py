@@ -3,12 +3,12 @@
 The grammar libraries recurse once for each level of a schema, for each `$ref` they follow and for
 each Lark rule that a rule names. If the stack overflows, the process ends with SIGSEGV, so the
 number of levels is bounded before a library sees a grammar. The measure is an upper bound: every
-referenced part of a schema, and every rule, counts as if all of them stood in one chain.
+referenced part of a schema, and every rule, counts as if all of them were nested in one another.
 
 Stack per level, measured with llguidance 1.9 on x86-64: 5.5 KB for a level of JSON, 3.2 KB for a
 `$ref`, 3.3 KB for a Lark rule, 2 KB for a bracket. xgrammar 0.2 takes 0.3 KB for each bracket of a
 pattern. `MAX_LEVELS` levels therefore need at most 45 MB of the 128 MB that a thread of this module
-has; the stack is address space, of which only the pages that are used become memory.
+has; the stack is address space, and only its used pages take memory.
 """
 
 import json
@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from openinfer_grammar.errors import GrammarRefused
 
 MAX_LEVELS = 8192
-"""Upper bound of a grammar's levels; beyond it the grammar is refused."""
+"""Maximum number of levels; a grammar with more is refused."""
 
 _STACK_BYTES = 128 << 20
 _MAX_LEVELS_HERE = 128
@@ -38,7 +38,7 @@ def check_levels(kind: str, text: str) -> int:
 
     Args:
         kind: `json_schema`, `lark` or `regex`.
-        text: of that kind.
+        text: a grammar of that kind.
 
     Raises:
         GrammarRefused: it has more than `MAX_LEVELS` levels.
@@ -55,10 +55,10 @@ def check_levels(kind: str, text: str) -> int:
 
 
 def call_with_stack(levels: int, call: Callable[[], _Result]) -> _Result:
-    """Calls a function where the stack holds this many levels: here, or in a thread of its own.
+    """Calls a function on a stack for this many levels: on this thread, or on a new one.
 
     Raises:
-        GrammarRefused: there is no memory for such a thread.
+        GrammarRefused: there is no memory for the new thread.
         Exception: whatever `call` raises.
     """
     if levels <= _MAX_LEVELS_HERE:
@@ -96,13 +96,14 @@ def _schema_levels(schema: Any) -> int:
     whole = levels
     for reference in references:
         part = _part_at(schema, reference)
-        # A reference that is not resolved here names no part deeper than the whole.
+        # A reference that cannot be resolved here counts as the depth of the whole schema, its
+        # maximum.
         levels += 1 + depths.get(id(part), whole)
     return levels
 
 
 def _measure(part: Any, depths: dict[int, int], references: set[str]) -> int:
-    """Returns the depth of a JSON value; adds depths by identity, and its references."""
+    """Returns the depth of a JSON value; adds the depths of its parts, by id, and its `$ref`s."""
     if isinstance(part, dict):
         reference = part.get("$ref")
         if isinstance(reference, str):
@@ -142,16 +143,16 @@ def _lark_levels(text: str) -> int:
 
 
 def _lark_parts(text: str) -> Iterator[Any]:
-    """Returns the text of a Lark grammar, and the values of its `%json` between."""
+    """Yields the text of a Lark grammar in pieces, with the values of `%json` between them."""
     decoder, begin = json.JSONDecoder(), 0
     for found in _LARK_JSON.finditer(text):
         if found.end() < begin:
-            continue  # inside the JSON of another one
+            continue  # inside the JSON of an earlier `%json`
         yield text[begin : found.start()]
         begin = found.end()
         try:
             value, begin = decoder.raw_decode(text, begin)
         except ValueError:
-            continue  # no JSON follows: its brackets count as those of the grammar
+            continue  # no JSON follows, so its brackets count as Lark's
         yield value
     yield text[begin:]

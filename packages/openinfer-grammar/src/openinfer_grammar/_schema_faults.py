@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 _MAX_TRIES = 256
 _MAX_SECONDS = 0.5
-"""Longest search for one keyword: every try compiles large definitions anew."""
+"""Maximum seconds of the search for one keyword. Every try compiles large definitions again."""
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(schema: Any, error_of: Callable[[Any], str | None]) -> Fault | None:
-    """Returns the keyword at fault in a refused schema, None if no single one is found.
+    """Returns the keyword at fault in a refused schema; None if no single keyword is found.
 
     Descends into the first part that is refused on its own, then looks for the keyword whose
     removal makes that part acceptable.
@@ -78,7 +78,7 @@ def _at(
     definitions: Mapping[str, Any],
     check: Callable[[Any], str | None],
 ) -> Fault | None:
-    """Returns the keyword at fault in a part all of whose own parts are accepted."""
+    """Returns the keyword at fault in a part whose sub-schemas are all accepted."""
     whole = {**definitions, **part}
     error = check(whole)
     if error is None:
@@ -86,7 +86,7 @@ def _at(
     places = {key: re.search(rf"(?<!\w){re.escape(key)}(?!\w)", error) for key in part}
     named = {key: found.start() for key, found in places.items() if found is not None}
     healing = (key for key in part if check({k: v for k, v in whole.items() if k != key}) is None)
-    # If the message names several keywords, the first is at fault: the others may be advice.
+    # If the message names several keywords, the first one is at fault. The others may be advice.
     keyword = min(named, key=named.__getitem__) if named else next(healing, None)
     return None if keyword is None else Fault(keyword, (*path, keyword), " ".join(error.split()))
 

@@ -1,4 +1,4 @@
-"""Structural tags as Lark: constrained parts between marks, in free text or alone.
+"""Structural tags as Lark grammars: constrained parts between marks, in free text or alone.
 
 The JSON is that of `structured_outputs.structural_tag`: either `structures` and `triggers`, or a
 `format` of the types in `_FORMATS`. Other types are refused by name.
@@ -20,7 +20,7 @@ def lower_structural_tag(tag: Any, with_form: _WithForm) -> str:
 
     Args:
         tag: its JSON.
-        with_form: adds the spelling of JSON to a schema.
+        with_form: adds the spelling of JSON (separators) to a schema.
 
     Raises:
         GrammarRefused: a field or a type cannot be used; names it.
@@ -95,7 +95,8 @@ class _Writer:
                 raise _refused("excludes", where, "must be texts that are not empty")
             literal = "".join(re.escape(char) if char != "\n" else r"\n" for char in part)
             parts.append(f"~/(.|\\n)*{_escaped(literal)}(.|\\n)*/")
-        # One terminal with its end: two terminals could not tell where the text ends.
+        # The text and its end are one terminal, because a lexer could not find the border between
+        # two.
         name = f"T{len(self.rules)}"
         self.rules.append(f"{name}: ({' & '.join(parts)}) {_literal(end)}")
         return name
@@ -111,7 +112,7 @@ class _Writer:
         return [self.write(item, f"{where}.elements.{i}") for i, item in enumerate(elements)]
 
     def tag(self, form: Mapping[str, Any], where: str, trigger: str = "") -> str:
-        """Returns the tag without the `trigger` that it begins with."""
+        """Returns the tag without the `trigger` with which it begins."""
         begin, end = _string(form, "begin", where), _string(form, "end", where)
         content = form.get("content")
         begin = begin[len(trigger) :]

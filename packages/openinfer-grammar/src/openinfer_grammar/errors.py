@@ -20,7 +20,8 @@ class GrammarRefused(GrammarError):
     Attributes:
         keyword: the part at fault: a keyword of JSON schema such as `uniqueItems`, or a type of a
             structural tag; empty if the whole text is at fault.
-        where: its dotted path, such as `properties.tags.uniqueItems`; empty as `keyword`.
+        where: dotted path of the keyword, such as `properties.tags.uniqueItems`; empty if `keyword`
+            is.
         reason: one sentence.
     """
 

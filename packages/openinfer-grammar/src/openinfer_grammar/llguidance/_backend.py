@@ -21,7 +21,8 @@ from openinfer_grammar.llguidance._validation import validate
 
 _MAX_FORCED = 256
 _MAX_BEGIN_SECONDS = 1.0
-"""Longest time to find how a grammar begins: a regex of 15 characters can spell a megabyte."""
+"""Maximum seconds for a grammar's first mask and forced ids: 15 characters of regex can force a
+megabyte of text."""
 
 
 class LLGuidanceBackend:
@@ -56,7 +57,7 @@ class LLGuidanceBackend:
         if (error := matcher.error) is not None:
             validate(grammar)  # raises with the keyword, if the grammar is at fault
             raise GrammarRefused(error)
-        with releasing_gil():  # this may be a thread made for the compilation
+        with releasing_gil():  # this may be a thread that exists only for the compilation
             matcher.begin()
         return matcher
 
@@ -80,7 +81,7 @@ class LLGuidanceMatcher:
         self._eos_token_ids = eos_token_ids
         self._num_accepted = 0
         self._is_ended = False
-        """Whether the last accepted id ends the output; the library does not get that id."""
+        """Whether the last accepted id ends the output; that id is not passed to the library."""
         num_bytes = self._functions.llg_matcher_get_mask_byte_size(handle)
         self._words = np.zeros(num_bytes // 4, np.uint32)
         self._num_words = num_mask_words(vocab_size)
@@ -96,7 +97,7 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why the matcher cannot be used, None if it can."""
+        """The error that makes the matcher unusable; None if there is none."""
         message = self._functions.llg_matcher_get_error(self._handle)
         return None if message is None else _plain(message.decode(errors="replace"))
 
@@ -104,7 +105,7 @@ class LLGuidanceMatcher:
         """Computes the first mask and the first forced ids, within a second.
 
         Raises:
-            GrammarRefused: it takes longer, reaches a limit, or no token can be the first.
+            GrammarRefused: this takes longer, reaches a limit, or no token can be the first.
         """
         functions = library().long
         cancel = functions.llg_matcher_get_cancellation_handle(self._handle)
@@ -163,7 +164,7 @@ class LLGuidanceMatcher:
         self._check(self._functions.llg_matcher_rollback(self._handle, num_tokens))
 
     def _num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of these ids may come, one after the other."""
+        """Returns how many of these ids, from the first on, the grammar allows in sequence."""
         if self._is_ended:
             return 0
         num_tokens = 0
@@ -219,7 +220,7 @@ def _bits(token_ids: frozenset[int], num_words: int) -> MaskRows:
 
 
 def _plain(message: str) -> str:
-    """Returns the library's message, or a clearer one if we have it."""
+    """Returns the library's message, or a clearer one where this module has one."""
     message = message.replace("<non-verbose/>", "").strip()
     if message == "NoExtensionBias":
         return "no token can come next"

@@ -18,12 +18,12 @@ from openinfer_grammar._structural_tag import lower_structural_tag
 from openinfer_grammar.errors import GrammarRefused
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Spelling of JSON, as `json.dumps` and chat templates write it. A model cannot add endless white
-space, and long runs of tokens are forced."""
+"""Spelling of JSON, as `json.dumps` and chat templates write it. A fixed spelling keeps a model
+from adding endless white space, and forces long runs of tokens."""
 
 
 class Lowered(NamedTuple):
-    """A grammar in llguidance's terms."""
+    """A grammar as llguidance reads it."""
 
     kind: str
     """`json_schema`, `lark` or `regex`."""
@@ -33,7 +33,7 @@ class Lowered(NamedTuple):
 
 
 def lower(grammar: Grammar) -> Lowered:
-    """Lowers a grammar to llguidance's terms.
+    """Lowers a grammar to one that llguidance reads.
 
     Raises:
         GrammarRefused: the text is not of its kind, too long, or nested too deeply.
@@ -76,7 +76,7 @@ def _as_lark(text: str) -> str:
     """Returns a Lark grammar, converted from GBNF if it is GBNF."""
     if "::=" not in text:
         return text
-    # Imported only here: most grammars are JSON schemas.
+    # The import is here because most grammars are JSON schemas and do not need it.
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

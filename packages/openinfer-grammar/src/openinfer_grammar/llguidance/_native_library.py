@@ -2,8 +2,8 @@
 
 The wheel's own Python classes hold the GIL while they read a vocabulary: 2.7 s for 150,000 tokens,
 in which no step can run. Long calls from here release the GIL (`ctypes.CDLL`). The short calls of a
-step keep it (`ctypes.PyDLL`), which is cheaper and never waits for another thread to return it. The
-structures are those of `llguidance.h` 1.9.
+step keep it (`ctypes.PyDLL`), which is cheaper and never waits for another thread to release it.
+The structures are those of `llguidance.h` 1.9.
 """
 
 import ctypes
@@ -30,8 +30,9 @@ from openinfer_grammar.errors import BackendUnavailable
 
 _ERROR_BYTES = 4096
 _MAX_STEP_ITEMS = 10_000
-"""Most items of the parser in one step. The library's own limit is five times as high: a third of a
-second on the step thread. A JSON schema with 300 optional properties needs 2,000."""
+"""Maximum number of parser items in one step. The library's own limit is five times as high and
+would allow a third of a second on the step thread. A JSON schema with 300 optional properties needs
+2,000."""
 
 
 class _Limits(Structure):
@@ -146,7 +147,8 @@ def library() -> Library:
         BackendUnavailable: it is missing, or lacks the C interface.
     """
     try:
-        # Located, not imported: importing its Python part takes 45 ms at the start of an engine.
+        # The library is located without importing its Python part, which would take 45 ms at the
+        # start of an engine.
         spec = find_spec("llguidance")
         folders = () if spec is None else spec.submodule_search_locations or ()
         found = [path for folder in folders for path in Path(folder).glob("_lib*.so")]
@@ -161,8 +163,8 @@ def library() -> Library:
 class NativeTokenizer:
     """A vocabulary in native memory; shared by matchers, any thread.
 
-    Forced text is written with the longest tokens that fit. A second, plain vocabulary does that;
-    its C function is the tokenizer of this one, so that no Python runs in between.
+    Forced text is tokenised by taking the longest token that fits. A second, plain vocabulary does
+    that. Its C function is the tokenizer of this vocabulary, so that no Python runs in between.
 
     Args:
         tokenizer_json: content of tokenizer.json.
@@ -218,7 +220,7 @@ class NativeTokenizer:
         return int(functions.llg_new_matcher(byref(init), kind.encode(), text.encode()))
 
     def __del__(self) -> None:
-        # The order matters: the vocabulary calls the plain one.
+        # The order matters, because the vocabulary calls the plain one.
         for handle in (self.handle, self._spelling):
             if handle is not None:
                 self._library.short.llg_free_tokenizer(handle)

@@ -19,13 +19,13 @@ _ONE_OF = (
     "oneOf is taken only where its branches are sure to exclude each other; write anyOf, or tell "
     "them apart: each by a type of its own, or by a required property with a const of its own"
 )
-"""Replaces the library's message, which advises an option that clients cannot set."""
+"""Replaces a message of the library that recommends an option which clients cannot set."""
 
 
 def validate(grammar: Grammar) -> None:
     """Checks that the default backend can honour a grammar.
 
-    Takes usually less than a millisecond, nearly all of it in native code. Any thread.
+    A check usually takes less than a millisecond, nearly all of it in native code. Any thread.
 
     Raises:
         GrammarRefused: it cannot; names the JSON schema keyword, or the type of a structural tag.
@@ -82,7 +82,7 @@ def _schema_error(schema: Any) -> str | None:
 
 
 def _error(kind: str, text: str) -> str | None:
-    # Imported with the first grammar: most servers never need its 45 ms and 9 MB.
+    # The import is here because it takes 45 ms and 9 MB, which most servers never need.
     from llguidance import LLMatcher
 
     if kind == "json_schema":
@@ -96,6 +96,7 @@ def _error(kind: str, text: str) -> str | None:
     if _OPTION_FOR_ONE_OF in message:
         return _ONE_OF
     if kind == "regex":
-        # The library reads the regex as a rule of a grammar, so line and column are not the text's.
+        # The library reads the regex as a rule of a grammar, so its line and column are wrong for
+        # the regex.
         message = re.sub(r"^at \d+\(\d+\): |\n +\d+ \| start: .*", "", message, flags=re.DOTALL)
     return message

@@ -62,8 +62,9 @@ class XGrammarBackend:
         """See `GrammarBackend.compile`."""
         check_text(grammar)
         try:
-            # Always with the large stack: xgrammar does not bound how deeply a pattern is nested,
-            # and 28,000 brackets take 8 MB. The longest text has less than ten times as many.
+            # Every grammar gets the large stack, because xgrammar does not limit the nesting of a
+            # pattern: 28,000 brackets take 8 MB. The longest allowed text has less than ten times
+            # as many.
             compiled = call_with_stack(MAX_LEVELS, lambda: self._compile(grammar))
         except RuntimeError as error:
             raise GrammarRefused(" ".join(str(error).split())) from error
@@ -91,7 +92,7 @@ class XGrammarBackend:
             )
         if grammar.kind == "structural_tag":
             tag = parse_json(text)
-            # Errors that are common to both backends get the same message.
+            # Raises the errors that both backends share with the same message.
             check_levels("lark", lower_structural_tag(tag, honoured_schema))
             return compiler.compile_structural_tag(honoured_tag(tag, _ebnf))
         if "::=" not in text:
@@ -153,7 +154,7 @@ class XGrammarMatcher:
 
 
 def _ebnf(schema: dict[str, Any]) -> str:
-    """Returns a schema as EBNF: structural tags would get the library's own JSON spelling."""
+    """Returns a schema as EBNF, because a schema in a tag would get the library's spelling."""
     return str(xgrammar.Grammar.from_json_schema(json.dumps(schema), **_JSON_FORM))
 
 

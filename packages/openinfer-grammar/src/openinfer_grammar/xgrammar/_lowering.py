@@ -1,7 +1,8 @@
-"""JSON schemas and structural tags, lowered to what xgrammar honours.
+"""JSON schemas and structural tags, lowered to forms that xgrammar honours.
 
-xgrammar honours fewer keywords than llguidance. It silently ignores the others, and some keywords
-beside another one. This module lists the keywords that it honours and refuses the others by name.
+xgrammar honours fewer keywords than llguidance. It silently ignores the others, and it ignores some
+keywords when they stand beside certain others. This module lists the keywords that it honours and
+refuses the others by name.
 """
 
 import json
@@ -20,7 +21,7 @@ _FREE = frozenset(
 )
 """Keywords that do not restrict an output."""
 _WHOLE = ("$ref", "anyOf", "const", "enum")
-"""Keywords beside which xgrammar ignores all others."""
+"""Keywords that make xgrammar ignore all other keywords of the schema."""
 _DATA = frozenset({"enum", "const", "default", "examples"})
 """Keywords whose values are not schemas."""
 _BY_NAME = frozenset({"properties", "$defs", "definitions"})
@@ -120,7 +121,7 @@ def _is_of_type(schema: Mapping[str, Any]) -> bool:
 
 
 def _rewritten(part: Any) -> Any:
-    """Returns the schema rewritten where this version of the library misreads it."""
+    """Returns the schema, rewritten where this version of the library misreads it."""
     if isinstance(part, list):
         return [_rewritten(item) for item in part]
     if not isinstance(part, dict):
@@ -128,13 +129,14 @@ def _rewritten(part: Any) -> Any:
     plain: dict[str, Any] = {}
     for keyword, value in part.items():
         if keyword in _BY_NAME and isinstance(value, dict):
-            # Keys are names here, even if they look like keywords.
+            # The keys are property names here, even if they look like keywords.
             plain[keyword] = {name: _rewritten(schema) for name, schema in value.items()}
         else:
             plain[keyword] = value if keyword in _DATA else _rewritten(value)
     kind = part.get("type")
     if kind == "string" and ("minLength" in part or "maxLength" in part):
-        # Strings of bounded length may hold control characters, which no JSON may.
+        # The library allows control characters, which are invalid JSON, in strings of bounded
+        # length.
         low, high = plain.pop("minLength", 0), plain.pop("maxLength", "")
         plain["pattern"] = f"^[{_CHARACTERS}]{{{low},{high}}}$"
     elif kind == "array" and "prefixItems" not in part and {"minItems", "maxItems"} & part.keys():
@@ -194,7 +196,7 @@ def _honoured_form(form: Any, ebnf: _Ebnf, where: str) -> Any:
 
 
 def _without_excluded(pattern: str, excludes: list[str], where: str) -> dict[str, Any]:
-    """Returns a form for a regex whose text must not contain some others.
+    """Returns a form for a regex whose matches must not contain the excluded texts.
 
     The library has no such form, so only some cases can be expressed.
     """
@@ -218,12 +220,12 @@ def _without_excluded(pattern: str, excludes: list[str], where: str) -> dict[str
 
 
 def _long_text(excludes: list[str], *, is_empty_too: bool) -> dict[str, Any]:
-    """Returns a form for any text without some others, which begin with the same character."""
+    """Returns a form for any text without the excluded texts, which share a first character."""
     text = {"type": "any_text", "excludes": excludes}
     if is_empty_too:
         return text
-    # The text begins with another character, or with that one. In the second case the rests of the
-    # excluded texts are excluded as well.
+    # A text begins either with another character, or with the shared first character. In the second
+    # case, the part after it must also exclude the rest of each excluded text.
     begin = excludes[0][0]
     rests = [*excludes, *(part[1:] for part in excludes)]
     ways = (
@@ -235,7 +237,7 @@ def _long_text(excludes: list[str], *, is_empty_too: bool) -> dict[str, Any]:
 
 
 def _may_match(pattern: str, characters: Set[str]) -> bool:
-    """Returns whether a regex may match any of these characters; true in doubt."""
+    """Returns whether a regex may match any of these characters; True in doubt."""
     for escaped, is_other, members, plain in _PARTS.findall(pattern):
         if is_other or plain == "." or _may_be(escaped, characters) or plain in characters:
             return True
@@ -252,7 +254,8 @@ def _may_match(pattern: str, characters: Set[str]) -> bool:
 def _may_be(escaped: str, characters: Set[str]) -> bool:
     """Returns whether an escape may match any of these characters."""
     if escaped and escaped in "dwsDWS":
-        # Both readings count, because the library's classes may be those of Unicode or of ASCII.
+        # Both the Unicode and the ASCII meaning count, because the library's classes may have
+        # either.
         flags = (re.UNICODE, re.ASCII)
         return any(
             re.fullmatch(rf"\{escaped}", each, flag) for each in characters for flag in flags
