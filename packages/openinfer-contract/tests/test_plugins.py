@@ -17,7 +17,7 @@ HOSTILE = Hostile()
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Puts a distribution with these entry points of group `some.group` on the path, last first."""
+    """Puts a distribution with entry points of group `some.group` at the front of the path."""
 
     def write(name, **points):
         info = tmp_path / name / f"{name}-1.0.dist-info"

@@ -38,7 +38,7 @@ class Inner(msgspec.Struct):
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     plain: int = 3
-    """Without an `Option`: no flag."""
+    """A field without an `Option` has no flag."""
     limit: Annotated[int | None, Option("upper bound", ("--limit", "-l"), "count")] = None
     share: Annotated[float, Option("100 % of what")] = 0.5
     is_fast: Annotated[bool, Option("be fast", off=("--slow",))] = False

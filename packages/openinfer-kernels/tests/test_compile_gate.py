@@ -191,7 +191,7 @@ def test_what_does_not_compile_or_fit_fails_the_gate():
 
 @pytest.mark.long
 def test_the_widest_shape_is_compiled_everywhere():
-    """Its place among the cases does not matter; the others are compiled for one architecture."""
+    """The order of cases does not matter. Other cases are compiled for one architecture."""
     done = _run("-c", _WIDEST_FIRST)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = [line.split()[:2] for line in done.stdout.splitlines()]

@@ -300,6 +300,6 @@ def test_units_hold_every_shared_key_of_every_member_once(seed):
             assert np.isin(mine[:, 4], group.members).all()
             alone[member] = False
     assert (rows[alone] == 0).all()
-    # A member is in as many units as its row counts, and no others.
+    # Each member is in as many units as its row says.
     in_units = sum(int(unit[0]) for unit in units)
     assert in_units == rows[:, 3].sum()

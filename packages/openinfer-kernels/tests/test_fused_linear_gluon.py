@@ -78,7 +78,7 @@ def test_tiles_that_do_not_go_round_are_cut_where_that_is_shorter():
     assert share_out(608, 40, 132) == Shares(528, 132)
     assert share_out(304, 40, 132) == Shares(264, 120)
     assert share_out(1216, 40, 132) == Shares(1188, 84)
-    # Cut tiles would take longer: 35 of 40 steps, and adding the sums.
+    # Cutting would take longer: a share has 35 of a tile's 40 steps, and sums must be added.
     assert share_out(380, 40, 132) == Shares(380, 1)
     # Every program has the same number of tiles, or there is only one wave.
     assert share_out(264, 40, 132) == Shares(264, 1)
@@ -87,7 +87,7 @@ def test_tiles_that_do_not_go_round_are_cut_where_that_is_shorter():
 
 @pytest.mark.parametrize("num_steps", [14, 40, 152])
 def test_a_share_of_what_is_cut_is_no_more_than_a_tile(num_steps):
-    """Then a program leaves the sums of at most one tile, for which there is room."""
+    """A program therefore stores partial sums of at most one tile, for which there is room."""
     for num_tiles in range(1, 60):
         num_whole, num_sharers = share_out(num_tiles, num_steps, 7)
         if num_whole < num_tiles:

@@ -271,5 +271,5 @@ def test_a_gpu_without_a_kernel_for_these_heads_is_refused(head_dim):
     ):
         with pytest.raises(BackendUnavailable, match=f"head_dim .* got {head_dim}"):
             plan()
-    # Asked for by name, it runs: as an oracle for small caches.
+    # The back end `torch` runs if it is asked for by name, as an oracle for small caches.
     assert plan_paged_attention(spec, "cuda", "torch") is not None

@@ -168,7 +168,7 @@ def test_the_reference_runs_layers_as_they_are_written(spec):
 
 
 def test_a_backend_that_cannot_run_here_is_refused_by_its_flag(spec, monkeypatch):
-    # Tests of kernels in the same process interpret them, and then they would run.
+    # Tests of kernels in this process may have switched on Triton's interpreter, which runs here.
     monkeypatch.setattr("triton.knobs.runtime.interpret", False)
     options = {"attention_backend": "triton"}
     with pytest.raises(OptionRejected, match="CUDA") as error:

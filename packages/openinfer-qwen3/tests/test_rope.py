@@ -28,7 +28,8 @@ LLAMA3 = {
         {"rope_scaling": None, "rope_theta": 5000000, "head_dim": 64},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         {"rope_scaling": {"type": "linear", "factor": 2.5}},
-        # The card's advice keeps max_position_embeddings: the factor is not their ratio.
+        # The model card advises to keep max_position_embeddings, so `factor` is not its ratio to
+        # the original length.
         {"rope_scaling": YARN},
         {"rope_scaling": YARN, "max_position_embeddings": 131072},
         {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},

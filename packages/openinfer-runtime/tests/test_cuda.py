@@ -50,7 +50,7 @@ SHAPED = (
 
 @pytest.fixture(autouse=True)
 def _full_precision():
-    # The gate's bound for float32 is for float32 products.
+    # The gate's bound for float32 assumes matrix products in float32, not in TF32.
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -297,7 +297,7 @@ def test_the_host_is_ahead_of_the_device(engine, ask, prompts):
 
 
 def test_chunks_that_pile_up_keep_their_tokens(engine, ask):
-    """A chunk that samples nothing is not waited for: many wait for a busy device."""
+    """The host does not wait for chunks that sample nothing; a busy device gets a backlog."""
     runner = engine(dtype="float32", max_num_batched_tokens=16, enable_prefix_caching=False, **CUDA)
     prompt = np.random.default_rng(3).integers(320, size=300).tolist()
     (expected,) = runner.run([ask(prompt, max_tokens=8)])
@@ -376,7 +376,7 @@ def test_a_row_with_nan_logits_fails_alone(engine, ask, prompts, monkeypatch):
 
 def test_the_memory_plan_is_kept(engine, ask, prompts):
     before, total = torch.cuda.mem_get_info()
-    # Utilization counts memory of other processes, so this is a share of the rest.
+    # Utilization includes the memory of other processes, so it is added to the test's own share.
     share = (total - before) / total + 0.3
     runner = engine(device="cuda", gpu_memory_utilization=share, max_num_batched_tokens=2048)
     parts = dict(runner.executor.info.memory)

@@ -74,7 +74,7 @@ def prompts():
 
 
 def _rows(ids, values, num_positions):
-    """[num_positions, vocab_size] from the best of each position; NaN where nothing is said."""
+    """Returns logprobs [num_positions, vocab_size]: those of the top ids, NaN for other ids."""
     rows = np.full((num_positions, VOCAB_SIZE), np.nan, np.float32)
     shape = (num_positions, NUM_TOP)
     best = np.array(unpack_ids(ids)).reshape(shape)

@@ -150,7 +150,7 @@ def test_the_clock_of_a_device_is_laid_over_the_hosts(tmp_path, drift):
         device.now += 20e-6
         truth[step] = device.run(0.01)
         timer.end(step, "forward")
-        # One step ahead: what is reported now is the step before.
+        # The host is one step ahead of the device, so the step before is reported now.
         device.now = max(device.now, truth.get(step - 1, (0, 0))[1]) + 5e-6
         timer.report()
         if step % 500 == 499:  # idle for a while

@@ -91,7 +91,7 @@ def test_given_tokens_are_scored_position_by_position(columns, num_top, monkeypa
     torch.manual_seed(5)
     logits, token_ids = torch.randn(6, 40), torch.arange(6, dtype=torch.int32) * 5
     sampler = Sampler(num_slots=1, vocab_size=40, device="cpu")
-    # Planned when the sampler was, not in a step.
+    # The op was planned when the sampler was built; a step must not plan it.
     monkeypatch.delattr("openinfer_sampler._sampler.plan_score_tokens")
     got = columns(unpack_scores(sampler.score_tokens(logits, token_ids, num_top).numpy()))
     expected = reference(logits)

@@ -145,7 +145,7 @@ class TokenEvent(Struct, frozen=True, kw_only=True):
     kv_transfer: KvTransfer | None = None
     end: End | None = None
     weights_version: int = 0
-    """Version of the weights that sampled the tokens. `UpdateWeights` raises it."""
+    """Version of the weights that sampled the tokens. `UpdateWeights` increments it."""
 
     @property
     def num_tokens(self) -> int:

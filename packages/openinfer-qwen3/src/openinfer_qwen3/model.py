@@ -146,7 +146,7 @@ class Qwen3Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Maps [T, C], the residual stream, which is consumed, to [T, C]."""
+        """Maps the residual stream [T, C], which may be overwritten, to [T, C]."""
         if self.fused is not None:
             return self.fused(x, inputs, layer_cache)
         h = self.input_norm(x)
@@ -176,7 +176,7 @@ class FusedLayer:
     def __call__(
         self, x: torch.Tensor, inputs: StepInputs, layer_cache: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Maps [T, C], the residual stream, which is consumed, to [T, C]."""
+        """Maps the residual stream [T, C], which may be overwritten, to [T, C]."""
         qkv = self._norm_qkv(x)  # qkv_proj(input_norm(x))
         heads = self._attend(qkv, inputs, layer_cache)  # norms, rotation, attention
         x = self._add_o(x, heads)  # x + o_proj(heads)

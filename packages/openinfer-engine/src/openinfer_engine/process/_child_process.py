@@ -29,7 +29,7 @@ from openinfer_engine.process._start_messages import (
 _SPINNING = {"GOMP_SPINCOUNT": "10000"}
 _WAIT_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 
-# Otherwise each thread that reads weights keeps a malloc arena of its own: 13 MB on a GPU host.
+# Without this, each thread that reads weights keeps its own malloc arena: 13 MB on a GPU host.
 _HEAPS = {"MALLOC_ARENA_MAX": "2"}
 
 

@@ -40,7 +40,7 @@ def check_places(file: str | None, folder: str | None) -> None:
 
 
 class TraceControl:
-    """At most one trace at a time. Used by the step thread.
+    """The trace of a loop, at most one at a time. Used by the step thread.
 
     Args:
         executor: reports its steps to the trace, if it is a `TracedExecutor`.

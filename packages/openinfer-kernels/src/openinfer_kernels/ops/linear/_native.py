@@ -141,7 +141,7 @@ class Panels(ABC):
     def _check_weights(
         self, x: torch.Tensor, weight: PackedWeight, norm_weight: torch.Tensor | None
     ) -> None:
-        """Checks the weights of a call; done when they are other tensors than in the last call."""
+        """Checks the weights of a call, unless they are the tensors of the last call."""
         if tuple(map(_numel, weight)) != self._num_items or not all(w.is_cpu for w in weight):
             raise self._wrong_operands(x, weight)
         if (norm_weight is None) != (self._norm_eps is None):

@@ -53,7 +53,7 @@ def _prefix_length(scores: torch.Tensor, max_top_k: int, has_top_p: bool) -> int
 def _nucleus(
     scores: torch.Tensor, ordered: torch.Tensor, lowest: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the lowest score of the smallest set from `lowest` on that reaches top_p: [n]."""
+    """Returns the lowest score that top-p keeps among the scores from `lowest` on: [n]."""
     kept = scores.masked_fill(scores < lowest.unsqueeze(1), -torch.inf)
     log_mass = kept.logsumexp(dim=1, keepdim=True)
     before = _mass_before(ordered, log_mass)
