@@ -145,8 +145,8 @@ def test_nothing_is_appended_to_a_choice_that_has_ended(tokenizer):
 def test_a_model_shows_its_parsers_markers(checkpoints):
     model = TextModel(Tokenizer.from_folder(checkpoints["qwen"]), tool_parser=HermesParser())
     parser = model.parser("", tools=TOOLS)
-    stream = model.output_stream(parser, stops=["never"])
+    output = model.output(stops=["never"], shown_tokens=parser.markers)
+    stream = OutputStream(output, parser, eos_token_ids=model.stop_token_ids)
     delta = stream.push(_ids(model.tokenizer, CALL), Finished(reason="stop"))
     assert delta.finish_reason == "tool_calls"
-    assert model.output_stream().push([]).text == ""
     model.close()

@@ -9,7 +9,6 @@ from openinfer_contract import Grammar, pack_ids
 from openinfer_text._checkpoint_files import read_chat_templates, read_json, read_number
 from openinfer_text._generation_defaults import GenerationDefaults
 from openinfer_text.errors import CheckpointTextError, NoChatTemplate
-from openinfer_text.output._output_stream import OutputStream
 from openinfer_text.output._output_text import OutputText
 from openinfer_text.output._stop_strings import StopSet
 from openinfer_text.parsers._call_ids import name_calls
@@ -263,25 +262,6 @@ class TextModel:
             spaces_between_special_tokens=spaces_between_special_tokens,
             context_ids=context_ids,
             is_located=is_located,
-        )
-
-    def output_stream(
-        self, parser: OutputParser | None = None, **output_options: Any
-    ) -> OutputStream:
-        """Returns the stream of one choice: `output`, with `parser` after it.
-
-        Args:
-            parser: from `parser`; its markers are shown tokens of the output.
-            output_options: as `output`, without `shown_tokens`.
-
-        Raises:
-            ValueError: a stop string is empty.
-        """
-        markers = () if parser is None else parser.markers
-        return OutputStream(
-            self.output(shown_tokens=markers, **output_options),
-            parser,
-            eos_token_ids=self.stop_token_ids,
         )
 
     def after_reasoning(self, grammar: Grammar, turn: str) -> Grammar:
