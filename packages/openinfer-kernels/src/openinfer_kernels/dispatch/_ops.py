@@ -42,7 +42,7 @@ def _module(loaded: Any) -> ModuleType:
         all(hasattr(loaded, name) for name in names) for names in has_all
     ):
         raise TypeError(
-            "it is no module with ORDER and EXAMPLES (an op), "
+            "it is neither a module with ORDER and EXAMPLES (an op), "
             "nor one with supports, plan and TRIED_BEFORE (a back end)"
         )
     return loaded

@@ -99,7 +99,7 @@ class Panels(ABC):
         ):
             raise self._wrong_operands(x, weight)
         if (residual is not None) != self._adds_residual:
-            raise ValueError("linear takes a residual where its spec adds one, and only there")
+            raise ValueError("linear takes a residual if its spec has adds_residual, and only then")
         y = out if residual is None else residual
         if y is None:
             y = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
@@ -145,7 +145,7 @@ class Panels(ABC):
         if tuple(map(_numel, weight)) != self._num_items or not all(w.is_cpu for w in weight):
             raise self._wrong_operands(x, weight)
         if (norm_weight is None) != (self._norm_eps is None):
-            raise ValueError("linear takes a norm_weight where its spec has norm_eps, only there")
+            raise ValueError("linear takes a norm_weight if its spec has norm_eps, and only then")
         if norm_weight is not None and (
             norm_weight.dtype is not torch.bfloat16
             or norm_weight.shape != (self._spec.in_features,)
