@@ -57,7 +57,7 @@ def qwen() -> Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>", "<think>")]
     )
-    # Matched after NFC: an accent after it prevents the match.
+    # The token is matched after NFC, so an accent after it prevents the match.
     tokenizer.add_tokens([AddedToken("xe", normalized=True)])
     return tokenizer
 
@@ -160,14 +160,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def templates() -> dict[str, str]:
-    """Chat templates by name, written for these tests, of what published ones are made of."""
+    """Returns chat templates by name, written for these tests from the elements of published
+    ones."""
     folder = Path(__file__).parent / "templates"
     return {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
 
 
 @pytest.fixture(scope="session")
 def hf_render(checkpoints: dict[str, Path]) -> Callable[..., str]:
-    """transformers' rendering: (template, messages, **arguments of apply_chat_template)."""
+    """Returns a function that renders by transformers: (template, messages, **arguments of
+    apply_chat_template)."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""fastokens serves where it was seen to give the same ids, and nowhere else."""
+"""fastokens is used exactly for tokenizers on which it was found to give the same ids."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def _load(folder, verdicts=None, **options):
 
 @pytest.fixture(scope="module")
 def loaded(checkpoints):
-    """By name: what is served, and the definition of its ids."""
+    """Returns, by name, each tokenizer and the reference for its ids."""
     return {
         name: (_load(checkpoints[name]), Raw.from_file(str(checkpoints[name] / "tokenizer.json")))
         for name in NAMES
@@ -68,9 +68,9 @@ PARTS = st.one_of(
 @given(parts=st.lists(PARTS, max_size=12), cut=st.integers(0, 12))
 @settings(max_examples=120, deadline=None)
 def test_ids_are_those_of_a_cold_whole_encode(loaded, name, parts, cut):
-    """By segments, from the cache and anew, whatever stands where a segment or a merge is split."""
+    """Ids are equal by segments, cached or not, whatever text is at the borders of segments."""
     tokenizer, theirs = loaded[name]
-    # A turn is sent again with another one after it, as in a conversation.
+    # The text of one turn is sent again with another turn after it, as in a conversation.
     for text in ("".join(parts[:cut]), "".join(parts), "".join(parts)):
         if any("\ud800" <= char < "\ue000" for char in text):
             continue
@@ -92,7 +92,7 @@ def test_a_verdict_is_found_once(checkpoints, tmp_path, monkeypatch):
     assert "NoneType" in newer.acceleration.verdict, "another version is compared anew"
 
 
-def test_one_that_differs_never_serves(checkpoints, tmp_path, monkeypatch, caplog):
+def test_a_tokenizer_that_differs_is_never_used(checkpoints, tmp_path, monkeypatch, caplog):
     class Wrong:
         def __init__(self, good):
             self.good = good
@@ -122,7 +122,7 @@ def test_one_that_differs_never_serves(checkpoints, tmp_path, monkeypatch, caplo
     assert _load(checkpoints["qwen"], tmp_path).acceleration.verdict.startswith("its ids differ")
 
 
-def test_a_library_that_fails_or_is_not_there_costs_nothing(checkpoints, monkeypatch):
+def test_a_missing_or_failing_library_has_no_effect(checkpoints, monkeypatch):
     monkeypatch.setattr("fastokens.Tokenizer", None)
     tokenizer = _load(checkpoints["qwen"])
     assert "NoneType" in tokenizer.acceleration.verdict
@@ -163,7 +163,7 @@ def test_tokenizers_serves_until_the_verdict(checkpoints, monkeypatch):
     assert tokenizer.encode("hello <|im_end|> wörld", add_special_tokens=False) == before
 
 
-def test_closing_gives_up(checkpoints, monkeypatch):
+def test_close_stops_the_comparison(checkpoints, monkeypatch):
     entered = threading.Event()
 
     def compare(self, fast):
@@ -179,7 +179,7 @@ def test_closing_gives_up(checkpoints, monkeypatch):
     assert tokenizer.encode("hello"), "it goes on"
 
 
-def test_a_program_that_ends_is_not_kept_waiting(checkpoints):
+def test_the_comparison_does_not_delay_the_end_of_a_program(checkpoints):
     code = (
         "import sys, openinfer_text.tokens._accelerated_engine as a\n"
         "a.probe_batches = lambda *_: iter(lambda: ['x'], None)\n"
@@ -190,7 +190,7 @@ def test_a_program_that_ends_is_not_kept_waiting(checkpoints):
     assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
-def test_without_it_there_is_no_thread(checkpoints):
+def test_without_acceleration_there_is_no_thread(checkpoints):
     num_threads = threading.active_count()
     assert Tokenizer.from_folder(checkpoints["qwen"]).acceleration is None
     assert threading.active_count() == num_threads

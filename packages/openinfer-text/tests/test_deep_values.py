@@ -1,4 +1,4 @@
-"""Values of a request that are nested deeply: their cost is linear in their size."""
+"""Deeply nested values in a request: their cost is linear in their size."""
 
 import json
 import shutil
@@ -46,7 +46,8 @@ def test_a_deep_value_is_rendered_twice_at_once(checkpoints, templates, tmp_path
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = templates["turns"]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    # A process of its own: a hang would hold the GIL, and with it every timeout of this one.
+    # The test runs in another process, because a hang would hold the GIL and stop this process's
+    # timeouts.
     command = [sys.executable, "-c", RENDER_TWICE, str(folder), json.dumps(PLACES[place])]
     found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     first, second = found.stdout.split()

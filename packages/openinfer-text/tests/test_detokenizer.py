@@ -59,7 +59,8 @@ def test_random_ids_with_byte_fallback(loaded, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     ours = "".join(_stream(tokenizer, ids, skip_special_tokens=False))
     theirs = tokenizer.decode(ids, skip_special_tokens=False)
-    # They blot out the whole of a broken run of bytes, we had shown its complete characters.
+    # The library replaces a whole broken run of bytes, but its complete characters were already
+    # shown here.
     assert len(ours.encode()) <= len(theirs.encode())
     runs = re.findall(rb"(?:\xff\d+,)+", b"".join(
         b"\xff%d," % i if re.fullmatch("<0x..>", tokenizer._engine.token(i)) else b"." for i in ids
@@ -77,7 +78,7 @@ def test_random_ids_with_byte_fallback(loaded, data):
         assert ours == theirs
 
 
-def test_a_character_is_held_until_it_is_whole(loaded):
+def test_a_character_is_held_until_it_is_complete(loaded):
     for name in ("qwen", "sentencepiece", "byte_window"):
         tokenizer = loaded[name]
         ids = unpack_ids(tokenizer.encode("a𝄞", add_special_tokens=False))
@@ -87,7 +88,7 @@ def test_a_character_is_held_until_it_is_whole(loaded):
         assert not detokenizer.has_pending
 
 
-def test_a_tail_that_never_was_completed_is_replaced_at_the_end(loaded):
+def test_an_incomplete_character_is_replaced_at_the_end(loaded):
     tokenizer = loaded["qwen"]
     ids = unpack_ids(tokenizer.encode("𝄞"))[:-1]
     assert _stream(tokenizer, ids) == ["", "", "", "\ufffd"]

@@ -1,4 +1,4 @@
-"""Whatever a model writes: parsers do not depend on cuts, lose nothing they hold, and stay fast."""
+"""Random model output: pieces do not depend on cuts, no held text is lost, and time is linear."""
 
 import gc
 import itertools
@@ -107,14 +107,16 @@ CASES = [(name, case) for name, cases in HOSTILE.items() for case in cases]
 @pytest.mark.parametrize(("name", "case"), CASES, ids=[" ".join(case) for case in CASES])
 @pytest.mark.parametrize("size", [4, 10**9], ids=["pieces", "whole"])
 def test_time_is_linear_in_the_text(name, case, size):
-    """Eight times the text may take 24 times as long, for noise; n^2 would be 64, n^3 512."""
+    """Because of noise, eight times the text may take 24 times as long. Quadratic time would be 64
+    times, cubic 512."""
     parsers = parsers_of(name)
 
     def seconds(num_chars):
         text = HOSTILE[name][case](num_chars)
         stream = GoldenStream(text=text, tools=[TOOL])
         deltas = [text[at : at + size] for at in range(0, len(text), size)]
-        # A collection costs what all tests before have left, and longer texts meet more of them.
+        # A garbage collection takes time for the objects of all earlier tests, and longer texts
+        # cause more collections.
         gc.disable()
         try:
             begun = time.process_time()
@@ -124,5 +126,5 @@ def test_time_is_linear_in_the_text(name, case, size):
             gc.enable()
 
     short = min(seconds(5_000) for _ in range(3))
-    # The floor is that of the clock and of what costs the same for any text.
+    # The floor covers the clock's resolution and costs that do not depend on the text.
     assert min(seconds(40_000) for _ in range(2)) < max(24 * short, 0.02)

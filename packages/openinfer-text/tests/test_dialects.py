@@ -1,4 +1,4 @@
-"""Golden answers of every family whose parser is built in, written in the published formats."""
+"""Golden outputs of every family with a built-in parser, written in the published formats."""
 
 import json
 
@@ -346,7 +346,8 @@ class TestDialects(ParserConformance):
 
 @pytest.fixture(scope="module")
 def tokenizer(checkpoints, tmp_path_factory):
-    """Trained words, every marker a special token, and a token for every byte."""
+    """A checkpoint with trained words, every marker as a special token, and a token for every
+    byte."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Raw
 
@@ -359,7 +360,7 @@ def tokenizer(checkpoints, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY, ids=[" ".join(case) for case in EVERY])
-def test_tokens_of_any_size_say_the_same(family, name, tokenizer):
+def test_the_result_does_not_depend_on_token_sizes(family, name, tokenizer):
     parsers, golden = parsers_of(family), FAMILIES[family][2][name]
     whole = parse_output(parsers, golden, [golden.text])
     words = unpack_ids(tokenizer.encode(golden.text, add_special_tokens=False))
@@ -398,7 +399,7 @@ def test_trap_prose_that_mentions_a_marker_is_not_swallowed(family):
     for marker in parsers.tools.markers:
         text = f"Models write {marker}\nand then go on {marker}"
         assert parse_output(parsers, stream(text), list(text)).content == text
-    # Without tools nothing is looked for.
+    # Without tools, calls are not parsed.
     alone = Parsers(reasoning=parsers.reasoning)
     assert parse_output(alone, golden, [golden.text]).content == golden.text
 

@@ -33,11 +33,11 @@ def _info(honoured=FEATURES):
     )
 
 
-def test_what_nobody_says_is_neutral():
+def test_absent_values_are_neutral():
     assert GenerationDefaults().sampling() == Sampling()
 
 
-def test_defaults_fill_in_and_what_is_asked_for_wins():
+def test_defaults_fill_gaps_and_requested_values_win():
     assert EVERYTHING.sampling() == Sampling(
         temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.1
     )
@@ -53,7 +53,7 @@ def test_top_k_is_switched_off_by_either_spelling(off):
     assert GenerationDefaults(top_k=off).sampling().top_k is None
 
 
-def test_the_rest_is_handed_on_and_seeds_follow_each_other():
+def test_other_fields_pass_and_seeds_count_up():
     sampling = GenerationDefaults().sampling(
         seed=2**64 - 1,
         sample=1,
@@ -77,7 +77,7 @@ def test_an_engine_that_honours_all_keeps_all():
     assert EVERYTHING.honoured_by(_info()) == (EVERYTHING, {})
 
 
-def test_what_an_engine_lacks_or_refuses_is_dropped_by_name():
+def test_defaults_that_an_engine_refuses_are_dropped_by_name():
     defaults = GenerationDefaults(
         temperature=-1.0, top_k=-7, top_p=0.9, repetition_penalty=1.1, max_new_tokens=0
     )
@@ -100,7 +100,7 @@ def test_a_neutral_penalty_needs_no_engine_that_honours_penalties():
         *(("top_k", value) for value in ("x", True, 1.5, math.nan, math.inf)),
     ],
 )
-def test_what_is_no_number_is_named(field, value):
+def test_a_default_that_is_no_number_is_named(field, value):
     with pytest.raises(CheckpointTextError) as caught:
         GenerationDefaults.from_config({field: value})
     assert (caught.value.file, caught.value.field) == ("generation_config.json", field)

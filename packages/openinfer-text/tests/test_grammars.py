@@ -61,7 +61,7 @@ def test_other_structures_are_refused_by_field(structure, field):
     assert caught.value.field == field
 
 
-def test_a_response_format_may_ask_for_nothing():
+def test_a_text_response_format_has_no_grammar():
     assert grammar_of_response_format({"type": "text"}) is None
     for broken, field in (({}, "type"), ({"type": "json_schema", "json_schema": 1}, "json_schema")):
         with pytest.raises(StructureError) as caught:
@@ -69,13 +69,13 @@ def test_a_response_format_may_ask_for_nothing():
         assert caught.value.field == field
 
 
-def test_calls_of_no_tool_parser_are_nobodys():
+def test_without_a_tool_parser_calls_have_no_grammar():
     assert isinstance(QWEN3, ReasoningMarks)
     assert not isinstance(QWEN3, CallForm)
     assert not isinstance(HermesParser(), ReasoningMarks)
 
 
-def test_arguments_are_held_where_it_is_asked_for():
+def test_arguments_are_constrained_where_requested():
     tools = [
         {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"a": 1}}},
         {"type": "function", "function": {"name": "g", "parameters": {"b": 1}}},
@@ -101,7 +101,7 @@ def test_arguments_are_held_where_it_is_asked_for():
         ("<think>\n\n</think>\n\n", False, False),
     ],
 )
-def test_a_grammar_begins_behind_the_reasoning(checkpoints, turn, waits, may_open):
+def test_a_grammar_begins_after_the_reasoning(checkpoints, turn, waits, may_open):
     template = CHATML + "{# <think> </think> #}"
     model = TextModel.from_folder(checkpoints["qwen"], chat_template=template)
     grammar = model.after_reasoning(JSON, turn)
@@ -118,6 +118,6 @@ def test_a_grammar_begins_behind_the_reasoning(checkpoints, turn, waits, may_ope
     assert bool(grammar.may_open_with) == may_open
 
 
-def test_a_model_without_reasoning_is_held_at_once(checkpoints):
+def test_without_reasoning_a_grammar_applies_at_once(checkpoints):
     model = TextModel.from_folder(checkpoints["qwen"], chat_template=CHATML)
     assert model.after_reasoning(JSON, "<think>") is JSON

@@ -1,4 +1,4 @@
-"""Calls that are demanded or strict: what the grammar lets through, every built-in parser reads."""
+"""Required and strict calls: every built-in parser reads all texts that the grammar allows."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ class TestHeldCalls(CallConformance):
         return case_of(request.param)
 
 
-# It brings torch, which this package promises not to need, so its development group has none.
+# xgrammar needs torch, which this package must not need, so the development group lacks it.
 @pytest.mark.skipif(find_spec("xgrammar") is None, reason="needs openinfer-grammar[xgrammar]")
 class TestHeldCallsByXGrammar(CallConformance):
     @pytest.fixture(params=WRITERS)
@@ -124,7 +124,7 @@ def _held(schema, **root):
         ({"$ref": "#/$defs/x"}, "[2]", "[true]"),
     ],
 )
-def test_a_tag_is_held_to_its_schema(schema, good, bad):
+def test_a_tag_follows_its_schema(schema, good, bad):
     items = {"x": {"type": "array", "items": {"type": "integer"}}}
     grammar = _held(schema, **{"$defs": items})
     for value, is_allowed in ((good, True), (bad, False)):
@@ -160,7 +160,7 @@ def test_a_tag_is_held_to_its_schema(schema, good, bad):
         ({"$ref": "#/$defs/x"}, {"$defs": {"x": {"$ref": "#/$defs/x"}}}, "properties.x"),
     ],
 )  # fmt: skip
-def test_what_a_tag_cannot_be_held_to_is_refused_by_name(schema, root, field):
+def test_schemas_that_a_tag_cannot_follow_are_refused_by_name(schema, root, field):
     with pytest.raises(StructureError) as caught:
         _held(schema, **root)
     assert caught.value.field == f"tools[0].function.parameters.{field}"
@@ -185,7 +185,7 @@ SCHEMAS = st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=4)
 
 @pytest.mark.parametrize("name", [*WRITERS])
 @given(parameters=SCHEMAS, of_x=VALUES | SCHEMAS, is_required=st.booleans())
-def test_whatever_a_schema_holds_is_lowered_or_refused(name, parameters, of_x, is_required):
+def test_every_schema_is_lowered_or_refused(name, parameters, of_x, is_required):
     form = choose_parser("tool", name, None)
     for given_ in (parameters, {"properties": {"x": of_x}} | parameters):
         function = {"name": "f", "strict": True, "parameters": {"type": "object"} | given_}

@@ -43,21 +43,21 @@ THOUGHTS = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_auto_takes_what_the_template_says(name):
+def test_auto_chooses_the_parser_of_the_template(name):
     template, wanted = TEMPLATES[name]
     found = choose_parser("tool", "auto", template)
     assert (found and found.name) == wanted
 
 
 @pytest.mark.parametrize("name", THOUGHTS)
-def test_auto_takes_the_reasoning_of_the_template(name):
+def test_auto_chooses_the_reasoning_parser_of_the_template(name):
     template, wanted = THOUGHTS[name]
     found = choose_parser("reasoning", "auto", template)
     assert (found and found.name) == wanted
     assert choose_parser("reasoning", "auto", None) is None
 
 
-def test_names_and_none():
+def test_parsers_are_chosen_by_name_or_none():
     assert choose_parser("tool", "none", QWEN3) is None
     assert choose_parser("tool", "hermes", None).name == "hermes"
     for kind, known in (("tool", "hermes, kimi_k2"), ("reasoning", "kimi_k2, qwen3")):
@@ -67,7 +67,7 @@ def test_names_and_none():
 
 
 class Shouting:
-    """A parser of an installed package: everything is content, in capitals."""
+    """A parser of an installed package: all text is content, in capitals."""
 
     name = "shouting"
     markers = ("<loud>",)
@@ -148,7 +148,7 @@ def test_markers_are_shown_also_where_they_are_special(checkpoints, tmp_path):
         ("headers", {}, None),
     ],
 )
-def test_a_prompt_says_what_the_turn_holds(checkpoints, templates, template, options, turn):
+def test_a_prompt_has_the_open_turn(checkpoints, templates, template, options, turn):
     model = TextModel.from_folder(checkpoints["qwen"], chat_template=templates[template])
     chat = [{"role": "user", "content": "Why <think>?" + 40 * "x"}]
     prompt = model.encode_chat(chat, **options)

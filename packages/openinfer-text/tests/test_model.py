@@ -37,7 +37,7 @@ def folder(checkpoints, tmp_path, templates):
     return build
 
 
-def test_everything_in_one_object(folder):
+def test_a_text_model_has_all_parts(folder):
     model = TextModel.from_folder(
         folder(
             config={"max_position_embeddings": 4096, "eos_token_id": 9},
@@ -53,7 +53,7 @@ def test_everything_in_one_object(folder):
     assert model.decode(unpack_ids(model.encode("hello"))) == "hello"
 
 
-def test_eos_of_the_config_stands_in(folder):
+def test_eos_of_config_json_is_the_fallback(folder):
     model = TextModel.from_folder(folder(config={"text_config": {"eos_token_id": 5}}))
     assert model.stop_token_ids == (model.tokenizer.eos_token_id, 5)
     assert model.max_model_len is None
@@ -75,7 +75,7 @@ def test_wrong_fields_are_named(folder, files, file, field):
     assert (caught.value.file, caught.value.field) == (file, field)
 
 
-def test_where_templates_come_from(folder):
+def test_sources_of_templates(folder):
     target = folder(template=None)
     assert TextModel.from_folder(target).chat_template is None
     with pytest.raises(NoChatTemplate):

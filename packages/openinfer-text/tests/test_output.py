@@ -48,7 +48,7 @@ def test_grouping_of_tokens_changes_nothing(tokenizer, text, stops, sizes):
         assert not any(stop in one_by_one[0] for stop in stops)
 
 
-def test_stop_across_tokens_reports_what_was_used(tokenizer):
+def test_a_stop_string_across_tokens_reports_the_used_tokens(tokenizer):
     ids = _ids(tokenizer, "hello world, and then")
     output = OutputText(tokenizer, stops=["o w"])
     delta = output.push(ids)
@@ -98,12 +98,12 @@ def test_tokens_are_found_where_they_start(tokenizer, text, size):
     assert len(starts) == len(ids)
     assert starts == sorted(starts)
     for token_id, start in zip(ids, starts, strict=True):
-        # The first character may have begun in the token before.
+        # The first character may have begun in the previous token.
         assert text[start:].encode().find(tokenizer.token_bytes(token_id)) in range(4)
 
 
 @pytest.mark.parametrize("family", ["qwen", "sentencepiece", "byte_window"])
-def test_a_token_behind_a_broken_character_starts_behind_it(checkpoints, family):
+def test_a_token_after_a_broken_character_starts_after_it(checkpoints, family):
     tokenizer = Tokenizer.from_folder(checkpoints[family])
     table = tokenizer.bytes_table()
     output = OutputText(tokenizer, is_located=True)
@@ -121,7 +121,7 @@ def test_silent_and_special_tokens_start_where_the_next_text_does(tokenizer):
 
 
 @pytest.mark.parametrize("is_context", [True, False])
-def test_a_broken_character_comes_before_the_whole_ones_behind_it(tokenizer, is_context):
+def test_a_broken_character_comes_before_the_complete_ones_after_it(tokenizer, is_context):
     table = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     broken, *whole = (table[part] for part in (b"\xc3", b"a", b"b"))
     output = OutputText(tokenizer, context_ids=[broken] if is_context else ())

@@ -56,7 +56,7 @@ def _run(stream, groups, end):
 
 @given(sizes=st.lists(st.integers(1, 20), min_size=1), stops=st.sampled_from([(), ("call",)]))
 @settings(max_examples=50, deadline=None)
-def test_merged_events_make_the_same_choice(tokenizer, sizes, stops):
+def test_merged_events_give_the_same_choice(tokenizer, sizes, stops):
     ids = [*_ids(tokenizer, WHOLE), tokenizer.eos_token_id]
     end = Finished(reason="stop", stop_token_id=tokenizer.eos_token_id)
     groups, rest = [], ids
@@ -127,7 +127,7 @@ def test_without_a_parser_all_text_is_content(tokenizer):
     assert stream.push([]).pieces == []
 
 
-def test_tokens_are_located_where_it_was_asked(tokenizer):
+def test_tokens_have_offsets_if_requested(tokenizer):
     stream = _stream(tokenizer, is_parsed=False, is_located=True)
     ids = _ids(tokenizer, "hello world")
     delta = stream.push(ids)

@@ -1,4 +1,4 @@
-"""Golden answers through both parsers, cut at every character and in random places."""
+"""Golden outputs through both parsers, cut at every character and at random places."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def call(arguments, name="f", mark="\n"):
     return f'<tool_call>{mark}{{"name": "{name}", "arguments": {arguments}}}{mark}</tool_call>'
 
 
-# text: content, reasoning, calls, and how many of the calls are whole (all unless said)
+# text: content, reasoning, calls, and the number of complete calls (default: all)
 GOLDEN = {
     "plain": ("Hello.\n\n", "Hello.\n\n", "", []),
     "one call": (ONE, "", "", [F]),
@@ -150,7 +150,7 @@ GOLDEN = {
     "blank for long": (t := "<tool_call>" + " " * 1500 + '{"name": "f"}', t, "", []),
     "a long name": (call('{"a": 1}', "n" * 2000), "", "", [("n" * 2000, '{"a": 1}')]),
     "an object that is no call": (t := '<tool_call>{"a": {"b": 1}}</tool_call> x', t, "", []),
-    # announced, then broken: the client sees what the model wrote
+    # announced, then malformed: the client gets the text that the model wrote
     "no closing quote": (
         '<tool_call>\n{"name": "f", "arguments": {"code": "print(1)}}\n</tool_call>\nDone.',
         "Done.", "", [("f", '{"code": "print(1)}}')],
@@ -230,7 +230,7 @@ def test_random_texts_cut_anywhere(data):
     assert _outcome(text, cuts) == _outcome(text) == _outcome(text, range(1, len(text)))
 
 
-def test_arguments_come_as_they_are_written():
+def test_arguments_are_streamed_unchanged():
     text = call('{"code": "print(1)"}')
     pieces, _ = _run(text, range(1, len(text)))
     start, *arguments, end = pieces
@@ -253,7 +253,7 @@ def test_content_and_reasoning_are_not_held_back():
         ("assistant\n", "hm\n</think>\n\nHi.", "hm\n</think>\n\nHi.", ""),
     ],
 )
-def test_the_prompt_may_have_opened_the_thought(turn, text, content, reasoning):
+def test_the_prompt_may_have_opened_the_reasoning(turn, text, content, reasoning):
     assert _outcome(text, turn=turn)[:2] == (content, reasoning)
     assert _outcome(text, range(1, len(text)), turn=turn)[:2] == (content, reasoning)
 
@@ -275,7 +275,7 @@ def test_a_cut_off_call_keeps_the_reason():
     assert parser.finish_reason("stop") == "stop"
 
 
-def test_ids_are_fresh():
+def test_call_ids_are_unique():
     factory = HermesParser()
     starts = [factory.start(ParseContext()).push(ONE)[0] for _ in range(2)]
     assert starts[0].call_id.startswith("call_")
@@ -332,7 +332,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("size", [4, 10**9], ids=["pieces", "whole"])
 def test_time_is_linear_in_the_text(name, size):
-    """Eight times the text may take 24 times as long, for noise; n^2 would be 64, n^3 512."""
+    """Because of noise, eight times the text may take 24 times as long. Quadratic time would be 64
+    times, cubic 512."""
 
     def seconds(num_chars):
         text = HOSTILE[name](num_chars)
@@ -341,5 +342,5 @@ def test_time_is_linear_in_the_text(name, size):
         return time.process_time() - begun
 
     short = min(seconds(5_000) for _ in range(3))
-    # The floor is that of the clock and of what costs the same for any text.
+    # The floor covers the clock's resolution and costs that do not depend on the text.
     assert min(seconds(40_000) for _ in range(2)) < max(24 * short, 0.02)

@@ -38,12 +38,12 @@ def requested():
         {"continue_final_message": True},
     ],
 )
-def test_it_renders_what_the_template_renders(requested, options):
+def test_a_request_template_renders_like_the_checkpoints_own(requested, options):
     wanted = ChatTemplate(SOURCE, special_tokens=SPECIALS).render(CHAT, **options)
     assert [requested.render(SOURCE, CHAT, **options) for _ in range(2)] == [wanted] * 2
 
 
-def test_few_templates_are_kept(requested):
+def test_the_number_of_cached_templates_is_limited(requested):
     texts = [requested.render(f"{n}", CHAT) for n in range(40)]
     assert texts == [str(n) for n in range(40)]
     assert requested.render("3", CHAT) == "3"
@@ -62,7 +62,7 @@ def test_few_templates_are_kept(requested):
         ("{{ messages.append(1) }}", "line 1: "),
     ],
 )
-def test_a_template_that_fails_says_where(requested, source, words):
+def test_the_error_of_a_template_names_the_line(requested, source, words):
     with pytest.raises(TemplateError) as caught:
         requested.render(source, CHAT)
     assert words in caught.value.message
@@ -119,7 +119,7 @@ def test_a_template_without_an_end_is_ended(form, requested, monkeypatch):
 
 
 @pytest.mark.parametrize("form", TOO_LARGE)
-def test_a_template_of_endless_memory_is_refused(form, requested):
+def test_a_template_that_takes_too_much_memory_is_refused(form, requested):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateError, match=r"too l(ong|arge)"):
         requested.render(TOO_LARGE[form], CHAT)
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_a_hostile_template_does_not_hang_the_start(checkpoint
     model.close()
 
 
-def test_what_is_within_the_limits_is_rendered(requested):
+def test_templates_within_the_limits_are_rendered(requested):
     source = "{{ 'x' * 9 }}{{ 2 ** 9 }}{{ '%5d' % 7 }}{{ [1] + [2] }}{{ 'ab'.replace('a', 'cc') }}"
     assert requested.render(source, CHAT) == "xxxxxxxxx512    7[1, 2]ccb"
 

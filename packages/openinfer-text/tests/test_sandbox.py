@@ -93,7 +93,7 @@ NAMES = [
 
 
 def _outcome(render):
-    """Text, or that there was an error: all ways must agree on which."""
+    """Returns the text, or a mark of an error; all renderers must agree."""
     try:
         return render()
     except Exception:
@@ -165,7 +165,7 @@ MESSAGES = st.one_of(
 
 @pytest.fixture(scope="module")
 def served(templates):
-    """Every template as it is served, kept over all examples."""
+    """Every template as served; compiled once for all examples."""
     return {
         name: ChatTemplate(source, special_tokens=SPECIALS) for name, source in templates.items()
     }
@@ -183,7 +183,7 @@ def test_random_chats_are_rendered_as_transformers_does(served, templates, hf_re
         assert _outcome(lambda t=template: _render(t, messages, options)) == theirs, name
 
 
-def test_half_a_surrogate_pair_stays_what_it_is():
+def test_half_a_surrogate_pair_stays_escaped():
     template = ChatTemplate("{{ messages[0].content }}")
     assert template.render([{"role": "user", "content": "a\ud83d"}]) == "a\ud83d"
 

@@ -24,15 +24,15 @@ def test_pattern_of_thousands_of_words_is_fast():
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [1, 7])
-def test_words_within_words_overflow_nothing(step):
-    """A special token of more characters than calls nest, and all that it begins with."""
+def test_nested_prefixes_overflow_no_stack(step):
+    """A special token longer than the recursion limit, and all its prefixes."""
     words = ["x" * count for count in range(1, 1500, step)]
     pattern = re.compile(literal_pattern(words))
     assert pattern.match("x" * 5000).group() == words[-1]
     assert pattern.match("x" * 20 + "y").group() == "x" * (20 if step == 1 else 15)
 
 
-def test_cache_keeps_what_was_used_last():
+def test_the_cache_keeps_the_most_recently_used():
     cache = SegmentCache(max_bytes=5 * 213)
     for name in "abcde":
         cache.put_all([(name, b"x" * 12)])
@@ -44,7 +44,7 @@ def test_cache_keeps_what_was_used_last():
     assert cache.num_bytes == 5 * 213
 
 
-def test_cache_budget_holds_whatever_comes():
+def test_the_cache_never_exceeds_its_budget():
     cache = SegmentCache(max_bytes=10_000)
     for n in range(500):
         cache.put_all([(f"{n} é" * (n % 40), bytes(4 * (n % 97)))])
@@ -53,7 +53,7 @@ def test_cache_budget_holds_whatever_comes():
     assert cache.get_all(["big"]) == [None]
 
 
-def test_cache_of_no_size_is_no_cache(checkpoints):
+def test_a_cache_of_size_0_keeps_nothing(checkpoints):
     with pytest.raises(ValueError, match="negative"):
         SegmentCache(-1)
     off = Tokenizer.from_folder(checkpoints["qwen"], segment_cache_bytes=0)

@@ -54,7 +54,7 @@ OPTIONS = [
 
 
 def _outcome(render):
-    """Text, or the mark of an error: both sides must agree on which."""
+    """Returns the text, or a mark of an error; both sides must agree."""
     try:
         return render()
     except Exception as error:
@@ -92,7 +92,7 @@ def test_continuing_equals_transformers(name, text, templates, hf_render):
     assert expected.endswith((text, text.strip()))
 
 
-def test_content_format_is_read_off_the_template(templates):
+def test_the_content_format_is_detected_from_the_template(templates):
     formats = {name: ChatTemplate(source).content_format for name, source in templates.items()}
     assert {name for name, form in formats.items() if form == "openai"} == {
         "parts",
@@ -102,7 +102,7 @@ def test_content_format_is_read_off_the_template(templates):
     assert ChatTemplate(templates["either"], content_format="string").content_format == "string"
 
 
-def test_parts_become_what_the_template_takes(templates):
+def test_parts_become_the_form_that_the_template_reads(templates):
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
     chat = [{"role": "user", "content": parts}]
     assert "user\na\nb\nc<|im_end|>" in ChatTemplate(templates["chatml"]).render(chat)
@@ -145,7 +145,7 @@ def test_arguments_that_a_template_cannot_write_are_named(templates):
         refusing.render(chat)
 
 
-def test_only_an_assistant_may_say_nothing(templates):
+def test_only_an_assistant_may_have_null_content(templates):
     template = ChatTemplate(templates["chatml"])
     for message in ({"content": None}, {}, {"content": None, "tool_calls": [CALL]}):
         template.render([USER, {"role": "assistant", **message}])
@@ -179,14 +179,14 @@ def test_whether_a_template_takes_tools(templates):
     assert both.tools_source == templates["chatml"]
 
 
-def test_input_is_left_as_it_was(templates):
+def test_the_input_is_not_changed(templates):
     chat = [{"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "r"}]
     before = repr(chat)
     ChatTemplate(templates["chatml"]).render([USER, *chat])
     assert repr(chat) == before
 
 
-def test_function_is_tool_wherever_a_template_knows_that(templates):
+def test_function_becomes_tool_if_the_template_knows_tool(templates):
     source = templates["chatml"]
     answers = [USER | {"role": role, "content": "42"} for role in ("function", "tool")]
     first, second = (ChatTemplate(source).render([USER, answer]) for answer in answers)
@@ -194,7 +194,7 @@ def test_function_is_tool_wherever_a_template_knows_that(templates):
     assert "42" in first
 
 
-def test_an_older_call_is_not_lost_silently(templates):
+def test_an_older_function_call_is_refused(templates):
     call = {"name": "f", "arguments": "{}"}
     message = {"role": "assistant", "content": None, "function_call": call}
     with pytest.raises(InvalidChatInput, match=r"messages\[1\].function_call: .* tool_calls"):
@@ -230,7 +230,7 @@ def test_named_templates():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
     ],
 )
-def test_what_fails_inside_is_one_error(source, message):
+def test_failures_of_a_template_are_template_errors(source, message):
     started = time.monotonic()
     with pytest.raises(TemplateError) as caught:
         ChatTemplate(source).render([USER])

@@ -36,12 +36,12 @@ def pairs(checkpoints: dict[str, Path]) -> dict[str, tuple[Tokenizer, tokenizers
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=TEXTS, add_special_tokens=st.booleans())
-@example(text="axe\u0301 xe", add_special_tokens=False)  # a match that normalization takes away
+@example(text="axe\u0301 xe", add_special_tokens=False)  # a match that normalization removes
 @settings(max_examples=150, deadline=None)
 def test_ids_equal_those_of_the_whole_text(name, pairs, text, add_special_tokens):
     tokenizer, theirs = pairs[name]
     expected = theirs.encode(text, add_special_tokens=add_special_tokens).ids
-    for _ in range(2):  # cold, then from the cache
+    for _ in range(2):  # without the cache, then from it
         ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         assert unpack_ids(ids) == expected
 
@@ -74,7 +74,7 @@ def test_self_check_catches_a_tokenizer_whose_pieces_do_not_join(checkpoints):
     )
 
 
-def test_bos_is_put_in_front_only_on_request(pairs):
+def test_bos_is_added_only_on_request(pairs):
     tokenizer, _ = pairs["llama3"]
     bos = tokenizer.bos_token_id
     assert unpack_ids(tokenizer.encode("hello"))[0] == bos
@@ -102,7 +102,7 @@ def test_special_ids_and_names(pairs):
     assert tokenizer.vocab_size == theirs.get_vocab_size()
 
 
-def test_added_tokens_decoder_of_the_config_is_taken_over(checkpoints, tmp_path):
+def test_added_tokens_of_the_config_are_added(checkpoints, tmp_path):
     source = tokenizers.Tokenizer.from_file(str(checkpoints["qwen"] / "tokenizer.json"))
     size, tool = source.get_vocab_size(), source.token_to_id("<tool_call>")
     declared = {

@@ -1,4 +1,4 @@
-"""Which tokens stand between messages, learnt from templates of every family."""
+"""Tokens at the borders of messages, found for templates of every family."""
 
 import pytest
 
@@ -27,12 +27,12 @@ WANTED = {
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_borders_are_learnt(name, templates):
+def test_message_borders_are_found(name, templates):
     special_tokens = {"bos_token": "", "eos_token": "</s>"}
     found = learn_turn_tokens(ChatTemplate(templates[name], special_tokens=special_tokens), ADDED)
     assert found.openers | found.closers == WANTED[name]
 
 
-def test_without_added_tokens_there_is_nothing_to_learn(templates):
+def test_templates_without_added_tokens_have_no_borders(templates):
     found = learn_turn_tokens(ChatTemplate(templates["chatml"]), ())
     assert found.openers | found.closers == set()

@@ -59,7 +59,7 @@ def read_number(
     """Returns a number of a file's object, or None if it is absent or null.
 
     Raises:
-        CheckpointTextError: it is not a finite number of this kind.
+        CheckpointTextError: the value is not a finite number of this kind.
     """
     value = config.get(field)
     if value is None:

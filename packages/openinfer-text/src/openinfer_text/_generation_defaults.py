@@ -72,8 +72,8 @@ class GenerationDefaults:
         """Returns the contract's sampling parameters for those of a client.
 
         Args:
-            temperature: None, here and below, means that the client sent none: the checkpoint's
-                default applies, and without one the neutral value.
+            temperature: None, here and below, means that the client sent no value. Then the
+                checkpoint's default applies, else the neutral value.
             top_k: 0 and -1, the spellings of other engines, switch it off.
             top_p: as `Sampling`.
             min_p: as `Sampling`.
@@ -106,7 +106,8 @@ class GenerationDefaults:
     ) -> tuple["GenerationDefaults", Mapping[str, float | int]]:
         """Returns the defaults that an engine accepts, and the dropped ones by field.
 
-        A default is a recommendation that no client asked for, so it must not cause a 400.
+        Clients did not ask for a checkpoint's default, so an unsupported default must not cause a
+        400.
         """
         kept, dropped = self, {}
         while (field := kept._refused_field(info)) is not None:

@@ -1,6 +1,6 @@
-"""`RequestLowering`: the sampling fields of a client's request in the engine's terms.
+"""`RequestLowering`: from the sampling fields of a client's request to engine requests.
 
-HTTP and `LLM` share it: a field means the same in both, and is refused for the same reasons.
+HTTP and `LLM` share it, so a field means the same in both and is refused for the same reasons.
 """
 
 import time
@@ -144,17 +144,17 @@ class RequestLowering:
         trace_parent: str = "",
         top_logprobs_field: str = "logprobs",
     ) -> None:
-        """Lowers and checks the fields, before a prompt costs anything.
+        """Lowers and checks the fields, before a prompt is tokenised.
 
         Args:
             fields: what the client asks for.
-            info: the engine's.
+            info: the engine's limits and features.
             defaults: the checkpoint's, for fields that are None.
-            eos_token_ids: ids at which the model ends, as the checkpoint's text says.
+            eos_token_ids: ids at which the model ends, from the checkpoint.
             bad_words: `TextModel.encode_words` of the fields' `bad_words`.
             grammar: the grammar of the output.
-            default_max_tokens: maximum output tokens if the fields do not say; None: all there is
-                room for.
+            default_max_tokens: maximum output tokens if the fields do not set it; None: as many as
+                the context has room for.
             timeout_s: the server's time limit for any request.
             trace_parent: W3C `traceparent` of the client's request.
             top_logprobs_field: the client's name of the field that counts alternatives.
@@ -188,13 +188,13 @@ class RequestLowering:
             request_id: unique among the engine's live requests.
             prompt_token_ids: u32 column of at least one id.
             boundaries: u32 column of the positions where messages end.
-            sample: which sample of the prompt, from 0.
+            sample: index of the sample within the prompt, from 0.
 
         Raises:
             FieldRejected: the prompt and the fields do not fit the model's context.
         """
         request = self._build(request_id, prompt_token_ids, boundaries, sample)
-        # The probe prompt checked everything else.
+        # Everything else was already checked with a probe prompt.
         _raise_if(check_length(request, self._info))
         return request
 
@@ -212,7 +212,7 @@ class RequestLowering:
             text: the model's text.
             prompt_token_ids: u32 column.
             parser: finds reasoning and tool calls in the text.
-            is_located: whether deltas say where in the text each token starts.
+            is_located: whether deltas have the offset of each token in the text.
         """
         fields = self._fields
         output = text.output(
@@ -286,7 +286,7 @@ class RequestLowering:
         )
 
     def _max_tokens(self, num_prompt_tokens: int) -> int:
-        """Returns the upper bound of output tokens: what was asked for, or the room left."""
+        """Returns the maximum number of output tokens, as requested or as the context allows."""
         most, wanted = self._info.limits.max_model_len, self._fields.max_tokens
         room = max(1, most - num_prompt_tokens)
         if room < self._fields.min_tokens <= (wanted or 0) and num_prompt_tokens < most:

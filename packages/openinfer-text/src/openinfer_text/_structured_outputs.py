@@ -30,7 +30,7 @@ def grammar_of_structure(structure: Mapping[str, Any]) -> Grammar:
     Raises:
         StructureError: a field cannot be used; names it.
     """
-    # `json_object: false`, and false for switches of other servers, mean that it is not asked for.
+    # False counts as absent, for `json_object` and for switches of other servers.
     asked = {
         name: value
         for name, value in structure.items()

@@ -38,7 +38,8 @@ class ChatPrompt(NamedTuple):
     boundaries: tuple[int, ...]
     """Token positions at which a message ends, ascending; hints for the prefix cache."""
     turn: str
-    """The part of `text` that belongs to the turn the model continues: an open `<think>`, say."""
+    """The end of `text` that belongs to the turn that the model continues, for example an open
+    `<think>`."""
     call_ids: tuple[str, ...] = ()
     """Ids of the tool calls in the messages, in order, as the model reads them."""
 
@@ -52,9 +53,9 @@ class TextModel:
         generation: recommended sampling parameters.
         stop_token_ids: ids that end a generation, ascending: `eos_token_id` of
             generation_config.json (otherwise of config.json) and the tokenizer's own EOS.
-        max_model_len: longest sequence that config.json declares, None if it declares none.
-        tool_parser: finds tool calls in outputs; None if no parser knows their form.
-        reasoning_parser: finds reasoning in outputs; None if the model writes none.
+        max_model_len: maximum sequence length that config.json declares; None without one.
+        tool_parser: finds tool calls in outputs; None if no installed parser fits the model.
+        reasoning_parser: finds reasoning in outputs; None if the model writes no reasoning.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class TextModel:
         is_accelerated: bool = False,
         verdict_folder: Path | None = None,
     ) -> "TextModel":
-        """Reads a checkpoint folder: under a second for 151,000 tokens.
+        """Reads a checkpoint folder; takes less than a second for 151,000 tokens.
 
         Args:
             path: the folder.
@@ -211,7 +212,7 @@ class TextModel:
         )
 
     def _open_turn(self, text: str) -> str:
-        """Returns the text after the last border between turns, or the last characters."""
+        """Returns the text after the last message border; without a border, the last characters."""
         starts = [text.rfind(border) + len(border) for border in self._borders if border in text]
         return text[max(starts, default=-_TURN_CHARS) :]
 
@@ -304,7 +305,7 @@ class TextModel:
         has_parallel_calls: bool = True,
         is_call_named: bool = False,
     ) -> OutputParser | None:
-        """Returns a parser for one output of a chat, None if nothing is to be found in it.
+        """Returns a parser for one output of a chat; None if it needs no parsing.
 
         Its `markers` must be among the `shown_tokens` of the output stream.
 

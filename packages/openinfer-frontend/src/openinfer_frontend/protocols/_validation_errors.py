@@ -68,8 +68,7 @@ def body_error(error: ValidationError, model: type[RequestModel], body: bytes = 
     """Returns a 400 that names the first field at fault; it does not quote the body."""
     errors = error.errors(include_url=False, include_input=False)
     field = errors[0]["loc"][:1]
-    # Of a union's branches, the client most likely meant the one whose error is deepest in the
-    # body.
+    # The client most likely meant the branch of a union whose error is deepest in the body.
     depth = max(len(e["loc"]) for e in errors if e["loc"][:1] == field)
     first, *others = (e for e in errors if e["loc"][:1] == field and len(e["loc"]) == depth)
     if first["type"] == "json_invalid":

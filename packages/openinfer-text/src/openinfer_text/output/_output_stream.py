@@ -11,7 +11,7 @@ from openinfer_text.parsers._pieces import Content, Piece, Reasoning
 
 @dataclass(slots=True, kw_only=True)
 class OutputDelta:
-    """The contribution of new tokens to one choice."""
+    """The part of a choice that new tokens add."""
 
     text: str
     """New visible text, reasoning and calls included; "" while everything is held back."""
@@ -24,7 +24,7 @@ class OutputDelta:
     reason: FinishReason | None = None
     """Why the text ended; None while the choice continues."""
     finish_reason: str | None = None
-    """`reason`, or `tool_calls` if the text ended after whole calls."""
+    """`reason`, or `tool_calls` if the text ended after complete calls."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the text; None for an end-of-sequence id."""
 
@@ -56,12 +56,12 @@ class OutputStream:
     num_tokens: int = field(default=0, init=False)
     """Output tokens so far."""
     num_reasoning_tokens: int = field(default=0, init=False)
-    """Tokens of reasoning among them. If one push has both reasoning and other text, its tokens are
-    divided in proportion to the lengths of the texts."""
+    """Number of reasoning tokens among the output tokens. If one push has both reasoning and other
+    text, its tokens are divided in proportion to the lengths of the texts."""
     _is_reasoning: bool = field(default=False, init=False)
 
     def push(self, token_ids: Sequence[int], end: Finished | None = None) -> OutputDelta:
-        """Appends tokens, and ends the choice if the engine did.
+        """Appends tokens, and ends the choice if the engine has ended the request.
 
         Args:
             token_ids: sampled since the last push; the stop id too, as the engine delivers it.

@@ -25,8 +25,8 @@ class OutputText:
     The text and the stop do not depend on how tokens are grouped into pushes.
     """
 
-    # Thousands of outputs take turns, each with cold caches, so the memory that one token touches
-    # decides its cost. Hence slots here and below, and a short path for whole characters.
+    # Thousands of outputs take turns, each with cold caches, so the cost of a token depends on the
+    # memory that it touches. The class therefore has slots, and a short path for whole characters.
     __slots__ = (
         "_detokenizer",
         "_is_clean",

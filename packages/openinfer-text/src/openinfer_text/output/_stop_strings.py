@@ -1,4 +1,7 @@
-"""Stop strings: found in a growing text, whose end is held back while it may begin one."""
+"""Search for stop strings in a growing text.
+
+The end of the text is held back while it may begin a stop string.
+"""
 
 import re
 from bisect import bisect_left
@@ -8,7 +11,7 @@ from collections.abc import Sequence
 class StopSet:
     """The stop strings of one request, prepared once for all its outputs.
 
-    Immutable, any thread. Takes little more memory than the strings themselves.
+    Immutable; any thread may use it. It takes little more memory than the strings themselves.
     """
 
     __slots__ = ("_firsts", "_longest_first", "_max_held", "_sorted")
@@ -45,7 +48,8 @@ class StopSet:
         best: tuple[int, str] | None = None
         for stop in self._longest_first:
             start = max(0, num_searched - len(stop) + 1)
-            # Only an earlier end can still win, so the search narrows with every match.
+            # Only a match with an earlier end can replace this one, so the search narrows with
+            # every match.
             at = text.find(stop, start, None if best is None else best[0] - 1)
             if at >= 0:
                 best = at + len(stop), stop
@@ -56,7 +60,7 @@ class StopSet:
         start = max(0, len(text) - self._max_held)
         for candidate in self._firsts.finditer(text, start):
             tail = text[candidate.start() :]
-            # In a sorted list, the strings that begin with `tail` follow its position directly.
+            # In a sorted list, the strings that begin with `tail` come directly after its position.
             at = bisect_left(self._sorted, tail)
             if at < len(self._sorted) and self._sorted[at].startswith(tail):
                 return candidate.start()

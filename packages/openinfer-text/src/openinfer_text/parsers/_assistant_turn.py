@@ -31,7 +31,7 @@ class ToolCall:
 
 
 class AssistantTurn:
-    """Pieces of one output, collected; one thread at a time.
+    """The collected pieces of one output; one thread at a time.
 
     Attributes:
         calls: in order of their index.
@@ -44,7 +44,7 @@ class AssistantTurn:
 
     @property
     def content(self) -> str:
-        """The text for the reader, "" if there is none."""
+        """The content; "" if there is none."""
         return "".join(self._contents)
 
     @property
@@ -69,7 +69,7 @@ class AssistantTurn:
     def message(self) -> dict[str, Any]:
         """Returns OpenAI's assistant message, with reasoning under both of its names.
 
-        Incomplete calls are among its calls.
+        Incomplete calls are included.
         """
         has_more = bool(self.calls or self._reasonings)
         message: dict[str, Any] = {"role": "assistant", "content": self.content}

@@ -21,7 +21,7 @@ Tag = dict[str, Any]
 
 @runtime_checkable
 class CallForm(Protocol):
-    """The form in which a model writes calls; a `ParserFactory` may have it.
+    """The form in which a model writes calls; an optional interface of a `ParserFactory`.
 
     Attributes:
         call_triggers: texts that begin a call, or a section of calls, in free text.
@@ -40,7 +40,7 @@ class CallForm(Protocol):
     def call_separator(self) -> str: ...
 
     def call_tags(self, function: Mapping[str, Any], parameters: Any, /) -> Sequence[Tag]:
-        """Returns the ways to write a call: the model's usual way, then others for free text.
+        """Returns the ways to write a call: the model's usual way first, then others for free text.
 
         The parser must read every text that they allow as one call of the function.
 
@@ -78,7 +78,8 @@ def grammar_of_calls(
             If False, calls stand in free text, and only arguments of `strict` tools follow them.
         is_single: at most one call.
         named: the only tool that may be called; None for any.
-        otherwise: JSON that the output may be instead of calls; there is no free text then.
+        otherwise: a grammar for JSON that is allowed instead of calls; free text is not allowed
+            then.
 
     Raises:
         StructureError: calls of a tool cannot be restricted in this form; names the field, such as

@@ -1,4 +1,4 @@
-"""Ids of the calls in a conversation, renamed for models that need a form of their own."""
+"""Ids of the calls in a conversation, renamed for models that read ids of one form only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class CallRenaming(Protocol):
-    """Renaming of calls for a model that reads ids of one form; a `ParserFactory` may have it."""
+    """Renaming of calls for models that read ids of one form; optional for a `ParserFactory`."""
 
     def rename_call(self, call_id: str, name: str, index: int, /) -> str:
         """Returns the id that the model reads.
@@ -21,8 +21,8 @@ class CallRenaming(Protocol):
 def name_calls(messages: Sequence[Any], parser: object) -> tuple[Sequence[Any], tuple[str, ...]]:
     """Returns the messages with ids in the parser's form, and the ids of their calls in order.
 
-    Results are renamed with their calls. Malformed messages are not changed; they are refused
-    later.
+    Tool results get the new ids of their calls. Malformed messages are not changed; they are
+    refused later.
     """
     if not any(isinstance(m, Mapping) and m.get("tool_calls") for m in messages):
         return messages, ()

@@ -10,7 +10,7 @@ r"""The `hermes` tool parser: JSON objects between `<tool_call>` and `</tool_cal
     </tool_call>
 
 A call is announced once its name is known and its arguments begin; then the arguments are streamed.
-Until then the text may still be prose that mentions the marker, and becomes content again.
+Until then, the text may still be prose that mentions the marker; such text becomes content.
 Arguments before the name, or in a string, are read completely before the call is announced. Keys
 after the arguments are dropped.
 
@@ -113,7 +113,7 @@ class _HermesStream(JsonToolStream):
     def _read_broken(self, pieces: list[Piece]) -> bool:
         """Reads arguments that are not JSON up to the end mark, without the call's own brace.
 
-        The call is announced already, so the client gets them as they are.
+        The call is already announced, so the client gets the arguments as they are.
         """
         at = self._text.find(_CLOSE, self._at)
         end = beginning_of(_CLOSE, self._text, self._at) if at < 0 else at
@@ -170,7 +170,7 @@ class _HermesStream(JsonToolStream):
 
 
 def _without_brace(text: str, start: int, end: int) -> int:
-    """Returns where the brace, and white space around it, at the end of `text[start:end]` begin."""
+    """Returns where the last brace of `text[start:end]` begins, with the white space around it."""
     start = max(start, end - MAX_HEAD)
     inner = text[start:end].rstrip()
     return start + len(inner.removesuffix("}").rstrip())

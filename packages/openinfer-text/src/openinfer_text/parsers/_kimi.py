@@ -6,8 +6,8 @@ writes such ids itself, and the tool's name cannot be read from them. Therefore
 
 - earlier calls are renamed before the template sees them (`rename_call`),
 - an id that the model writes is kept, unless its count is taken: then it gets the next count,
-- a label without a name (`call00003`, `3`) is resolved by the arguments: the call is of the only
-  tool that has all of their keys and requires no other.
+- a label without a name (`call00003`, `3`) is resolved by the arguments: the tool is the only one
+  that has all of their keys and requires no other key.
 """
 
 import re
@@ -79,11 +79,11 @@ class _Callees:
         self._schemas = ToolSchemas(context.tools)
         found = (_CALL_ID.fullmatch(call_id) for call_id in context.call_ids)
         self._counts = {int(match[2]) for match in found if match}
-        # Calls with ids of another form count as well.
+        # Calls with ids of another form are counted as well.
         self._num_calls = len(context.call_ids)
 
     def find(self, label: str, arguments: dict[str, Any] | None) -> Callee | None:
-        """Returns the tool that a label means, or the arguments if the label does not tell."""
+        """Returns the tool named by a label, else the tool that fits the arguments."""
         if found := _WRITTEN.fullmatch(label):
             return self._called(found[1], int(found[2]))
         found = _WITHOUT_MARKS.fullmatch(label)

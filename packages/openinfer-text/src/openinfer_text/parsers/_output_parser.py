@@ -1,4 +1,4 @@
-"""`OutputParser`: the text of one output to pieces, by a reasoning and a tool parser in a row.
+"""`OutputParser`: splits the text of one output into pieces, by a reasoning and a tool parser.
 
     text -> reasoning parser -> Reasoning, Content -> tool parser -> Content, ToolCall...
 
@@ -24,7 +24,7 @@ class ParseContext:
     """Facts of the request that a parser gets before the first text."""
 
     turn: str = ""
-    """The part of the prompt that belongs to the turn the model continues."""
+    """The end of the prompt that belongs to the turn that the model continues."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Definitions of the tools offered to the model, as OpenAI's objects."""
     call_ids: Sequence[str] = ()
@@ -53,14 +53,15 @@ class StatefulStream:
     The current state, `_read`, reads `_text` from `_seen` on and appends pieces. It returns True if
     it changed the state, which then reads the rest. Text that was read but not yet understood is
     held: from `_at` on, and in `_parts` if it came with earlier pushes. Every character is copied a
-    few times at most, however the text is cut: a parser runs on the thread of all requests.
+        few times at most, however the text is cut, because parsers of all requests run on one
+        thread.
     """
 
     _read: Callable[[list[Piece]], bool]
 
     def __init__(self) -> None:
         self._text = ""
-        """Unread rest of the push before, then the last push."""
+        """The unread rest of the previous push, followed by the last push."""
         self._at = self._seen = 0
         self._parts: list[str] = []
 
@@ -111,7 +112,7 @@ class ParserFactory(Protocol):
     def markers(self) -> tuple[str, ...]: ...
 
     def claims(self, template: str, /) -> bool:
-        """Returns whether models with this chat template (Jinja source) write in this way."""
+        """Returns whether models with this chat template (Jinja source) write in this form."""
 
     def start(self, context: ParseContext, /) -> ParserStream:
         """Returns a parser for one output."""
@@ -119,7 +120,7 @@ class ParserFactory(Protocol):
 
 @runtime_checkable
 class ReasoningMarks(Protocol):
-    """Marks of reasoning; a `ParserFactory` may have them.
+    """Marks of reasoning; an optional interface of a `ParserFactory`.
 
     Attributes:
         reasoning_opener: mark at the start of reasoning.
@@ -134,7 +135,7 @@ class ReasoningMarks(Protocol):
 
 
 class OutputParser:
-    """Turns the text of one output into pieces; one thread at a time.
+    """Parser of one output's text into pieces; one thread at a time.
 
     Attributes:
         markers: tokens that must be part of the text even if special tokens are not shown.

@@ -9,7 +9,7 @@ BLANK = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Text of the response itself."""
 
     text: str
 
@@ -41,7 +41,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """End of a complete call. A call in which the model was cut off has none."""
+    """End of a complete call. A call that was cut off has no end."""
 
     index: int
 
@@ -59,7 +59,7 @@ def beginning_of(marker: str, text: str, at: int = 0) -> int:
 
 
 def end_of(run: re.Pattern[str], text: str, at: int) -> int:
-    """Returns the end of the run of characters that begins at `at`."""
+    """Returns the end of the run of these characters that begins at `at`."""
     found = run.match(text, at)
     assert found is not None, "a run may be empty"
     return found.end()

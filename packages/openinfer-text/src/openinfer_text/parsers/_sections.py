@@ -5,8 +5,8 @@ r"""Tool calls in sections of marker tokens, as Kimi-K2 and DeepSeek-V3 write th
                                    |                      \---> nameless ------------->|
                                    \---------------------- (call ends) ----------------/
 
-A `SectionForm` lists the markers and the parts of a head. If the head does not tell the tool, the
-call is read completely, and announced if its arguments tell it.
+A `SectionForm` lists the markers and the parts of a head. If the head does not name the tool, the
+call is read completely, and announced if its arguments identify the tool.
 """
 
 import json
@@ -94,11 +94,11 @@ def callable_name(function: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """The tool that a label means."""
+    """The tool that a label names."""
 
     name: str
     call_id: str | None = None
-    """None for a new id."""
+    """The id of the call; None for a new id."""
 
 
 FindCallee = Callable[[str, dict[str, Any] | None], Callee | None]
@@ -156,9 +156,9 @@ class SectionStream(JsonToolStream):
         self._label, end = head
         callee = self._find_callee(self._label, None)
         if callee is None:
-            # The head stays held, because it may not be a call. Text that is read in vain is read
-            # only once more: markers outside of strings are not JSON, and a string that is open
-            # ends with the first quote of the next call.
+            # The head stays held, because this may not be a call. If it is none, the text is read
+            # only once more: markers outside of strings are not JSON, and an open string ends with
+            # the first quote of the next call.
             self._seen = self._at + end
             self._scanner, self._read = JsonScanner(), self._read_held
         else:

@@ -22,8 +22,8 @@ _NEWLINES = re.compile(r"\n*")
 class ThinkParser:
     """Reasoning between `<think>` and `</think>`, only at the start of an output.
 
-    The open turn of the prompt tells whether the prompt has opened the reasoning. Without an opener
-    in the prompt or the output, all of the output is content.
+    The open turn of the prompt shows whether the prompt has opened the reasoning. Without an opener
+    in the prompt or the output, the whole output is content.
     """
 
     markers = (_OPEN, _CLOSE)
@@ -35,7 +35,7 @@ class ThinkParser:
 
         Args:
             name: name of the parser.
-            claims: tells whether a template is of this family.
+            claims: returns whether a template is of this family.
             calls_begin: token that also ends the reasoning, if the request has tools.
         """
         self.name = name

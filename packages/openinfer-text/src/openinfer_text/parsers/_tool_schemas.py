@@ -18,7 +18,7 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that do not restrict a value."""
 _MAX_BRANCHES = 256
-"""Most schemas that are read for one parameter: schemas may refer to each other."""
+"""Maximum number of schemas read for one parameter, because schemas may refer to each other."""
 
 
 class ToolSchemas:

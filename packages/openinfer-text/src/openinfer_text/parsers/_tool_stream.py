@@ -20,9 +20,10 @@ from openinfer_text.parsers._pieces import (
 )
 
 MAX_HEAD = 1024
-"""Most characters between a marker and the arguments; longer text is not a call."""
+"""Maximum number of characters between a marker and the arguments; longer text is not a call."""
 MAX_NAME = 256
-"""Longest name in a grammar of calls: it must fit between marker and arguments."""
+"""Maximum number of characters of a tool's name in a grammar of calls: the name must fit between
+marker and arguments."""
 
 
 class ToolStream(StatefulStream, ABC):
@@ -95,7 +96,7 @@ class ToolStream(StatefulStream, ABC):
         self._read = self._read_head
 
     def _reject_call(self, pieces: list[Piece]) -> bool:
-        """Makes the marker content, because no call follows, and reads on as content."""
+        """Turns the marker into content, because no call follows, and reads the rest as content."""
         self._show(self._lead, pieces)
         return self._back_to_content()
 
@@ -153,13 +154,13 @@ class JsonToolStream(ToolStream):
         if end is None:
             self._seen = len(self._text)
             return False
-        # Still held back, because it may not be a call.
+        # The text is still held back, because it may not be a call.
         self._seen = end
         return self._take_call("".join((*self._parts, self._text[self._at : end])), pieces)
 
     @abstractmethod
     def _take_call(self, held: str, pieces: list[Piece]) -> bool:
-        """Takes the held text, a complete value up to `_seen`, as a call, or as content."""
+        """Emits the held text, a complete value up to `_seen`, as a call or as content."""
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
         end = self._scanner.find_end(self._text, self._at)

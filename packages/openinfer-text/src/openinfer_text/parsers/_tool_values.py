@@ -9,7 +9,7 @@ _NULLS = ("null", "None")
 
 
 def is_string(kinds: Set[str]) -> bool:
-    """Returns whether a value is always text; it is if no type is known."""
+    """Returns whether a value of these types is always text; True if no type is known."""
     return kinds <= {"string"}
 
 
@@ -24,7 +24,7 @@ def json_of_text(text: str) -> str:
 
 
 def json_of_value(text: str, kinds: Set[str]) -> str:
-    """Returns a complete value as JSON; a string unless the schema allows what it looks like.
+    """Returns a complete value as JSON; a string unless the schema allows its apparent type.
 
     `null`, `true` and `false` may have JSON's spelling, or Python's, which templates write.
     """

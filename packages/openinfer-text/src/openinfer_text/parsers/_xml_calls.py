@@ -48,7 +48,8 @@ _FOLLOWERS = {
     PARAMETER_END: (_PARAMETER, FUNCTION_END, _CLOSE, _OPEN),
     FUNCTION_END: (_CLOSE, _OPEN),
 }
-"""Tags that may follow a closing tag which ends a value. Before other text, it is part of it."""
+"""Tags that may follow a closing tag that ends a value. Before other text, a closing tag is part of
+the value."""
 _CLOSER = re.compile("|".join(_FOLLOWERS))
 _POSSIBLE_CLOSER = re.compile(r"\n?(?:<(?:/[a-z]*)?)?\Z")
 _LONGEST_CLOSER = 1 + len(PARAMETER_END)
@@ -102,7 +103,7 @@ class _XmlStream(ToolStream):
             self._add_arguments(rest, pieces)
         if self._read not in (self._read_value, self._read_text, self._read_held):
             return
-        # A closing tag may have waited for the text after it.
+        # A closing tag may have been held back until the text after it was known.
         closer = next((c for c in _CLOSER.finditer(rest) if not rest[c.end() :].strip()), None)
         if self._read == self._read_text:
             if closer is None:
@@ -170,7 +171,8 @@ class _XmlStream(ToolStream):
         elif self._may_come(at, _PARAMETER, FUNCTION_END, _CLOSE, _OPEN):
             return False
         else:
-            # Neither a parameter nor an end: the call stays incomplete, and this text is content.
+            # This is neither a parameter nor an end, so the call stays incomplete and this text is
+            # content.
             return self._back_to_content()
         return True
 
@@ -243,7 +245,7 @@ class _XmlStream(ToolStream):
         return self._close_value(json_of_value(value, self._kinds), pieces)
 
     def _find_end(self) -> tuple[int, bool]:
-        """Returns how far the value surely goes, and whether it ends there."""
+        """Returns the end of text known to be in the value, and whether the value ends there."""
         at = self._seen
         while (closer := _CLOSER.search(self._text, at)) is not None:
             after = end_of(BLANK, self._text, closer.end())

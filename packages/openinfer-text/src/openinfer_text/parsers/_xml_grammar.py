@@ -31,7 +31,7 @@ _NUMBERS = {
     "integer": "-?(0|[1-9][0-9]{0,17})",
     "number": r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?",
 }
-"""Bounded numbers: Python reads a number of any size as infinity, which JSON cannot write."""
+"""Numbers are bounded, because Python reads a huge number as infinity, which JSON cannot write."""
 _DATE = (
     "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
     "|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9]))"
@@ -51,7 +51,7 @@ _FORMATS = {
 
 
 def free_parameters(parameters: Any) -> dict[str, Any]:
-    """Returns the form of any parameters with any text as values."""
+    """Returns the form of parameters with any names and any text as values."""
     names = _properties(parameters or NO_ARGUMENTS)
     tags = [_text_tag(name, {"type": "any_text", "excludes": _EXCLUDES}) for name in names]
     return _row(tags, is_single=False) if tags else {"type": "const_string", "value": ""}
@@ -123,7 +123,8 @@ def _value_tags(name: str, parameters: Mapping[str, Any]) -> Iterator[Tag]:
         elif branch.keys() <= ANNOTATIONS | {"type"}:
             yield _json_tag(name, branch, parameters)
         else:
-            # The parser would read a text that looks like such a value as one, without its bounds.
+            # The parser would read text that looks like such a value as that value, ignoring its
+            # bounds.
             raise _refused(
                 where, "allows a string or a value with bounds; allow only one of the two"
             )

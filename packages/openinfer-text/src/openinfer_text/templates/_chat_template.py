@@ -17,14 +17,14 @@ from openinfer_text.templates._messages import (
 from openinfer_text.templates._sandbox import TemplateSandbox, compile_template, render
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
-# Two private-use characters that no text contains. The space after them tells whether the
-# template trims.
+# Two private-use characters, which occur in no text. The space after them shows whether the
+# template trims content.
 _END_MARK = "\U000f0c0d\U000f0c0e"
 _END_MARK_SPACED = _END_MARK + " "
 
 
 class ChatTemplate:
-    """Messages to prompt text, byte for byte what transformers' `apply_chat_template` renders.
+    """Renderer of messages to prompt text, byte for byte as transformers' `apply_chat_template`.
 
     Messages are normalised for the template first. Content parts become text, joined by newlines;
     for templates that loop over content they stay parts. Arguments of tool calls become objects if

@@ -1,4 +1,4 @@
-"""Limits on what a chat template may take: CPU time, output length, sizes of single values.
+"""Limits on the resources of a chat template: CPU time, output length, sizes of single values.
 
 A template is a program that a stranger wrote. Jinja's sandbox keeps it away from the machine, but
 not from looping for hours or from filling the memory. Compiled templates count their blocks (loop
@@ -25,12 +25,12 @@ from jinja2.runtime import str_join
 MAX_SECONDS = 2.0
 """CPU time of one render. 200 messages take 1 to 5 ms on one core of a small virtual machine."""
 MAX_CHARS = 1 << 26
-"""Longest text that a template may make, as output or as a value."""
+"""Maximum number of characters of a text that a template makes, as output or as a value."""
 MAX_ITEMS = 1_000_000
-"""Largest repetition of a list, and largest width to which text may be padded."""
+"""Maximum number of items of a repeated list, and maximum width to which text may be padded."""
 _MAX_INT_BITS = 1 << 14
 _MAX_JSON_LAYOUT = 100
-"""Largest indent of JSON, and longest separator, in characters."""
+"""Maximum number of characters of JSON's indent, and of its separators."""
 _BLOCKS_PER_CHECK = 16
 _WIDTHS = re.compile(r"\d{6,}")
 
@@ -40,7 +40,7 @@ class TemplateLimitError(jinja2.TemplateError):
 
 
 class _Meter(threading.local):
-    """Blocks and time of the render on this thread."""
+    """The number of counted blocks, and the time limit, of the render on this thread."""
 
     num_blocks = 0
     deadline = float("inf")
@@ -50,7 +50,7 @@ _meter = _Meter()
 
 
 def start_metering() -> None:
-    """Gives the render that begins on this thread its time."""
+    """Starts the time limit of the render that begins on this thread."""
     _meter.num_blocks = 0
     _meter.deadline = time.thread_time() + MAX_SECONDS
 
@@ -204,7 +204,7 @@ def check_call(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -
     """Checks that the call of a text method makes a text of a reasonable size.
 
     Raises:
-        TemplateLimitError: it does not.
+        TemplateLimitError: the text would be too long.
     """
     text = getattr(function, "__self__", None)
     if text is None:

@@ -36,7 +36,7 @@ class MessageNormalizer:
     def __init__(
         self, *, content_format: ContentFormat, wraps_strings: bool, words: frozenset[str]
     ) -> None:
-        """Takes what is known of the template.
+        """Keeps the facts about the template.
 
         Args:
             content_format: form of `content` that the template reads.
@@ -77,8 +77,8 @@ class MessageNormalizer:
         if shaped["role"] == "developer" and not self._keeps_developer:
             shaped["role"] = "system"
         if shaped["role"] == "function" and self._knows_tool:
-            # `function` is the former name of the role. A template that contains the word means a
-            # call's `function`, not the role.
+            # `function` is the former name of the role. In templates, the word means a call's
+            # `function`, not the role.
             shaped["role"] = "tool"
         if "function_call" in shaped:
             raise InvalidChatInput(f"{field}.function_call", "is not supported; use tool_calls")

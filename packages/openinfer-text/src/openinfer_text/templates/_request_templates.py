@@ -1,4 +1,4 @@
-"""Chat templates that come with requests, compiled once and kept."""
+"""Chat templates that come with requests, compiled once and cached."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from openinfer_text.errors import InvalidChatInput, TemplateError
 from openinfer_text.templates._chat_template import ChatTemplate
 
 MAX_TEMPLATE_CHARS = 1 << 16
-"""Longest template that a request may bring."""
+"""Maximum number of characters of a template in a request."""
 _MAX_TEMPLATES = 16
 
 
 class RequestTemplates:
-    """Templates of requests by their source, the least recently used dropped first; any thread."""
+    """Cache of compiled templates by source, least recently used evicted first; any thread."""
 
     def __init__(self, special_tokens: Mapping[str, str]) -> None:
-        """Keeps no template yet.
+        """Creates an empty cache.
 
         Args:
             special_tokens: as `ChatTemplate`.

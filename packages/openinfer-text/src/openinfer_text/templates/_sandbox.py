@@ -1,8 +1,8 @@
-"""Jinja's sandbox as transformers sets it up: the definition of what a chat template renders.
+"""Jinja's sandbox as transformers sets it up; it defines the text that a chat template renders.
 
-Templates come with checkpoints and are foreign programs. They run in the immutable sandbox, which
-forbids underscore attributes, changes to what a template is given, and ranges of more than 100,000
-items; `_limits` bounds their time and memory.
+Templates come with checkpoints and are untrusted programs. They run in the immutable sandbox, which
+forbids underscore attributes, changes to the template's arguments, and ranges of more than 100,000
+items. `_limits` bounds their time and memory.
 """
 
 import json
@@ -44,15 +44,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = raise_exception
         self.globals["strftime_now"] = strftime_now
         self.globals["namespace"] = _Namespace
-        del self.globals["lipsum"]  # random text of any length, which no chat has a use for
+        del self.globals["lipsum"]  # makes random text of any length, which no chat needs
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Returns the result of an operation, if it is of a reasonable size."""
+        """Returns the result of an operation whose size is within the limits."""
         limits.check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of a call, if it is of a reasonable size."""
+        """Returns the result of a call whose size is within the limits."""
         limits.check_call(function, args, kwargs)
         return super().call(context, function, *args, **kwargs)
 
@@ -124,7 +124,7 @@ def compile_template(environment: TemplateSandbox, source: str) -> jinja2.Templa
         raise
     except RecursionError as error:
         raise TemplateError("the template is nested too deeply") from error
-    except Exception as error:  # whatever the two compilers make of a stranger's program
+    except Exception as error:  # both compilers may raise anything on an untrusted program
         raise TemplateError(f"{type(error).__name__}: {error}") from error
 
 

@@ -1,13 +1,13 @@
-r"""fastokens in place of `tokenizers`, once it is known to give the same ids.
+r"""fastokens instead of `tokenizers`, once both are known to give the same ids.
 
     load -> `tokenizers` serves -> verdict known? -> agrees -> fastokens is loaded and encodes
                                         |        \-> differs -> `tokenizers` continues
                                         \-> no: both encode a corpus, on a thread of this module
 
 fastokens encodes new text 90 times as fast (16,000 tokens in 0.22 ms instead of 20 ms on one core),
-but it implements some pre-tokenizers by itself. It is used only for tokenizers on which both were
-compared. A verdict holds for one tokenizer and one version of both libraries. It is kept in a
-folder, because finding it takes 3.4 s for 151,000 ids.
+but it implements some pre-tokenizers by itself. It is used only for tokenizers on which both
+libraries were compared. The result, the verdict, holds for one tokenizer and one version of both
+libraries. It is kept in a folder, because a comparison takes 3.4 s for 151,000 ids.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class AcceleratedEngine:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
-        """Returns the verdict, waited for."""
+        """Waits for the verdict and returns it."""
         self._thread.join(timeout_s)
         return self.verdict
 
@@ -152,7 +152,7 @@ def _load(definition: str) -> Any:
     import fastokens
 
     fast = fastokens.Tokenizer.from_json_str(definition)
-    # Checkpoints sometimes ship the truncation of their training run.
+    # Some checkpoints contain the truncation setting of their training run.
     fast.no_truncation()
     fast.no_padding()
     return fast

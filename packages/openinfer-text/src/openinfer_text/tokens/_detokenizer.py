@@ -25,7 +25,7 @@ class IncrementalDetokenizer:
     U+FFFD appears only for bytes that can no longer become a character. The concatenation of all
     pushes and `flush` equals the tokenizer's own decode of all ids, with one exception: if a run of
     `<0x..>` tokens ends inside a character, a byte-fallback tokenizer replaces the whole run,
-    complete characters included. Those have been sent by then.
+    complete characters included. The complete characters have already been sent by then.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class IncrementalDetokenizer:
 
 
 class _ByteStream:
-    """A table of bytes and a UTF-8 decoder, for tokenizers that decode every token alike."""
+    """A table of bytes and a UTF-8 decoder, for tokenizers that decode each token independently."""
 
     __slots__ = ("_decoder", "_num_strip", "_token_bytes")
 
@@ -140,8 +140,8 @@ class _ByteStream:
 class _WindowStream:
     """The difference of two decodes of a short window of ids, for any other tokenizer.
 
-    The tokens' bytes only tell where a character is unfinished. Broken bytes without an end are
-    shown in groups, so that the window stays short.
+    The tokens' bytes are used only to see where a character is unfinished. An endless run of
+    invalid bytes is shown in groups, so that the window stays short.
     """
 
     _MAX_HELD = 8

@@ -1,4 +1,4 @@
-"""Texts on which two tokenizers are compared: from the vocabulary, and of odd Unicode."""
+"""Texts on which two tokenizers are compared: texts from the vocabulary, and unusual Unicode."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

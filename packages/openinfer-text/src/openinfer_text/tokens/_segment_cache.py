@@ -1,4 +1,4 @@
-"""Cuts of a text at its added tokens, and a cache of the ids of the pieces between them.
+"""Splitting of a text at its added tokens, and a cache of the ids of the pieces between them.
 
 A tokenizer of the `tokenizers` library first cuts added tokens out of the raw text, leftmost and
 longest first. Then it normalizes, pre-tokenizes and merges every remaining piece alone. Encoding
@@ -9,8 +9,8 @@ the pieces one by one and joining the ids is therefore exact, unless
   this module does not know,
 - the model draws at random (BPE dropout).
 
-`plan_cuts` decides which; tokens marked `normalized` are matched after normalization and therefore
-only cut here when there is no normalizer.
+`plan_cuts` decides whether pieces can be used. Tokens marked `normalized` are matched after
+normalization, so they are cut here only if there is no normalizer.
 """
 
 import re
@@ -23,7 +23,7 @@ from openinfer_contract import pack_ids
 from openinfer_text.tokens._tokenizer_engine import Pipeline
 
 _MAX_FORKS = 32
-"""Most nested groups of a pattern; words of vocabularies need only a few."""
+"""Maximum number of nested groups in a pattern; words of vocabularies need only a few."""
 _PIECEWISE_PRE_TOKENIZERS = frozenset(
     {
         "ByteLevel",
@@ -69,7 +69,7 @@ class Cutter:
 
 
 def plan_cuts(pipeline: Pipeline) -> Cutter | str:
-    """Returns the exact way to cut for this tokenizer, or the reason why there is none."""
+    """Returns the splitter that is exact for this tokenizer, or the reason why there is none."""
     if pipeline.has_dropout:
         return "the model uses BPE dropout"
     reason = _position_dependence(pipeline.pre_tokenizer)

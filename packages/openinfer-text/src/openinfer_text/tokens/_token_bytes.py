@@ -17,10 +17,10 @@ REPLACE_EACH_BYTE = "openinfer-text.replace-each-byte"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderPlan:
-    """The way in which ids of one tokenizer become text."""
+    """The rules by which ids of one tokenizer become text."""
 
     spelling: Literal["byte_level", "byte_fallback"]
-    """Spelling of bytes in the vocabulary."""
+    """How the vocabulary spells bytes."""
     is_table: bool
     """Whether the text is the tokens' bytes joined; if not, only the tokenizer can decode."""
     num_leading_spaces: int = 0

@@ -122,12 +122,12 @@ class Tokenizer:
 
     @property
     def acceleration(self) -> AcceleratedEngine | None:
-        """The engine that may encode with fastokens; None if that was not asked for."""
+        """The engine that may encode with fastokens; None unless `is_accelerated` was set."""
         return self._engine if isinstance(self._engine, AcceleratedEngine) else None
 
     @property
     def decoder_plan(self) -> DecoderPlan:
-        """The way in which ids become bytes, for the detokeniser."""
+        """The rules by which ids become bytes, for the detokeniser."""
         return self._plan
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:

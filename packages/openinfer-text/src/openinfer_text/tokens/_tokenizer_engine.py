@@ -77,7 +77,7 @@ class HuggingFaceEngine:
             path: its tokenizer.json, if that file describes it completely.
         """
         self._path = path
-        # Some checkpoints contain the truncation of their training run.
+        # Some checkpoints contain the truncation setting of their training run.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -113,7 +113,7 @@ class HuggingFaceEngine:
         return cls(tokenizer, None if is_changed else folder / name)
 
     def register_special(self, content: str) -> None:
-        """Makes a token of the vocabulary a special token, unless it is an added one already."""
+        """Makes a token of the vocabulary a special token, unless it is already an added token."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         if all(token.content != content for token in added):
             self._tokenizer.add_special_tokens([content])
