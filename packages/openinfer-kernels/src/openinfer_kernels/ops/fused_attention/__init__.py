@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 
 from openinfer_kernels.dispatch._choice import backend_module, is_of_part
+from openinfer_kernels.ops import paged_attention
 from openinfer_kernels.ops.fused_attention._shared_prefixes import (
     MAX_PREFIX_GROUPS,
     PrefixGroup,
@@ -102,17 +103,8 @@ ORDER: dict[str, tuple[str, ...]] = {
 """Back ends by device type, in the order in which "auto" tries them."""
 
 EXAMPLES = {
-    "": FusedAttentionSpec(
-        attention=PagedAttentionSpec(
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            block_size=16,
-            scale=128**-0.5,
-            dtype=torch.bfloat16,
-        ),
-        norm_eps=1e-6,
-    )
+    name: FusedAttentionSpec(attention=attention, norm_eps=1e-6)
+    for name, attention in paged_attention.EXAMPLES.items()
 }
 """Specs that the report of back ends describes: those of Qwen3-4B in bf16."""
 
