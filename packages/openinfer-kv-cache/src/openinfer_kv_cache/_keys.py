@@ -120,7 +120,9 @@ class BlockKeys:
     def slice(self, start: int, stop: int) -> list[bytes]:
         """Returns the keys of blocks `[start, stop)`; `stop` is at most `num_blocks`."""
         if not 0 <= start <= stop <= self.num_blocks:
-            raise ValueError(f"blocks [{start}, {stop}) of {self.num_blocks}")
+            raise ValueError(
+                f"blocks [{start}, {stop}) are out of range: there are {self.num_blocks} blocks"
+            )
         if stop > len(self._keys):
             self._hash_tail()
         return self._keys[start:stop]
@@ -140,7 +142,9 @@ class BlockKeys:
         if self._column is None:
             raise ValueError("these keys do not keep their token ids")
         if not 0 <= start <= stop <= self.num_blocks:
-            raise ValueError(f"blocks [{start}, {stop}) of {self.num_blocks}")
+            raise ValueError(
+                f"blocks [{start}, {stop}) are out of range: there are {self.num_blocks} blocks"
+            )
         return bytes(self._column[start * self._stride : stop * self._stride])
 
     def _hash_tail(self) -> None:

@@ -72,7 +72,7 @@ class EventFanIn:
         buffer.add(event, event.num_tokens)
 
     def _deliver(self, events: dict[int, TokenEvent]) -> None:
-        """Passes events to `on_events`; wakes the reader if it is not set or returns False."""
+        """Passes events to `on_events`; wakes the reader unless `on_events` returns True."""
         if self.on_events is None:
             for index, event in events.items():
                 self._store(index, event)

@@ -1,4 +1,4 @@
-"""Times of one HTTP request, for traces."""
+"""The times at which the parts of one HTTP request begin and end, for traces."""
 
 import time
 

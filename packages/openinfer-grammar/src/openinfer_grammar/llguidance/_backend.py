@@ -156,7 +156,9 @@ class LLGuidanceMatcher:
     def rollback(self, num_tokens: int, /) -> None:
         """See `Matcher.rollback`."""
         if not 0 <= num_tokens <= self._num_accepted:
-            raise ValueError(f"{num_tokens} tokens back, but {self._num_accepted} were accepted")
+            raise ValueError(
+                f"cannot roll back {num_tokens} tokens: {self._num_accepted} were accepted"
+            )
         self._num_accepted -= num_tokens
         if num_tokens and self._is_ended:
             self._is_ended = False

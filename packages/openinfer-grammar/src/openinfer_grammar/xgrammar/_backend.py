@@ -139,7 +139,9 @@ class XGrammarMatcher:
     def rollback(self, num_tokens: int, /) -> None:
         """See `Matcher.rollback`."""
         if not 0 <= num_tokens <= self._num_accepted:
-            raise ValueError(f"{num_tokens} tokens back, but {self._num_accepted} were accepted")
+            raise ValueError(
+                f"cannot roll back {num_tokens} tokens: {self._num_accepted} were accepted"
+            )
         if num_tokens:
             self._matcher.rollback(num_tokens)
             self._num_accepted -= num_tokens

@@ -101,7 +101,10 @@ class CacheGroup:
         if not names or len(set(names)) != len(names):
             raise ValueError(f"group {self.name!r} needs planes of distinct names, got {names}")
         if (self.kind == "window") != (self.window is not None):
-            raise ValueError(f"group {self.name!r} of kind {self.kind!r} has window {self.window}")
+            raise ValueError(
+                f"group {self.name!r} of kind {self.kind!r} has window={self.window}: "
+                "a window group needs a window, and no other kind may have one"
+            )
         if self.window is not None:
             _check_count(f"group {self.name!r}: window", self.window)
         if not 0 < self.entries_per_token <= 1:

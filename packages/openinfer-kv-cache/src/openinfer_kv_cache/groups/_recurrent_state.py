@@ -205,7 +205,7 @@ class StateRow:
         self._checkpoints = pending
 
     def settle(self, keys: BlockKeys, num_computed: int, *, is_cacheable: bool) -> None:
-        """Indexes the checkpoints worth keeping whose tokens have become known."""
+        """Indexes the checkpoints worth keeping among those whose tokens have become known."""
         known = [c for c in self._private() if c.position <= num_computed]
         for checkpoint in known:
             self._checkpoints.remove(checkpoint)

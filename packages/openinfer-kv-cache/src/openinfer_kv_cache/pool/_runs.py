@@ -125,7 +125,7 @@ class ChainRuns:
             return None
         if length < len(run.ids):
             if self._places[run.ids[length]] == place + 1:
-                return None  # the run continues: the new blocks are a branch of the chain
+                return None  # the run already continues: the new blocks are a branch of the chain
             self._cut(run, length)
         return run
 

@@ -6,8 +6,8 @@ and macro bodies), and every counted block may end the render. An operation insi
 be ended, so the ones that grow a value by more than its operands are checked beforehand.
 
 Two things are not bounded: the sum of all values that a template keeps, and lists that hold the
-same list many times over, several levels deep, when they are printed or compared. So the limits end
-templates that are wrong; they do not hold off an attacker.
+same list many times over, several levels deep, when they are printed or compared. The limits
+therefore stop faulty templates, but not an attacker.
 """
 
 import re

@@ -66,7 +66,7 @@ class OutputConfig(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     effort: Effort | None = None
-    """A hint, as `reasoning_effort` in a chat."""
+    """A hint, as `reasoning_effort` in chat completions."""
     format: dict[str, Any] | None = None
     """`{"type": "json_schema", "schema": ...}`."""
 
@@ -108,7 +108,7 @@ class CountTokensRequest(ConversationRequest):
     output_config: OutputConfig | None = None
     """Effort and form of the response."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """As in a chat."""
+    """As in chat completions."""
 
     def field_names(self) -> FieldNames:
         """Returns this protocol's names of a chat's fields."""
@@ -169,21 +169,21 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: Annotated[StopStrings, Field(max_length=MAX_STOPS)] | None = None
     """Strings that end the output and are not part of it."""
     temperature: float | None = None
-    """As in a chat."""
+    """As in chat completions."""
     top_p: float | None = None
-    """As in a chat."""
+    """As in chat completions."""
     top_k: int | None = None
-    """As in a chat."""
+    """As in chat completions."""
     metadata: dict[str, Any] | None = None
     """`user_id` names the tenant."""
     cache_salt: str | None = None
-    """As in a chat."""
+    """As in chat completions."""
     priority: int = 0
-    """As in a chat."""
+    """As in chat completions."""
     deadline_ms: int | None = None
-    """As in a chat."""
+    """As in chat completions."""
     session_id: str | None = None
-    """As in a chat."""
+    """As in chat completions."""
 
     @field_validator(
         *("max_tokens", "temperature", "top_p", "top_k", "priority", "deadline_ms"), mode="before"

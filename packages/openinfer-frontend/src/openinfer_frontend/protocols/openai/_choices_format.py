@@ -79,7 +79,7 @@ class ChoicesFormat(WireFormat):
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """Makes a format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices; each prompt has `num_samples` of them."""
         super().__init__(options, requests, num_samples)
         self._results = [ChoiceResult() for _ in requests]
         self._created = int(time.time())

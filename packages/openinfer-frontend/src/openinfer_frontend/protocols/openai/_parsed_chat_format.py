@@ -35,7 +35,7 @@ class ParsedChatFormat(ChatFormat):
     def __init__(
         self, options: FormatOptions, requests: Sequence[GenerateRequest], num_samples: int
     ) -> None:
-        """Makes a format for these choices, `num_samples` of each prompt."""
+        """Makes a format for these choices; each prompt has `num_samples` of them."""
         super().__init__(options, requests, num_samples)
         self._num_reasoning_tokens = [0] * len(requests)
         self._turns = [AssistantTurn() for _ in requests]

@@ -16,7 +16,7 @@ from openinfer_frontend.protocols.openai._tools import check_tools
 
 
 class TokenizeRequest(RequestModel):
-    """POST /tokenize: a prompt, or messages as in a chat."""
+    """POST /tokenize: a prompt, or messages as in chat completions."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "mm_processor_kwargs": ({},),
@@ -28,19 +28,19 @@ class TokenizeRequest(RequestModel):
     prompt: str | None = None
     """A text, instead of `messages`."""
     messages: Annotated[Objects, Field(min_length=1)] | None = None
-    """A conversation, as in a chat."""
+    """A conversation, as in chat completions."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer may put BOS first."""
     add_generation_prompt: bool = True
-    """As in a chat."""
+    """As in chat completions."""
     continue_final_message: bool = False
-    """As in a chat."""
+    """As in chat completions."""
     chat_template: TemplateSource | None = None
-    """As in a chat."""
+    """As in chat completions."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """As in a chat."""
+    """As in chat completions."""
     tools: Objects | None = None
-    """As in a chat."""
+    """As in chat completions."""
     return_token_strs: bool = False
     """Whether to return the text of each token."""
 

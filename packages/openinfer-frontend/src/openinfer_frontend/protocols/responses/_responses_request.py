@@ -43,7 +43,7 @@ class ReasoningConfig(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     effort: Effort | None = None
-    """A hint, as `reasoning_effort` in a chat. Summaries are not made."""
+    """A hint, as `reasoning_effort` in chat completions. Summaries are not made."""
 
 
 class TextConfig(BaseModel):
@@ -80,21 +80,21 @@ class ResponsesRequest(ConversationRequest):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of output tokens."""
     temperature: float | None = None
-    """As in a chat."""
+    """As in chat completions."""
     top_p: float | None = None
-    """As in a chat."""
+    """As in chat completions."""
     top_k: int | None = None
-    """As in a chat."""
+    """As in chat completions."""
     min_p: float | None = None
-    """As in a chat."""
+    """As in chat completions."""
     seed: int | None = None
-    """As in a chat."""
+    """As in chat completions."""
     ignore_eos: Off = False
-    """As in a chat."""
+    """As in chat completions."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Returns logprobs, with this many alternatives to each token."""
     logprobs_mode: LogprobsMode = "raw"
-    """As in a chat."""
+    """As in chat completions."""
     include: Strings | None = None
     """`message.output_text.logprobs` asks for logprobs; other values are ignored."""
     tools: Objects | None = None
@@ -113,19 +113,19 @@ class ResponsesRequest(ConversationRequest):
     store: bool | None = None
     """Ignored: nothing is stored, and the response says false."""
     user: str | None = None
-    """As in a chat."""
+    """As in chat completions."""
     prompt_cache_key: str | None = None
     """Names the session, unless `session_id` does."""
     session_id: str | None = None
-    """As in a chat."""
+    """As in chat completions."""
     cache_salt: str | None = None
-    """As in a chat."""
+    """As in chat completions."""
     priority: int = 0
-    """As in a chat."""
+    """As in chat completions."""
     deadline_ms: int | None = None
-    """As in a chat."""
+    """As in chat completions."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """As in a chat."""
+    """As in chat completions."""
 
     @field_validator(
         *("max_output_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
