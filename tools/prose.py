@@ -29,8 +29,8 @@ VAGUE = re.compile(
     r"|behind(?!\s+(a|an|the|another|its|your)\s+(\w+\s+)?(proxy|gateway|router|balancer)\b))\b",
     re.IGNORECASE,
 )
-MAX_OPENINGS = 19
-MAX_VAGUE = 33
+MAX_OPENINGS = 0
+MAX_VAGUE = 0
 # Directives to tools, which are no prose.
 _DIRECTIVE = re.compile(r"(fmt|ruff|isort|mypy|pragma): |(type: ignore|noqa)\b")
 # A licence and generated text are not our prose; a changelog and training text are.

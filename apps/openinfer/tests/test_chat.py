@@ -87,7 +87,7 @@ def talk(monkeypatch, capsys):
         monkeypatch.setattr(sys.stdin, "isatty", lambda: is_typed, raising=False)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: is_typed and is_seen, raising=False)
         monkeypatch.setenv("NO_COLOR", "1")
-        # There is no terminal behind it; test_screen.py has one.
+        # It is no terminal; test_screen.py has one.
         monkeypatch.setattr(screen_module, "_drop_type_ahead", lambda: None)
         monkeypatch.setattr(chat_module, "open_model", lambda *_: model)
         defaults = {"positional": None, "url": None, "system": None, "tools": ""}

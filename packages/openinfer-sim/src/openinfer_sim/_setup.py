@@ -25,7 +25,7 @@ from openinfer_sim.errors import SimError
 _WORKSPACE_BYTES = 3 << 30
 """Bytes of activations, graphs and libraries, beside weights and cache."""
 _NUM_DEVICES = (1, 2, 4, 8)
-"""Numbers of devices that a replica may have: those of one host behind one link."""
+"""Numbers of devices that a replica may have: those of one host on one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
 _MAX_BLOCKS = 1 << 31
