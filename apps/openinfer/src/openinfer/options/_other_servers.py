@@ -10,7 +10,6 @@ _MISSING = frozenset(
         "--cuda-graph-max-bs-decode",
         "--cudagraph-capture-sizes",
         "--default-chat-template-kwargs",
-        "--disable-log-requests",
         "--disable-log-stats",
         "--enable-expert-parallel",
         "--enable-force-include-usage",
@@ -44,6 +43,7 @@ _MISSING = frozenset(
 )
 _ALWAYS_ON = frozenset(
     [
+        "--disable-log-requests",
         "--enable-auto-tool-choice",
         "--enable-chunked-prefill",
         "--enable-metrics",

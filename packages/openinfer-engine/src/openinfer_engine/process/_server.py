@@ -210,7 +210,7 @@ class EngineServer:
         elif isinstance(message, Drain):
             self._loop.drain(connection.report_drained)
         elif isinstance(message, Close):
-            self._closing = "a client asked for it"
+            self._closing = "an engine client asked for it"
         else:
             assert isinstance(message, Hello)
             raise WireError("a second Hello")
