@@ -82,7 +82,7 @@ def test_a_file_that_is_no_text_is_a_sentence(tmp_path):
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UsageError, match=r"x\.yaml"):
         read_config_file(str(file))
-    with pytest.raises(UsageError, match="nowhere"):
+    with pytest.raises(UsageError, match=r"nowhere: No such file.*YAML"):
         read_config_file(str(tmp_path / "nowhere"))
 
 

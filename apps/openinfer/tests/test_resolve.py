@@ -85,6 +85,13 @@ def test_what_is_nothing_names_what_is_installed(hub, name):
     assert hub.calls == []
 
 
+def test_a_gguf_file_is_refused_as_such(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match="GGUF"):
+        resolve_model(str(file))
+
+
 def test_a_cached_checkpoint_is_used_without_asking_the_hub(hub, tmp_path):
     hub.cached = _write(tmp_path, "config.json", "model.safetensors")
     resolved = resolve_model("some/model", revision="main", download_dir="elsewhere")

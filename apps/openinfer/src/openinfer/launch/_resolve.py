@@ -69,6 +69,9 @@ def _local_model(name: str) -> ResolvedModel | None:
         return ResolvedModel(path, path.name)
     if name in CHECKPOINTS.names():
         return ResolvedModel(CHECKPOINTS.load(name), name)
+    if name.lower().endswith(".gguf"):
+        reason = "GGUF files are not read; give a folder with a safetensors checkpoint"
+        raise ModelNotFound(name, reason)
     if _looks_like_hub_id(name):
         return None
     installed = ", ".join(CHECKPOINTS.names()) or "none"

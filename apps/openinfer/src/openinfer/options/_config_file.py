@@ -25,7 +25,9 @@ def read_config_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
             text = file.read()
         content = yaml.safe_load(text) or {}
         repeated = next(_repeated_keys(yaml.compose(text, yaml.SafeLoader), set()), None)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise UsageError(f"{where}{error.strerror}; name a YAML file") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{where}{error}") from error
     if repeated is not None:
         line = repeated.start_mark.line + 1

@@ -52,7 +52,7 @@ class Router:
         """
         methods = self._methods(path)
         if methods is None:
-            raise ApiError(404, f"there is no route {path[:200]}")
+            raise ApiError(404, f"there is no route {path[:200]}; /docs lists the routes")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
