@@ -1,4 +1,4 @@
-"""`--engine sim` without a server: options, ids, and time that really passes."""
+"""`--engine sim` without a server: options, ids, and steps that take real time."""
 
 import json
 import time

@@ -98,7 +98,7 @@ def test_a_decode_step_takes_what_the_model_says():
         num_sampled=2,
     )
     decodes = [_COST.decode_s(2, 162 + 2 * i) for i in range(3)]
-    # The last plan only gives the slots back.
+    # The last plan only releases the slots.
     assert engine.durations == pytest.approx([prefill, *decodes, 0.0])
 
 

@@ -8,8 +8,8 @@ from openinfer_sim import Segment, Session, Setup, Trace, Turn, find_model, simu
 _MODEL = find_model("qwen3_5-4b")
 
 
-# Bytes of one layer of the published checkpoints: a state and its convolution, and the keys and
-# values of a token. The blocks are those that vLLM sets for them and LMCache lists.
+# Bytes of one layer of published checkpoints: a recurrent state with its convolution inputs, and
+# the keys and values of a token. vLLM chooses these block sizes for them, and LMCache lists them.
 @pytest.mark.parametrize(
     ("state_bytes", "kv_bytes", "block"),
     [
@@ -35,7 +35,7 @@ def test_the_sizes_are_those_of_the_checkpoint():
 def test_states_take_memory_from_the_cache():
     setup = Setup(model="qwen3_5-4b", kv_cache_bytes=10 * 3 * 528 * 32_768)
     assert setup.num_blocks == 10
-    assert setup.num_cache_tokens == 9 * 3 * 528  # one slab is the sequence's own state
+    assert setup.num_cache_tokens == 9 * 3 * 528  # one slab holds the sequence's own state
 
 
 def _seen(*lengths):
@@ -56,9 +56,10 @@ def test_a_prefill_stops_at_the_last_state_that_is_kept():
     within, beyond, twice = (_seen(length)[0].ttft_s for length in (528, 529, 1056))
     overhead = _MODEL.prefill_overhead_s
     assert within + overhead < beyond
-    assert beyond < twice < beyond + overhead  # 1,056 are 528 and 528, however far it is
+    assert beyond < twice < beyond + overhead  # both take two steps: 528 + 528, 528 + 1
 
 
 def test_a_hit_needs_a_state():
-    # The first prompt keeps the state at 1,056 alone: 528 positions of it are worth nothing.
+    # The first prompt keeps its state only at position 1,056. The third one shares fewer tokens,
+    # finds no state at 528, and so has no hit.
     assert [record.num_cached_tokens for record in _seen(1584, 1100, 1000)] == [0, 1056, 0]

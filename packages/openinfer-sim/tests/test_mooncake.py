@@ -1,4 +1,4 @@
-"""Mooncake traces: a golden file, and files with every fault."""
+"""Mooncake traces: a golden file, and an invalid file for each error."""
 
 from pathlib import Path
 

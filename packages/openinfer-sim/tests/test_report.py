@@ -79,7 +79,8 @@ def test_fairness_is_that_of_service_while_all_tenants_wait():
         _record(tenant="b", arrival=2.0, first_token_at=4.0, ended_at=9.0, num_output_tokens=50),
     )
     assert report.backlogged_s == 2.0
-    # a: 2 decoded tokens, and the prompt (60 not cached) and first token at 4 s. b: the latter.
+    # Service from 2 to 4 s. a: 2 decoded tokens, and at 4 s 60 prompt tokens that were not cached
+    # and a first token. b: at 4 s the same.
     rates = [tenant.backlogged_tokens_per_s for tenant in report.tenants]
     assert rates == pytest.approx([(2 + 61) / 2, 61 / 2])
     assert report.fairness == pytest.approx(jain_index(rates))

@@ -8,7 +8,7 @@ from openinfer_sim import ROUTERS, PrefixAwareRouter, SimError, make_router, par
 
 
 def _prompt(*pieces):
-    """1,024 tokens a piece."""
+    """1,024 tokens per piece."""
     return b"".join(pack_ids([piece]) * 1024 for piece in pieces)
 
 
@@ -59,7 +59,7 @@ def test_prefix_aware_leaves_a_holder_that_is_busier_than_recomputing():
 
 
 def test_a_shared_system_prompt_attracts_no_conversation():
-    """20 conversations on one system prompt, one after the other, over 10 replicas."""
+    """20 conversations with one system prompt are sent one after the other to 10 replicas."""
     router = PrefixAwareRouter(10)
     replicas = []
     for i in range(20):

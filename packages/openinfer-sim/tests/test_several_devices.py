@@ -25,7 +25,7 @@ from openinfer_sim import (
 
 _V4, _K2 = "deepseek-v4-flash", "kimi-k2"
 _FLOOR_RATE = 4.3e12
-"""Bytes per second with which the lower bounds below were calculated."""
+"""Bytes per second that the lower bounds below assume."""
 
 
 def _v4_layer_params():
@@ -84,8 +84,8 @@ def test_what_a_token_leaves_in_each_group():
     assert latent.bytes_per_block == 16 * 61 * 576 * 2
 
 
-# Milliseconds to read the weights of 1, 8, 32, 64 and 128 rows, by number of devices. Experts are
-# drawn evenly. Calculated beforehand without this package, at 4.3 TB/s.
+# Milliseconds in which 1, 8, 32, 64 and 128 rows can read the weights that they need, by number of
+# devices. Experts are drawn evenly. Calculated at 4.3 TB/s, without this package.
 def test_a_query_pays_for_the_entries_that_it_reads_whatever_its_prompt_has():
     """A row reads 128 entries in each of 43 layers and 512 in 21 of them, of 1,024 bytes each."""
     num_entries = 128 * 43 + 512 * 21
@@ -183,7 +183,7 @@ def test_all_reduces_cost_latency_and_bytes():
     )
     one = Setup(model="qwen3-8b", device="rtx-5090").cost_model()
     assert slow.decode_s(1, 1) > one.decode_s(1, 1) / 2 + 72 * 40e-6
-    # 72 rings of 8,192 tokens of 4,096 numbers, over a link of 50 GB/s and one of 370
+    # 72 ring all-reduces of 8,192 tokens of 4,096 bf16 numbers, over links of 50 and 370 GB/s
     sent = 72 * 8192 * 4096 * 2
     prefill = {"num_prefill_rows": 1, "num_prefill_tokens": 8192, "num_prefill_pairs": 0}
     rest = {"num_prefill_kv_tokens": 0, "num_sampled": 1}
@@ -194,7 +194,7 @@ def test_all_reduces_cost_latency_and_bytes():
 
 def test_heads_are_divided_and_a_latent_is_not():
     one, eight = (Setup(model="qwen3-8b", tensor_parallel_size=n) for n in (1, 8))
-    assert eight.num_cache_tokens > 8 * one.num_cache_tokens  # the weights leave more as well
+    assert eight.num_cache_tokens > 8 * one.num_cache_tokens  # and each device holds fewer weights
     shares = [find_model(_K2).of_rank(n).kv_bytes_per_token for n in (1, 8)]
     assert shares[0] == shares[1]
     assert find_model("qwen3_5-4b").of_rank(8).kv_bytes_per_token == 32_768 // 4

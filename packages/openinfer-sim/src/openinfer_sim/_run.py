@@ -40,23 +40,24 @@ def simulate(
 ) -> Run:
     """Runs a trace over replicas of one setup, on a virtual clock.
 
-    Deterministic: equal arguments give equal runs, to the bit.
+    The run is deterministic: equal arguments give bit-identical records.
 
     Args:
-        trace: What clients send.
-        policy: Installed scheduling policy, or `module:Class`. Every replica makes its own.
-        setup: Model, device and limits. If `max_model_len` is None, it becomes what the trace
-            needs, up to what the cache can hold.
+        trace: Sessions of the clients, with their requests.
+        policy: Name of an installed scheduling policy, or `module:Class`. Each replica has its own
+            instance.
+        setup: Model, device and limits. If `max_model_len` is None, it is the model's length, or
+            the trace's longest request if that is longer, and at most what the cache can hold.
         num_replicas: Number of engines.
         router: Name of the router.
         has_prefix_cache: Whether engines cache prefixes.
-        seed: Seed of everything that is drawn here. The trace has its own.
-        slo: Objective whose share of requests is reported.
+        seed: Seed of output tokens, requests and router. The trace has a seed of its own.
+        slo: Latency objective. The report has the share of requests that met it.
 
     Raises:
         SimError: A name is unknown, or the setup is invalid.
-        PolicyError: The policy raised or broke its contract. It is not replaced, because its score
-            is the result.
+        PolicyError: The policy raised or broke its contract. Unlike a server, the simulator does
+            not continue with another policy, because it scores this one.
         UnknownPolicy: The policy is not installed or cannot be imported.
         UnusablePolicy: The policy's class needs arguments or lacks methods.
     """

@@ -23,9 +23,9 @@ from openinfer_sim.device._figures import (
 from openinfer_sim.errors import SimError
 
 _WORKSPACE_BYTES = 3 << 30
-"""Bytes of activations, graphs and libraries, beside weights and cache."""
+"""Device memory for activations, CUDA graphs and libraries (3 GiB)."""
 _NUM_DEVICES = (1, 2, 4, 8)
-"""Numbers of devices that a replica may have: those of one host on one link."""
+"""Valid tensor parallel sizes. All devices of a replica are in one host, connected by one link."""
 _DEPTH = 2
 _UNBOUNDED = 1 << 60
 _MAX_BLOCKS = 1 << 31
@@ -36,7 +36,7 @@ _SWITCHES = (
     "eviction_policy", "admission", "long_prefill_token_threshold", "max_num_partial_prefills",
     "target_itl_ms", "tensor_parallel_size",
 )  # fmt: skip
-"""Engine options that a setup passes on."""
+"""Options that a setup passes to the engine unchanged."""
 _ALWAYS_SHOWN = ("max_num_seqs",)
 
 
@@ -103,7 +103,7 @@ class Setup:
             )
         if self.max_model_len is not None and self.max_model_len > room:
             raise SimError(f"max_model_len {self.max_model_len} exceeds the cache's {room} tokens")
-        self.engine_options()  # refuses values that no engine accepts
+        self.engine_options()  # raises if the engine would refuse a value
 
     def _too_large_message(self) -> str:
         num = self.tensor_parallel_size
@@ -166,7 +166,7 @@ class Setup:
         )
 
     def _free_bytes(self, num_devices: int) -> float:
-        """Returns the memory that weights leave on each of `num_devices`.
+        """Returns the bytes that are free on each of `num_devices` devices once weights are loaded.
 
         The workspace is subtracted too, unless `kv_cache_bytes` is set.
         """
@@ -186,7 +186,7 @@ class Setup:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Number of positions of one sequence that the cache can hold, with its state or window."""
+        """Tokens of the longest sequence that the cache can hold, with its state or window."""
         slabs_per_token, num_beside = self._slab_needs
         unit = self._tokens_per_slab
         return max(0, int((self.num_blocks - num_beside) / slabs_per_token) // unit) * unit
@@ -198,7 +198,7 @@ class Setup:
 
     @property
     def _slab_needs(self) -> tuple[Fraction, int]:
-        """Slabs that one sequence needs for each token, and slabs that it needs at any length."""
+        """Slabs that one sequence needs per token, and slabs that it needs whatever its length."""
         slabs_per_token, num_beside = Fraction(0), 0
         for index, group in enumerate(self._groups):
             per_slab = self._layout.blocks_per_slab[index]
@@ -208,12 +208,12 @@ class Setup:
                 held = (group.window + self._max_unsettled) // group.tokens_per_block + 2
                 num_beside += -(-held // per_slab)
             elif index:
-                num_beside += 1  # a state, or a last slab that is only begun
+                num_beside += 1  # a recurrent state, or a partly filled last slab
         return slabs_per_token, num_beside
 
     @property
     def _max_unsettled(self) -> int:
-        """Upper bound of the positions outside its window for which a sequence may hold blocks."""
+        """Maximum number of positions for which a sequence may hold blocks beyond its window."""
         config = SchedulerConfig(
             max_model_len=self.model_figures.max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -240,7 +240,7 @@ class Setup:
         Args:
             policy: Scheduling policy.
             has_prefix_cache: Whether prefixes are cached.
-            seed: Seed of requests that bring none.
+            seed: Seed of requests that have no seed of their own.
         """
         options = {
             "scheduling_policy": policy,
@@ -268,7 +268,7 @@ class Setup:
         """Returns the description of an executor of this setup.
 
         Args:
-            vocab_size: Size of the vocabulary. None takes the model's.
+            vocab_size: Size of the vocabulary. None: the model's.
             eos_token_ids: Ids that end a sequence.
         """
         model, num = self.model_figures, self.tensor_parallel_size

@@ -2,9 +2,9 @@
 
     python -m openinfer_sim.scale_study [--replicas 8 64 512] [--json FILE [--resume]] [--page FILE]
 
-The load of a replica stays the same: `sessions_per_replica`, started within a few minutes. Cells
-run in parallel, one a core. Figures are written after each cell. `--resume` keeps the cells that
-are already in the file.
+The load per replica is constant: `sessions_per_replica`, started within a few minutes. A cell is
+one number of replicas with one router. Cells run in parallel, one per core. The file is written
+after each cell. `--resume` keeps the cells that are already in the file.
 """
 
 import argparse
@@ -59,10 +59,11 @@ def run_study(
         ramp_s: Sessions start within this many seconds.
         setup: Setup of each replica.
         mix: Distribution of the agents.
-        seed: Seed of everything that is drawn.
-        done: Known cells, which are not run again.
-        on_cell: Called with each new cell and all cells, ordered by size and router.
-        num_jobs: Number of processes. It does not change the figures.
+        seed: Seed of traces, output tokens and routers.
+        done: Cells of an earlier run, which are not run again.
+        on_cell: Called after each cell, with the cell and all cells so far, ordered by size and
+            router.
+        num_jobs: Number of processes. It does not change the results.
     """
     # Large blocks make the simulation faster: prompts have 142,000 tokens.
     setup = setup or Setup(block_size=128)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Clock on which durations pass. Used by the step thread only."""
+    """Clock of one executor and its engine loop. Used by the step thread only."""
 
     def __call__(self) -> float:
         """Returns monotonic seconds."""
@@ -14,7 +14,7 @@ class Clock(Protocol):
         """Waits until `due`. Returns at once if `due` has passed."""
 
     def spend(self, seconds: float) -> None:
-        """Lets the host's modelled work take `seconds`. A real clock does nothing."""
+        """Adds the modelled time of host work. A real clock does nothing."""
 
 
 class VirtualClock:
@@ -44,7 +44,7 @@ class VirtualClock:
 
 
 class RealClock:
-    """Clock of the host."""
+    """The host's monotonic clock."""
 
     __slots__ = ()
 
@@ -59,4 +59,4 @@ class RealClock:
             time.sleep(delay)
 
     def spend(self, seconds: float) -> None:
-        """Does nothing: the loop's real work takes its own time."""
+        """Does nothing: the host's work takes real time already."""

@@ -1,4 +1,4 @@
-"""Output tokens of the modelled model: random ids, at a cost that hardly grows with the rows."""
+"""Output tokens of the modelled model: random ids, read from a table drawn in advance."""
 
 import zlib
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Content:
-    """Ring of random ids. Each sequence reads it from a position of its own.
+    """Ring buffer of random ids. Each sequence reads it from its own start position.
 
     The token at a position depends on the request's seed and the position alone. For a greedy
-    request it depends on the prompt and the position. So it is the same after a preemption and in
-    any batch.
+    request it depends on the prompt and the position. So a sequence gets the same tokens after a
+    preemption and in any batch.
 
     Args:
         vocab_size: Upper bound of the ids, exclusive.

@@ -17,7 +17,7 @@ import numpy as np
 from openinfer_sim.device._figures import DeviceFigures, ModelFigures, Overheads
 
 _REDUCES_PER_LAYER = 2
-"""One after attention and one after the feed-forward part."""
+"""All-reduces per layer: one after attention, one after the feed-forward part."""
 _BYTES_PER_ACTIVATION = 2
 
 

@@ -14,17 +14,19 @@ from openinfer_sim.device._content import Content
 from openinfer_sim.device._cost_model import CostModel
 
 HONOURED = frozenset({"sampling.seed"})
-"""Request features that random ids can honour."""
+"""Request features that the modelled executor honours."""
 
 ABILITIES: frozenset[Ability] = frozenset(
     {"several_groups", "window_groups", "state_groups", "copies"}
 )
-"""Parts of plans that cost a modelled device nothing, or that step times already include."""
+"""Optional parts of a plan that the executor accepts. They take no time of their own: they are
+free, or the cost model includes them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """Time that a step costs the step thread before the device can begin."""
+    """Time that the step thread needs to launch a step, before the device can begin it."""
 
     step_s: float = 0.0
     row_s: float = 0.0
@@ -40,7 +42,7 @@ class ModelledExecutor:
         info: Description of the executor for the engine.
         cost: Durations of steps.
         content: Output tokens.
-        clock: Clock on which `wait` waits: virtual or real.
+        clock: Virtual or real clock, which `wait` uses.
         host: Costs that every launch adds on the step thread.
     """
 
@@ -58,7 +60,9 @@ class ModelledExecutor:
         self._clock = clock
         self._host = host or HostCosts()
         self._lengths = [0] * info.max_num_seqs
-        """Positions forwarded or cached, by slot. Excludes the current run of decode steps."""
+        """Number of positions computed or cached, by slot. A run of decode steps is added at its
+        end.
+        """
         self._places = [0] * info.max_num_seqs
         self._free_at = clock()
         self.step_times: list[float] = []
@@ -115,7 +119,7 @@ class ModelledExecutor:
         return result
 
     def earliest_end(self, num_steps: int) -> float:
-        """Returns a lower bound of the time at which `run_decode_steps` has run `num_steps`.
+        """Returns the earliest time at which `num_steps` decode steps can be complete.
 
         Args:
             num_steps: Number of steps, at least 1.
@@ -127,10 +131,10 @@ class ModelledExecutor:
         return due + (num_steps - 1) * shortest
 
     def run_decode_steps(self, num_steps: int, until: float) -> tuple[int, list[bytes]]:
-        """Launches steps with the rows of the last one, and waits for as many, oldest first.
+        """Launches decode steps with the rows of the last step, and waits for as many steps.
 
-        It has the effect of alternating `launch` and `wait`, on a virtual clock. There must be
-        exactly one step in flight, with only decode rows, and it must be the last one launched.
+        On a virtual clock this has the effect of alternating `launch` and `wait`. Exactly one step
+        must be in flight: the last one launched, with only decode rows.
 
         Args:
             num_steps: Upper bound of the steps, at least 1.

@@ -17,25 +17,25 @@ _Figures = TypeVar("_Figures")
 
 _BYTES_PER_PARAM = 2
 _POSITIONS_PER_PAGE = 16
-"""A page of keys and values holds a multiple of this number of positions."""
+"""Page sizes of keys and values, in positions, are multiples of this number."""
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates that a device reaches in single kernels."""
+    """Memory of one device, and the rates that single kernels reach on it."""
 
     name: str = ""
     title: str
     memory_bytes: int
     read_bytes_per_s: float
-    """Rate of a streaming read."""
+    """Rate at which a kernel reads device memory sequentially."""
     product_flops: float
     """FLOP/s of a bf16 matrix product."""
     attention_flops: float
     """FLOP/s of causal prefill attention."""
     link_bytes_per_s: float
-    """Rate from one device to the others of its host, one way, as collectives reach it."""
+    """One-way bandwidth between the devices of a host that collectives reach."""
     link_latency_s: float
-    """Latency of an all-reduce of few bytes."""
+    """Seconds that an all-reduce of a few bytes takes."""
 
 
 _DIVIDED = (
@@ -57,7 +57,7 @@ class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bytes_per_param: float = _BYTES_PER_PARAM
     """Bytes of one parameter as published, with the scales of quantized weights."""
     spread: float | None = None
-    """Exponent with which the number of experts read grows with the tokens of a step.
+    """Exponent s: a step of n tokens reads n**s times the experts of one token.
 
     0 if every token takes the same experts, 1 if no two tokens share any. None if it was not
     measured: then each token draws its experts evenly.
@@ -72,7 +72,7 @@ class ExpertFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GroupFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One cache group of a model whose layers cache in several ways."""
+    """One cache group of a model with several kinds of cache entries."""
 
     name: str
     planes: dict[str, int]
@@ -115,18 +115,20 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_flops_per_pair: int
     """FLOP of one layer for one query and one key: scores and weighted values, all heads."""
     attention_flops_per_query: int = 0
-    """FLOP of all layers for one query that do not depend on the context: windows, selected
-    entries.
+    """Attention FLOP of one query in all layers that do not grow with the context: attention to the
+    window and to selected entries.
     """
     num_kv_heads: int
-    """Number of heads over which ranks divide keys and values. 1 for a latent that each rank holds.
+    """Number of heads among which ranks divide keys and values. 1 for MLA: each rank holds the
+    latent.
     """
     kv_bytes_per_token: int
     """Bytes of keys and values held for a token, summed over layers, without windows."""
     kv_read_bytes_per_token: int | None = None
     """Bytes that decode attention reads for each position. None if it reads all bytes held."""
     kv_read_bytes_per_row: int = 0
-    """Bytes that decode attention reads for a row in any context: windows, selected entries."""
+    """Bytes that decode attention reads for a row whatever its context: window, selected entries.
+    """
     launches_per_layer: int
     """Number of kernels of one layer in a decode step."""
     state_bytes: int = 0
@@ -136,14 +138,15 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill_overhead_from: int = 1
     experts: ExpertFigures | None = None
     groups: tuple[GroupFigures, ...] = ()
-    """Cache groups. If empty, there is one of `kv_bytes_per_token`, and one of states if there are
-    any.
+    """Cache groups. If empty, the model has one full group of `kv_bytes_per_token`, and a state
+    group if `state_bytes` is not 0.
     """
 
     def of_rank(self, num_ranks: int) -> "ModelFigures":
         """Returns the share of one of `num_ranks` tensor parallel ranks.
 
-        Every product is divided. Keys and values are divided by at most the number of heads.
+        Every matrix product is divided by `num_ranks`; keys and values by at most the number of
+        heads.
         """
         if num_ranks == 1:
             return self
@@ -185,7 +188,7 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def num_active_params(self) -> int:
-        """Number of layer parameters that one token is multiplied with."""
+        """Number of layer parameters that take part in the products of one token."""
         experts = self.experts
         routed = experts.num_layers * experts.num_per_token * experts.num_params if experts else 0
         return self.num_layer_params + routed
@@ -195,9 +198,9 @@ class ModelFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Block size in positions of a hybrid model, a multiple of 16.
 
         The modelled stack has pages of one size for keys and values and for states. So a block is
-        the smallest multiple of 16 positions whose keys and values take at least the bytes of one
-        layer's state. States are kept only at multiples of it: a prefill stops at the last one in
-        the prompt.
+        the smallest multiple of 16 positions whose keys and values in one layer take at least as
+        many bytes as one layer's state. States are kept only at block boundaries, so a prefill
+        stops at the last block boundary of the prompt.
         """
         state_bytes = self.state_bytes / (self.num_layers - self.num_attention_layers)
         kv_bytes = self.kv_bytes_per_token / self.num_attention_layers

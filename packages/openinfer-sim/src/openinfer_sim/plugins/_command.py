@@ -147,7 +147,7 @@ def _traces() -> str:
 _STDOUT = Path("-")
 _PREFIX_CACHE = "enable_prefix_caching"
 _OPTIONS = frozenset(field.name for field in fields(Setup)) - {"model", "device"} | {_PREFIX_CACHE}
-"""Engine options that are flags here as they are of the server."""
+"""Engine options with the same flags as in `openinfer serve`."""
 
 
 def run(namespace: argparse.Namespace, extra: list[str]) -> int:
@@ -160,7 +160,7 @@ def run(namespace: argparse.Namespace, extra: list[str]) -> int:
     if not 0 <= namespace.seed < 2**63:
         raise SimError("--seed must be in [0, 2**63)")
     for policy in policies:
-        load_policy(policy)  # refuses an unknown name before minutes are spent
+        load_policy(policy)  # fails on an unknown name before a simulation of minutes
     _check_outputs(namespace)
     runs = _simulate_all(policies, namespace, parse_trace(namespace.trace, seed=namespace.seed))
     table = format_table([run.report for run in runs.values()])

@@ -31,7 +31,7 @@ _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 8192
 _HONOURED = frozenset(
     [
-        # honoured by the setup
+        # honoured by `Setup`
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
@@ -40,7 +40,7 @@ _HONOURED = frozenset(
         "gpu_memory_utilization",
         "tensor_parallel_size",
         "seed",
-        # honoured by loop, scheduler and cache with any executor
+        # honoured by the engine loop, scheduler and cache
         "enable_prefix_caching",
         "scheduling_policy",
         "eviction_policy",
@@ -107,7 +107,7 @@ ENGINE = SimEngine()
 
 
 def launch(spec: LaunchSpec) -> Executor:
-    """Makes the executor. An `openinfer_engine.ExecutorFactory`, in real time.
+    """Makes an executor on the real clock. An `openinfer_engine.ExecutorFactory`.
 
     Raises:
         OptionRejected: As `SimEngine.plan`.

@@ -12,9 +12,9 @@ from openinfer_sim.device._figures import load_figures
 class Replica:
     """One engine and its front process.
 
-    The front process handles one request at a time. Each request costs it `request_s`, and
-    `prompt_token_s` for each prompt token. Half of `latency_s` passes before the engine, half after
-    it.
+    The front process handles one request at a time. A request takes `request_s`, plus
+    `prompt_token_s` for each prompt token. Half of the round trip `latency_s` passes on the way to
+    the engine, half on the way back.
 
     Args:
         setup: Model, device and limits.
@@ -77,7 +77,7 @@ class Replica:
 
     @property
     def step_times(self) -> list[float]:
-        """Times at which the tokens of an event with several tokens were sampled."""
+        """Times at which the steps of the last decode run were completed."""
         return self._executor.step_times
 
     @property
@@ -91,7 +91,10 @@ class Replica:
         return not self._loop.has_work and self._loop.load().is_idle
 
     def receive(self, now: float, num_prompt_tokens: int) -> float:
-        """Returns the time at which the engine can read a prompt that a client sends at `now`."""
+        """Passes a prompt through the front process.
+
+        Returns the time at which the engine can read a prompt that the client sends at `now`.
+        """
         overheads = self._overheads
         begin = max(self._front_free_at, now + overheads.latency_s / 2)
         cost = overheads.request_s + overheads.prompt_token_s * num_prompt_tokens

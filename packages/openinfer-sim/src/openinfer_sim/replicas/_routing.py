@@ -1,6 +1,7 @@
 """Routers: which replica serves a request.
 
-A router knows what a front end knows: prompts, where it sent them, and when they ended.
+A router knows what a front end knows: the prompts, the replica that it sent each one to, and when
+requests end.
 """
 
 from collections import OrderedDict
@@ -32,7 +33,10 @@ class Route:
 
 
 class Router(Protocol):
-    """Chooses replicas. It is called for every first token and every end."""
+    """Chooses the replica of each request.
+
+    The simulation reports every first token and every end to the router.
+    """
 
     def route(self, prompt_token_ids: bytes, /) -> Route:
         """Chooses a replica for a prompt, a u32 column."""
@@ -66,13 +70,13 @@ class _Loads:
     def least(self) -> int:
         """Returns the replica with the fewest requests.
 
-        Ties: fewest tokens to compute, then computed.
+        Ties go to the fewest tokens still to prefill, then to the fewest computed so far.
         """
         order = (self._num_computed_tokens, self._num_prefill_tokens, self._num_requests)
         return int(np.lexsort(order)[0])
 
     def least_computed(self) -> int:
-        """Returns the replica that has computed the fewest tokens: probably the emptiest cache."""
+        """Returns the replica with the fewest computed tokens: probably the emptiest cache."""
         return int(np.argmin(self._num_computed_tokens))
 
     def num_prefill_tokens(self, replica: int) -> float:
@@ -122,10 +126,11 @@ class LeastLoadedRouter:
 class PrefixAwareRouter:
     """Sends a conversation to a replica that has it cached, and a new one to the emptiest replica.
 
-    If at least half of a prompt is known, the router compares the replicas that were sent it with
-    the least loaded one. It takes the one with the fewest tokens to compute, for the request itself
-    and for those before it. A shorter match, such as a common system prompt, is ignored: it would
-    collect conversations on the few replicas that have it, until they evict each other.
+    If the router has seen at least half of a prompt, the candidates are the replicas that were sent
+    this prefix, and the least loaded replica. The candidate with the fewest tokens to compute is
+    chosen. These are the tokens of this request and of requests that wait for their first token. A
+    shorter match, such as a common system prompt, is ignored. It would collect conversations on the
+    few replicas that have it, until they evict each other.
 
     Prefixes are remembered in pieces of 1,024 tokens. The router is not informed of evictions;
     beyond `max_keys` it forgets the oldest pieces.

@@ -8,7 +8,7 @@ and the shortest wait before a next turn (conservative parallel simulation). Run
 replica's state in the processor's cache.
 
 Runs of pure decode steps are skipped over at once. Such a replica is due at the end of the run, or
-when a request arrives, because no client acts on the tokens before.
+when a request arrives, because no client acts on the tokens of the run.
 """
 
 from collections import deque
@@ -45,7 +45,7 @@ class _Client:
 
 
 class _Flight:
-    """Request in flight. It is the engine's sink."""
+    """Request in flight, and the sink of its engine events."""
 
     __slots__ = (
         "arrival", "cached", "client", "clock", "first_at", "gaps", "last_at", "num_output",
@@ -98,7 +98,7 @@ class Simulation:
     """One run of a trace. Deterministic: equal arguments give equal records.
 
     Args:
-        trace: What clients send.
+        trace: Sessions of the clients, with their requests.
         replicas: New replicas whose vocabularies have the same size.
         router: Chooses the replica of each request.
         vocab_size: Upper bound of prompt ids, exclusive.
@@ -118,7 +118,9 @@ class Simulation:
         """Heap of (time due, sequence number, client that sends its next turn)."""
         self._num_sends = 0
         self._inboxes: list[deque[tuple[float, _Flight]]] = [deque() for _ in replicas]
-        """Requests that each replica will read: (time readable, request), oldest first."""
+        """Requests that a replica has not read yet, by replica: (time readable, request), oldest
+        first.
+        """
         self._busy: list[tuple[float, int]] = []
         """Heap of (time due, replica) of replicas with work. An entry is stale if `_due` differs.
         """
@@ -213,7 +215,8 @@ class Simulation:
     def _next_due(self, index: int) -> float:
         """Returns when a replica is due, or infinity.
 
-        It is due when a client may notice what it did, or when it can read a request.
+        A replica is due when it may send a token that a client acts on, or when it can read a
+        request.
         """
         inbox, replica = self._inboxes[index], self.replicas[index]
         due = replica.quiet_until if replica.has_work else inf

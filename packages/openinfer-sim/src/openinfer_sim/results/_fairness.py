@@ -36,8 +36,8 @@ def backlogged_spans(by_tenant: Mapping[str, Sequence[RequestRecord]]) -> Spans:
 def served_tokens(records: Iterable[RequestRecord], spans: Spans) -> float:
     """Returns the tokens computed for these requests within the spans.
 
-    Prompt tokens that were not cached count at the time of the first token. Output tokens after
-    the first are spread evenly from there to the end.
+    Prompt tokens that were not cached count at the time of the first token. Later output tokens are
+    spread evenly over the time from the first token to the end.
     """
     total = 0.0
     for record in records:

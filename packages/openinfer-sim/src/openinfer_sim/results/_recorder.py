@@ -47,7 +47,7 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds of an output token after the first; None with fewer than two."""
+        """Mean seconds per output token after the first. None if there are fewer than two."""
         if self.first_token_at is None or self.num_output_tokens < 2:
             return None
         return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)

@@ -18,7 +18,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    """Limit of the mean time of an output token after the first."""
+    """Limit of the mean time per output token after the first."""
     e2e_ms: float | None = None
     """Limit of the time from sending the request to reading its last token."""
 
@@ -57,7 +57,8 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Spread | None
     backlogged_tokens_per_s: float | None = None
     """Tokens computed for the tenant per second while all tenants were backlogged: prompt tokens
-    that were not cached, and output tokens. None if they never were."""
+    that were not cached, and output tokens. None if they never all were.
+    """
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +186,7 @@ def _distributions(recorder: Recorder) -> dict[str, Any]:
 
 
 def _shares(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Returns what tenants got, and how fair that was."""
+    """Returns the report's fields about tenants: service and fairness."""
     by_tenant: dict[str, list[RequestRecord]] = {}
     for record in records:
         by_tenant.setdefault(record.tenant, []).append(record)

@@ -18,7 +18,7 @@ class Segment:
     """Part of a prompt. Segments with the same key begin with the same tokens.
 
     Attributes:
-        key: Number of the content, in [0, 2**63).
+        key: Id of the content, in [0, 2**63).
         num_tokens: Length in tokens.
     """
 
@@ -77,7 +77,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Everything that clients send.
+    """Sessions of all clients.
 
     Attributes:
         name: Name in reports.
@@ -132,7 +132,7 @@ def check_seed(seed: int) -> None:
 def _fault(session: Session) -> str | None:
     """Returns what is invalid in a session, or None.
 
-    Requests that an engine would refuse are valid.
+    A request that an engine would refuse, such as one that is too long, is valid.
     """
     if not 0 <= session.start_s < math.inf:
         return f"start_s must be a number of seconds >= 0, not {session.start_s}"
@@ -157,7 +157,9 @@ def _is_whole(value: int, end: int) -> bool:
 
 
 class SegmentTokens:
-    """Token ids of segments: the first `num_tokens` ids of a stream that depends on (seed, key).
+    """Token ids of segments.
+
+    A segment consists of the first `num_tokens` ids of a random stream that depends on (seed, key).
 
     Args:
         seed: Seed of the trace.

@@ -12,13 +12,13 @@ from openinfer_sim.traces._trace import Segment, Session, Trace, Turn
 _ALWAYS_SHOWN = ("input", "output", "turns")
 _MAX_REQUESTS = 1 << 24
 _MAX_TOKENS = 1 << 22
-"""Upper bound of the tokens of one segment or one output. Prompts are made before an engine can
-refuse them.
+"""Upper bound of the tokens of one segment or one output. It bounds memory, because a prompt is
+built before an engine can refuse it.
 """
 _MAX_SECONDS = 1e8
-"""Three years. After more seconds a float cannot tell steps apart."""
+"""Upper bound of times: three years. A float of later times is too coarse to resolve a step."""
 _SHARED_KEY = 1 << 62
-"""Segment keys from here on are system prompts that sessions share."""
+"""First segment key of the system prompts that sessions share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class RequestMix:
     """Distribution of single requests.
 
     Lengths are log-normal around a median. `spread` is the standard deviation of the logarithm; 0
-    gives one length. In a closed loop, tenant and priority belong to the client.
+    gives one length. In a closed loop, tenant and priority are drawn once per client.
     """
 
     input: int = 1024
@@ -164,7 +164,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
     outputs = _lengths(mix.output, mix.output_spread, num_turns, rng)
     results = _lengths(mix.result, mix.result_spread, num_turns, rng)
     waits = np.minimum(_drawn(mix.think, mix.think_spread, num_turns, rng), _MAX_SECONDS)
-    # The first request must fit the window, whatever was drawn.
+    # The first request must fit the window, whatever its lengths were drawn as.
     outputs[0] = min(outputs[0], mix.window - mix.system - 1)
     room = mix.window - mix.system - int(outputs[0])
     opening = min(_length(mix.context, mix.context_spread, rng), room)
@@ -187,7 +187,7 @@ def _agent(index: int, start_s: float, mix: AgentMix, rng: np.random.Generator) 
 
 
 def _name(kind: str, mix: RequestMix | AgentMix, **own: float) -> str:
-    """Returns the trace as `parse_trace` spells it, without most defaults of the mix."""
+    """Returns the text from which `parse_trace` makes the trace, without most default options."""
     shown = own | {
         field.name: getattr(mix, field.name)
         for field in fields(mix)
@@ -203,7 +203,10 @@ def _single_requests(
     *,
     num_clients: int | None = None,
 ) -> tuple[Session, ...]:
-    """Returns one session for each start. If clients take turns, each client keeps one tenant."""
+    """Returns one session per start time.
+
+    In a closed loop of `num_clients`, session i belongs to client i % num_clients.
+    """
     num = len(starts)
     if not num:
         raise TraceError("the trace has no request: raise rate or duration")
