@@ -1,8 +1,8 @@
-"""Executor of a model that counts. Every token is known in advance, without arithmetic.
+"""Executor of a counting model: tests know every output token without a forward pass.
 
 A greedy request gets t + 1 after token t, modulo the vocabulary. A sampled request gets t + 1 + d,
 where d in {0, 1, 2} depends on (seed, position) alone. Tests therefore know the tokens of every
-stream, also after a preemption or a resumption.
+stream, even after a preemption or a resumption.
 """
 
 from collections import deque

@@ -27,7 +27,7 @@ class ModelledOptions(Struct, frozen=True, kw_only=True):
     token_s: float = 0.0
     """Seconds for each forwarded token, added to `step_s`."""
     start_s: float = 0.0
-    """Seconds that making the executor takes."""
+    """Seconds that it takes to create the executor."""
     row_failed_token: int | None = None
     step_failed_token: int | None = None
     dead_token: int | None = None
@@ -38,12 +38,11 @@ class ModelledOptions(Struct, frozen=True, kw_only=True):
 class ModelledExecutor(ZeroCostExecutor):
     """Counting executor whose steps complete later, one after the other, as on a device.
 
-    It honours one command of its own. `Sleep` returns the largest number of Python threads that
-    existed at any `wait`.
+    It honours one command: `Sleep` returns the largest number of Python threads seen in any `wait`.
 
     Args:
         options: Durations and triggers.
-        clock: Returns the time in seconds; virtual if `sleep` advances it.
+        clock: Returns the time in seconds. In virtual time, `sleep` advances it.
         sleep: Waits for a number of seconds.
     """
 
@@ -70,7 +69,7 @@ class ModelledExecutor(ZeroCostExecutor):
         return msgspec.structs.replace(self._info, commands=frozenset({"sleep"}))
 
     def launch(self, plan: StepPlan, /) -> int:
-        """Runs the step. It completes `step_s` and `token_s` after the step before it."""
+        """Runs the step. It is due `step_s`, plus `token_s` per token, after the step before it."""
         ticket = super().launch(plan)
         duration = self._options.step_s + self._options.token_s * plan.num_tokens
         self._free_at = max(self._free_at, self._clock()) + duration

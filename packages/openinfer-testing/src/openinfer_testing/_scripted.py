@@ -2,8 +2,8 @@
 
 `write_scripted_checkpoint` writes a checkpoint whose token ids, in ascending order, are the pieces
 of the outputs. The counting model follows each id by the next one, so it recites the outputs. The
-chat template ends a prompt with the token before the first piece of the output that is due. The
-n-th assistant turn of a conversation gets the n-th output; after the last output the first one is
+chat template ends a prompt with the id that precedes the first piece of the next output. The n-th
+assistant turn of a conversation gets the n-th output; after the last output the first one is
 repeated.
 """
 
@@ -102,7 +102,7 @@ class _Tokens:
         start = 0
         while start < len(text):
             end = start + 3
-            # A last piece of one character would be the token of that byte.
+            # A last piece of one character would collide with the token of that byte.
             while len(text) - end == 1 or self._is_taken(text[start:end], pieces):
                 if end >= len(text):
                     if not pieces:

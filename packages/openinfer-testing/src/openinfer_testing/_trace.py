@@ -1,4 +1,4 @@
-"""Reader of trace files that checks what every trace must satisfy."""
+"""Reader of trace files. It checks that spans nest and end, and that tracks have names."""
 
 import json
 from collections import defaultdict

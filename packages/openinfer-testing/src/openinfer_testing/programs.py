@@ -1,4 +1,4 @@
-"""Random programs over a `KVCache`: their rows, their steps in flight, and how both end.
+"""Random programs over a `KVCache`: rows, steps in flight, and the operations on them.
 
 A test subclasses `CacheWorld` and adds its kind of memory: how rows are admitted, scheduled and
 executed. This file only moves rows between lists and calls the cache as a scheduler would.
@@ -25,7 +25,8 @@ def random_programs(
         num: Number of programs.
         num_operations: Number of operations to choose from.
         length: Number of operations in a program.
-        factors: For an operation, the factor by which it is drawn more often than others.
+        factors: By operation, how many times as often it is drawn as an operation that is not
+            listed.
     """
     for seed in range(num):
         rng = random.Random(seed)
@@ -50,7 +51,7 @@ class ProgramRow:
     keys: BlockKeys
     adapter: int = 0
     luck: int = 0
-    """Number on which its sampled ids depend, besides its tokens."""
+    """Seed of its sampled ids, which also depend on its tokens."""
     sequence: SequenceCache | None = None
     version: int = 0
     """Number of resets of the cache before the row was opened."""
@@ -83,7 +84,7 @@ class ProgramRow:
 
 @dataclass(eq=False)
 class ProgramWork:
-    """Share of a row in a step."""
+    """Work of one row in a step."""
 
     row: ProgramRow
     kind: str
@@ -105,7 +106,9 @@ class ProgramStep:
 
 
 class CacheWorld:
-    """Rows and steps over one cache. Each operation takes two numbers that select a row and a way.
+    """Rows and steps over one cache.
+
+    Each operation takes two numbers, which select a row and a variant of the operation.
 
     Args:
         cache: The cache. Only this world may use it.
@@ -118,7 +121,9 @@ class CacheWorld:
         self.rows: list[ProgramRow] = []
         self.waiting: list[ProgramRow] = []
         self.parked: list[tuple[int, list[list[int | None]]]] = []
-        """Tables of closed rows, each with the id of the step that it waits for."""
+        """Block tables of closed rows that steps in flight still read, with the id of the last such
+        step.
+        """
         self.steps: list[ProgramStep] = []
         self.next_step = 1
         self.version = 0
@@ -146,7 +151,7 @@ class CacheWorld:
         return step
 
     def unpark(self, step_id: int) -> None:
-        """Frees the tables that waited for a step, which has completed."""
+        """Drops the tables of closed rows whose last step has completed."""
         self.parked = [(until, tables) for until, tables in self.parked if until != step_id]
 
     def opened(self, row: ProgramRow, sequence: SequenceCache) -> None:
@@ -175,12 +180,12 @@ class CacheWorld:
             self.parked.append((until, row.tables))
 
     def finish(self, a: int, b: int) -> None:
-        """Closes a row for good."""
+        """Closes a row whose sequence has finished."""
         if self.rows:
             self.close(self.rows[a % len(self.rows)])
 
     def preempt(self, a: int, b: int) -> None:
-        """Closes a row and lets it wait again with all its tokens."""
+        """Closes a row and queues its sequence again, with all its tokens."""
         if not self.rows:
             return
         old = self.rows[a % len(self.rows)]
@@ -189,7 +194,7 @@ class CacheWorld:
         self.waiting.append(ProgramRow(list(old.tokens), old.keys, old.adapter, old.luck))
 
     def reset(self, a: int, b: int) -> None:
-        """Resets the cache in one of four calls."""
+        """Resets the cache if `a` is a multiple of 4."""
         if a % 4 == 0:
             self.cache.reset()
             self.version += 1

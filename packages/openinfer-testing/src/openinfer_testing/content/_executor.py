@@ -27,11 +27,11 @@ class _Launched:
 
 
 class ContentExecutor:
-    """Runs plans on remembered block contents. Each step runs as late as its `wait`.
+    """Runs plans on recorded block contents. A step runs in `wait`, the latest time allowed.
 
     Every forward reads all earlier entries through the row's block table and writes its own. A
     wrong, stale or too early reused block therefore changes the tokens. Rows share memory as on a
-    device: the rows of a step read what was there before the step. A failed step overwrites
+    device: all rows of a step read the entries from before the step. A failed step overwrites
     everything it should have written with random entries. If a row finds a wrong entry in a window,
     a state or a second full group, it continues with wrong entries.
 
@@ -153,7 +153,7 @@ class ContentExecutor:
             assert row.token_ids is not None, "an engine that only prefills decodes nothing"
 
     def _place_adapter(self, start: RowStart) -> None:
-        """Loads an adapter into the slot that the plan names, over the adapter that was there."""
+        """Loads an adapter into the slot that the plan names, and replaces the adapter in it."""
         adapter, place = start.request.adapter, start.adapter_slot
         if adapter is None or self._config.max_adapters is None:
             assert place is None

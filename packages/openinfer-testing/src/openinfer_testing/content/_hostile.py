@@ -21,7 +21,7 @@ class HostilePolicy:
     """
 
     def __init__(self, rng: Random) -> None:
-        """Draws everything from `rng`, shared with the caller."""
+        """Makes a policy that draws from the caller's `rng`."""
         self._rng = rng
 
     def order(self, sequences: Sequence[SequenceState], now: float, /) -> Sequence[SequenceState]:

@@ -16,7 +16,7 @@ Entries = npt.NDArray[np.uint64]
 
 
 def with_entry(entries: Entries, token_id: int, adapter_uid: bytes) -> Entries:
-    """Returns the entries followed by that of one more token, which depends on all of them."""
+    """Returns the entries and one more, which depends on the token and all earlier entries."""
     digest = hashlib.blake2b(digest_size=8, key=adapter_uid)
     digest.update(entries.tobytes())
     digest.update(int(token_id).to_bytes(4, "little"))
@@ -44,7 +44,7 @@ def adapter_uid(request: GenerateRequest) -> bytes:
 
 
 def alone(request: GenerateRequest, seed: int, max_model_len: int) -> tuple[list[int], str]:
-    """Returns the output tokens and finish reason of a request without blocks, batches or plans."""
+    """Computes a request's output tokens and finish reason without blocks, batches or plans."""
     uid = adapter_uid(request)
     entries = np.empty(0, np.uint64)
     for token_id in unpack_ids(request.prompt_token_ids):

@@ -61,7 +61,7 @@ class EngineNeeds:
 
 
 EngineFactory = Callable[[EngineNeeds], AbstractAsyncContextManager[EngineHandle]]
-"""Makes or lends an idle engine inside a running event loop."""
+"""Provides an idle engine, new or shared, inside a running event loop."""
 
 
 class Recorder:

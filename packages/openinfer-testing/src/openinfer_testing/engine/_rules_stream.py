@@ -185,7 +185,7 @@ async def leaving_a_stream_aborts(session: Session) -> None:
 async def _unread_beside_read(session: Session, seconds: float) -> None:
     """Stops one reader for `seconds`.
 
-    Other requests must finish meanwhile, and it must lose nothing.
+    Other requests must finish meanwhile, and the stopped reader must lose no token.
     """
     unread = _Unread(asyncio.get_running_loop())
     slow = request([20, 21], max_tokens=300)

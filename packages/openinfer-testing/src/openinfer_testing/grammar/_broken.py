@@ -80,7 +80,7 @@ class EndsAnywhere(BrokenBackend):
 
 
 class LeavesOldBits(BrokenBackend):
-    """Keeps the bits that were set in the rows before."""
+    """Does not clear mask rows before filling them."""
 
     class _Leaves(_Matcher):
         def fill_mask(self, rows: MaskRows, drafts: Sequence[int] = (), /) -> int:

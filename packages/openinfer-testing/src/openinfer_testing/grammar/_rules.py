@@ -160,7 +160,7 @@ def rollback_restores_earlier_states(backend: GrammarBackend) -> None:
 def draft_rows_are_the_masks_after_each_draft(backend: GrammarBackend) -> None:
     """`fill_mask` fills K + 1 rows for K drafts, up to the first forbidden one.
 
-    The matcher stays.
+    The matcher does not advance.
     """
     matcher = backend.compile(_grammar("regex", "a(b|c)d+"))
     words = num_mask_words(VOCAB_SIZE)

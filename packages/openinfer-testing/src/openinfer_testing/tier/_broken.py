@@ -161,7 +161,7 @@ class ReadsLate(BrokenTier):
 
 
 class WritesAgain(BrokenTier):
-    """Repeats the load before with every load."""
+    """Repeats the previous load with every load."""
 
     def copy_out(self, hit: _Hit, block_ids: Sequence[int]) -> None:
         before = getattr(self, "before", None)
@@ -172,7 +172,7 @@ class WritesAgain(BrokenTier):
 
 
 class LoadsEverything(BrokenTier):
-    """Writes all blocks of a hit, in a row from the first that was given."""
+    """Writes every block of a hit, even if fewer block ids were given."""
 
     def copy_out(self, hit: _Hit, block_ids: Sequence[int]) -> None:
         first = min(block_ids)
@@ -224,7 +224,7 @@ class IndexesUnfinishedSaves(BrokenTier):
     """Indexes saves that began before it was retired."""
 
     def retire(self) -> None:
-        """Drops only the blocks that are saved."""
+        """Drops saved blocks, but not unfinished saves."""
         self.blocks.clear()
 
 

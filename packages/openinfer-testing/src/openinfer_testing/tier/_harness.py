@@ -9,8 +9,7 @@ from openinfer_kv_cache import BlockIds, BlockKeys
 from openinfer_kv_cache.tiers import BlockMemory, BlockSpan, CacheTier, TierHit, TierTransfer
 
 TierFactory = Callable[[BlockMemory, int], CacheTier]
-"""Makes an empty tier over a device's blocks. The number is the upper bound of blocks it may hold.
-"""
+"""Makes an empty tier over a device's blocks. The number is the most blocks that it may hold."""
 
 PATIENCE_S = 10.0
 NUM_DEVICE_BLOCKS = 32

@@ -36,7 +36,7 @@ class GateReport:
         mean_error: Mean absolute error, in nats.
         p99_error: 99th percentile of the absolute error, in nats.
         mean_ratio: Mean error over that of transformers in the same dtype; 0.0 for float32.
-        p99_ratio: Ratio of the 99th percentiles, likewise.
+        p99_ratio: 99th percentile over that of transformers in the same dtype; 0.0 for float32.
         worst: (sequence, row, token) of the largest error.
     """
 
@@ -107,7 +107,7 @@ def run_gate(
 
 
 def next_token_only(rows: FloatArray, token_ids: Sequence[int]) -> FloatArray:
-    """Returns rows in which every logprob but the next token's is NaN, and so not judged.
+    """Returns the rows with NaN for every token but the next one, so that only that is judged.
 
     Args:
         rows: [num_rows, vocab_size]: row i is about `token_ids[i + 1]`.

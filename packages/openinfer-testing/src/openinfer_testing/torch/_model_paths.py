@@ -58,7 +58,7 @@ class ModelHarness:
         Args:
             folder: The checkpoint.
             build: Allocates the model for `device` and `block_size`; runs in inference mode.
-            device: Where the model lies.
+            device: Device of the model.
             block_size: Tokens per cache block.
             num_blocks: Blocks of the arena.
         """
@@ -67,11 +67,11 @@ class ModelHarness:
             self.model = build()
             load_weights(folder, self.model, self.model.weight_map(), num_threads=2)
             spec = self.model.cache_spec()
-            # All bits set is NaN in every dtype, so a read of an unwritten slot shows.
+            # 0xFF bytes are NaN in every dtype, so a read of an unwritten slot gives NaN.
             size = num_blocks * spec.bytes_per_block(block_size)
             arena = torch.full((size,), 0xFF, dtype=torch.uint8).to(device)
             self.cache = CacheView(arena, spec, block_size=block_size, num_blocks=num_blocks)
-        # Blocks are allocated in random order, as from a used pool.
+        # Blocks are allocated in random order, as in a cache that has been in use.
         generator = torch.Generator().manual_seed(_BLOCK_ORDER_SEED)
         self._free_blocks = torch.randperm(num_blocks, generator=generator).tolist()
 
@@ -198,7 +198,8 @@ def decoded_at_length(
 ) -> list[FloatArray]:
     """Prefills all but the last tokens in one step, then decodes all sequences together.
 
-    Prompt rows report only the token that came next, so that the gate's means are of decode steps.
+    Prompt rows report only the logprob of the next token, so that the gate's means are those of
+    decode steps.
     """
     sequences = [CachedSequence() for _ in prompts]
     heads = [ids[:-num_decoded] for ids in prompts]

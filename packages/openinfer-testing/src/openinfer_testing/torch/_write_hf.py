@@ -29,7 +29,7 @@ def write_hf(
     device: str = "cpu",
     max_shard_bytes: int | None = None,
 ) -> Path:
-    """Writes a checkpoint with random weights that are drawn wide; returns the folder.
+    """Writes a checkpoint with random weights of a large standard deviation; returns the folder.
 
     With transformers' standard deviation of 0.02 all logits are nearly equal, and a model with a
     broken attention would pass any comparison. A deviation of 0.2 to 0.3 suits tiny shapes.
@@ -38,9 +38,10 @@ def write_hf(
         config_class: Configuration class of an architecture that is a causal language model.
         overrides: Fields of config.json that differ from the class's defaults.
         init_std: Standard deviation of matrices and biases; norm scales are drawn around 1.
-        folder: Where config.json and the weights go; made if it is not there.
-        seed: Seed of the draw. Devices draw different numbers.
-        device: Where the weights are drawn and judged; large ones want a GPU.
+        folder: Folder of config.json and the weights; created if it does not exist.
+        seed: Seed of the draw. CPU and GPU draw different numbers.
+        device: Device that draws the weights and computes the logits for the check. Use a GPU for
+            large models.
         max_shard_bytes: Size of a weight file; a larger model has several and an index.
 
     Raises:
@@ -58,7 +59,7 @@ def write_hf(
 
 
 def _draw(name: str, parameter: torch.Tensor, init_std: float, seed: int) -> None:
-    # A generator for each name: another tensor in the model changes no number of this one.
+    # One generator per tensor name, so that adding a tensor to the model changes no other tensor.
     generator = torch.Generator(parameter.device)
     generator.manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device)
