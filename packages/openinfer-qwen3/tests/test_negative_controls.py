@@ -61,9 +61,10 @@ def no_qk_norm(harness):
 def a_token_sees_the_next(harness):
     for attention in _paged(harness):
 
-        def look_ahead(q, k, v, cu, lens, table, max_q, max_k):
-            longer = torch.minimum(lens + 1, torch.tensor(table.shape[1] * 16)).int()
-            return q, k, v, cu, longer, table, max_q, max_k + 1
+        def look_ahead(q, k, v, step):
+            longest = torch.tensor(step.block_table.shape[1] * 16)
+            longer = torch.minimum(step.seq_lens + 1, longest).int()
+            return q, k, v, replace(step, seq_lens=longer, max_seqlen_k=step.max_seqlen_k + 1)
 
         attention._attend = Patched(attention._attend, look_ahead)
 
@@ -71,8 +72,8 @@ def a_token_sees_the_next(harness):
 def a_token_does_not_see_itself(harness):
     for attention in _paged(harness):
 
-        def look_behind(q, k, v, cu, lens, table, max_q, max_k):
-            return q, k, v, cu, (lens - 1).clamp(min=1), table, max_q, max_k
+        def look_behind(q, k, v, step):
+            return q, k, v, replace(step, seq_lens=(step.seq_lens - 1).clamp(min=1))
 
         attention._attend = Patched(attention._attend, look_behind)
 
@@ -157,8 +158,9 @@ def test_the_gate_goes_red_over_fused_attention(way, fault, checkpoint, harness,
 def the_newest_token_is_lost_at_length(harness):
     for attention in _paged(harness):
 
-        def shorter(q, k, v, cu, lens, table, max_q, max_k):
-            return q, k, v, cu, lens - ((lens > 256) & (max_q == 1)).int(), table, max_q, max_k
+        def shorter(q, k, v, step):
+            is_long = (step.seq_lens > 256) & (step.max_seqlen_q == 1)
+            return q, k, v, replace(step, seq_lens=step.seq_lens - is_long.int())
 
         attention._attend = Patched(attention._attend, shorter)
 
@@ -166,11 +168,11 @@ def the_newest_token_is_lost_at_length(harness):
 def a_block_is_read_twice_at_length(harness):
     for attention in _paged(harness):
 
-        def repeated(q, k, v, cu, lens, table, max_q, max_k):
-            if max_q == 1:
-                table = table.clone()
+        def repeated(q, k, v, step):
+            table = step.block_table.clone()
+            if step.max_seqlen_q == 1:
                 table[:, 16:17] = table[:, 15:16]
-            return q, k, v, cu, lens, table, max_q, max_k
+            return q, k, v, replace(step, block_table=table)
 
         attention._attend = Patched(attention._attend, repeated)
 
