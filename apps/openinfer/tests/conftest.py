@@ -36,7 +36,7 @@ def tiny_llm(_tiny_llm: LLM) -> Iterator[LLM]:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Nothing runs, waits or is held, once the steps in flight have completed."""
+    """Asserts that no request runs or waits and no block is held, within 10 s."""
     deadline = time.monotonic() + 10
     while True:
         done = llm.engine.control(GetLoad()).result(10)
@@ -50,7 +50,10 @@ def assert_idle(llm: LLM) -> None:
 
 @pytest.fixture
 def counting_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
-    """Makes LLMs with tiny's text whose token after t is t + 1; idle and closed afterwards."""
+    """Makes LLMs with tiny's tokenizer over a model whose token after t is t + 1.
+
+    After the test it asserts that they are idle, and closes them.
+    """
     made: list[LLM] = []
 
     def make(*, step_s: float = 0.0, options: dict[str, Any] | None = None, **shape: Any) -> LLM:

@@ -1,4 +1,4 @@
-"""A package whose entry points name nothing harms only those who use it."""
+"""A package with broken entry points fails only the commands that use it."""
 
 import pytest
 

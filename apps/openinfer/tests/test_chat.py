@@ -22,14 +22,14 @@ CTRL_C = KeyboardInterrupt()
 
 
 class _Model:
-    """Answers with what it was told to; remembers what it was asked."""
+    """Model that streams given responses and records its requests."""
 
     name = "fake"
 
     def __init__(self, *answers, num_chars=None):
         self.answers = list(answers)
         self.num_chars = num_chars
-        """Its context, of one token a character; None: it does not say."""
+        """Length of its context, at one token per character. None: unknown."""
         self.asked = []
         self.tools = []
         self.is_closed = False
@@ -70,7 +70,7 @@ def _call(name, arguments, index=0, reason="tool_calls"):
 
 @pytest.fixture
 def talk(monkeypatch, capsys):
-    """Runs a conversation: (status, stdout, stderr). Given answers are typed, else piped in."""
+    """Runs a conversation with input lines, typed or piped in; returns (status, stdout, stderr)."""
 
     def run(model, *lines, is_typed=False, is_seen=True, **options):
         given = iter(lines)
@@ -87,7 +87,7 @@ def talk(monkeypatch, capsys):
         monkeypatch.setattr(sys.stdin, "isatty", lambda: is_typed, raising=False)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: is_typed and is_seen, raising=False)
         monkeypatch.setenv("NO_COLOR", "1")
-        # It is no terminal; test_screen.py has one.
+        # Standard input is no real terminal here; test_screen.py uses one.
         monkeypatch.setattr(screen_module, "_drop_type_ahead", lambda: None)
         monkeypatch.setattr(chat_module, "open_model", lambda *_: model)
         defaults = {"positional": None, "url": None, "system": None, "tools": ""}
@@ -290,7 +290,8 @@ def test_always_asks_once(talk):
 @pytest.mark.parametrize("command", [None, "/tools python,shell", "/clear"])
 def test_always_is_for_one_tool_until_the_tools_or_the_talk_change(talk, command):
     shell = _call("shell", {"command": "echo hi"})
-    # Without a command the other tool is asked for, with one the same again.
+    # Without a command, the second question is about the other tool; after a command, about the
+    # same one.
     model = _Model(CODE, ["Done."], CODE if command else shell, ["Done."])
     lines = ["x", "always", *([command] if command else []), "y", "n"]
     _, out, err = talk(model, *lines, is_typed=True, tools="python,shell")

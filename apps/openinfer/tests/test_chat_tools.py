@@ -110,7 +110,7 @@ def test_what_takes_too_long_is_killed(command, monkeypatch, tmp_path):
 def test_a_session_of_its_own_goes_on_and_the_result_claims_no_more(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chat_tools, "TIMEOUT_S", 0.5)
-    # It holds the output open, so that the call is waited for.
+    # The command keeps the output open, so the call waits for it.
     result = _shell("setsid sh -c 'sleep 1; touch it'")
     assert result == "[stopped after 0.5 s: its process group was killed]"
     deadline = time.monotonic() + 10

@@ -49,7 +49,7 @@ def test_every_switch_goes_on_and_off(flag, name, value):
     assert _parse(name) == ({flag.dest: value}, [])
 
 
-# Spellings are public: a new flag adds its own here, and none goes.
+# Spellings are public: add those of a new flag, and never remove one.
 SPELLINGS = """
 --admin-api-key --admission --allowed-origins --api-key --api-server-count --block-size
 --body-timeout-s --chat-template --chunked-prefill-size --context-length --device

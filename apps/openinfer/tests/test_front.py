@@ -45,7 +45,7 @@ def counters():
 
 
 async def _newer_engine(path):
-    """Greets in a version of the contract that is not ours."""
+    """Engine that greets with a newer version of the contract."""
 
     async def greet(reader, writer):
         writer.write(encode_frame(Hello(contract_version=_NEWER, peer="newer")))
@@ -138,7 +138,7 @@ def test_a_front_process_that_counts_otherwise_ends_with_a_sentence(spec, sock, 
 
 @pytest.fixture
 def processes(monkeypatch, sock, counters):
-    """Further front processes that run some code in place of theirs."""
+    """Makes front processes that run the given code instead of a front end."""
 
     def make(spec, code, *, count=1, **patience):
         for name, value in patience.items():
@@ -270,7 +270,7 @@ def test_the_hurry_is_told_again_to_those_whose_drain_began_late(processes, spec
         await fronts.start()
         await _until((tmp_path / "ready").exists)
         fronts.hurry()
-        await fronts.stop()  # kills it after 5 s
+        await fronts.stop()  # kills the process after 5 s
 
     asyncio.run(main())
     assert float((tmp_path / "gap").read_text()) > 0.9 * SAME_SIGNAL_S

@@ -1,4 +1,4 @@
-"""LLM's chats over a model that says what a test wrote: messages, calls, reasoning."""
+"""`LLM.chat` over a scripted model: messages, calls, reasoning."""
 
 import argparse
 

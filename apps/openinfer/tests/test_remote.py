@@ -1,4 +1,4 @@
-"""The terminal's client against a server that says exactly what a test wants."""
+"""The terminal's client against a server with scripted responses."""
 
 import json
 import socket

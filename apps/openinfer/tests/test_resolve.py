@@ -17,7 +17,7 @@ from openinfer_tiny import CHECKPOINT
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub: `cached` and `online` are folders, or errors; `calls` what was asked."""
+    """Fake hub. `cached` and `online` are folders or errors; `calls` are the lookups."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
     missing = LocalEntryNotFoundError("not here")
     hub = SimpleNamespace(cached=missing, online=missing, calls=[])

@@ -82,13 +82,13 @@ def test_a_pipe_gets_an_answer_as_it_is(screen, capsys, monkeypatch):
     shown.content("\x1b[1m\u202eü\ud83d\n")
     assert capsys.readouterr().out == "\x1b[1m\u202eü\\ud83d\n"
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    # The user may see the other end of the pipe, so calls are asked about.
+    # The user may see the other end of the pipe, so control characters are escaped.
     screen(is_terminal=True).content("\x1b[1m\n")
     assert capsys.readouterr().out == "\\x1b[1m\n"
 
 
 def test_what_was_typed_ahead_answers_no_question():
-    """On a real terminal: the second line is there before the question is."""
+    """On a real terminal, the second line is typed before the question is shown."""
     program = (
         "from openinfer.terminal._screen import Screen; s = Screen(); assert s.can_ask;"
         "print('line=' + s.read_line()); print('answer=' + s.ask('run it? ') + ';')"

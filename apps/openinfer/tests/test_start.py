@@ -1,4 +1,4 @@
-"""The first moments of a command: what it imports before what, and Ctrl-C at any of them."""
+"""The start of a command: the order of its imports, and Ctrl-C during them."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-# Ctrl-C in the moment in which a module begins to be imported.
+# Sends Ctrl-C when the import of a module begins.
 _INTERRUPTED = """
 import os, signal, sys
 
@@ -34,7 +34,7 @@ _SERVE = ("serve", "--port", "0", "--device", "cpu")
         ("openinfer.commands._cli", _SERVE),
         ("numpy", ("complete", "x")),
         ("openinfer.serve._serve", _SERVE),
-        # The engine's process is running by now.
+        # The engine process is running at this point.
         ("openinfer_frontend", _SERVE),
         ("uvicorn", _SERVE),
         ("openinfer.terminal._chat", ("chat",)),
@@ -111,7 +111,7 @@ def test_at_the_end_the_rest_of_a_servers_signal_is_nothing(number, is_served, s
         f"if {is_served}: signal.signal(number, lambda *_: None)\n"
         "end_quietly()\n"
         "import atexit; atexit.register(lambda: signal.raise_signal(number))\n"
-        # Here the interpreter has given every handler of Python's back.
+        # At this point Python has removed its signal handlers.
         "class Last:\n"
         "    def __del__(self, kill=__import__('os').kill, me=__import__('os').getpid()):\n"
         "        kill(me, number)\n"

@@ -32,8 +32,8 @@ __all__ = [
     "GenerationFailed",
 ]
 
-# Imported at first use: the command handles Ctrl-C before it imports anything, and `serve` starts
-# the engine process before it imports the rest.
+# These names are imported at first use. So the command handles Ctrl-C before it imports anything,
+# and `serve` starts the engine process before it imports the rest.
 _HOMES = {
     "LLM": "llm._llm",
     "SamplingParams": "llm._sampling_params",

@@ -14,7 +14,7 @@ def main() -> int:
         return run()
     finally:
         end_quietly()
-        # Python's own shutdown must not be interrupted either.
+        # During Python's own shutdown, too, Ctrl-C ends the process at once.
         leave_on_interrupt()
         forget_interrupts()
 

@@ -1,4 +1,4 @@
-"""Engines that serve instead of a model line: `--engine NAME`, group `openinfer.engines`."""
+"""Engines that replace a model line: `--engine NAME`, entry points `openinfer.engines`."""
 
 from typing import Protocol, cast
 
@@ -32,11 +32,11 @@ ENGINES: PluginGroup[ServedEngine] = PluginGroup(
 
 
 def load_engine(name: str) -> ServedEngine:
-    """Returns the installed engine of that name.
+    """Loads the installed engine of that name.
 
     Raises:
-        UsageError: it is not installed; names the installed ones.
-        PluginError: it does not load.
+        UsageError: the engine is not installed. The message lists the installed ones.
+        PluginError: the engine's entry point does not load.
     """
     try:
         return ENGINES.load(name)

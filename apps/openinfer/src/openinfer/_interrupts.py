@@ -14,7 +14,7 @@ STATUS = 130
 
 
 def leave_on_interrupt() -> None:
-    """Makes Ctrl-C end the process at once, unless another handler is set or it is ignored."""
+    """Makes Ctrl-C end the process at once, unless SIGINT is ignored or has another handler."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
@@ -28,8 +28,8 @@ def raise_interrupts() -> None:
 def end_quietly() -> None:
     """Ignores further SIGINT and SIGTERM if the process handles them, as a server does.
 
-    Call it after everything is closed. A signal that arrives twice would otherwise change the exit
-    status, because Python removes its handlers before it ends.
+    Call it after everything is closed. Python removes its handlers before it ends, so a repeated
+    signal would otherwise change the exit status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)

@@ -1,1 +1,1 @@
-"""The `openinfer` command and the commands that run and end: `doctor`, `warmup`."""
+"""The `openinfer` command line, and the commands that start no server: `doctor`, `warmup`."""

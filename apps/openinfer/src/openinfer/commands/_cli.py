@@ -19,8 +19,9 @@ _OUR_COMMANDS = frozenset({"serve", "chat", "complete", "doctor", "warmup"})
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status.
 
-    0: success. 1: failure, with one sentence on standard error. 2: wrong arguments, or none; it
-    prints the usage. As in shells, 130: Ctrl-C, and 141: the reader of the output has gone.
+    The status is 0 for success, and 1 for a failure, with one sentence on standard error. It is 2
+    for wrong or missing arguments, after printing the usage. As in shells, it is 130 after Ctrl-C,
+    and 141 if the reader of the output has closed the pipe.
     """
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if extra and not getattr(namespace, "takes_extra", False):
             parser.error(str(unknown_own_flag(extra[0], _flags_of(parser, namespace.command))))
         if not is_ours:
-            raise_interrupts()  # our commands do so once they have something to close
+            raise_interrupts()  # our own commands call it once they have something to close
         return int(namespace.run(namespace, extra))
     except OpenInferError as error:
         print(f"openinfer: {error}", file=sys.stderr)
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return STATUS
     except BrokenPipeError:
-        # Python flushes standard output once more at its end, which would fail again.
+        # Python flushes standard output at exit, which would raise BrokenPipeError again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -51,8 +52,8 @@ def _parse(
 ) -> tuple[argparse.Namespace, list[str]]:
     """Parses the flags of `FLAGS`; returns other arguments for the model line.
 
-    The positional argument comes first, or it is the only other argument. Anywhere else it could
-    be the value of a flag that only the model line knows.
+    The positional argument comes first, or it is the only argument that `FLAGS` does not take.
+    Anywhere else it could be the value of a flag that only the model line knows.
     """
     is_ours = bool(arguments) and arguments[0] in _OUR_COMMANDS
     has_positional = is_ours and len(arguments) > 1 and not arguments[1].startswith("-")
@@ -75,7 +76,7 @@ def _parser(*, with_others: bool = True, wanted: str | None = None) -> argparse.
     """Returns the parser of all commands; it imports the commands of other packages.
 
     Raises:
-        PluginError: the wanted command belongs to another package and does not load.
+        PluginError: the command on the command line belongs to another package and does not load.
     """
     parser = argparse.ArgumentParser(
         prog="openinfer", description="An LLM inference engine made of packages."

@@ -11,7 +11,7 @@ AddCommand = Callable[[Any], None]
 
 
 def _tried(loaded: AddCommand) -> AddCommand:
-    """Tries the function on a scratch parser: a broken one must not leave half a command."""
+    """Calls the function on a scratch parser first: if it raises, the real parser is unchanged."""
     loaded(argparse.ArgumentParser().add_subparsers())
     return loaded
 
@@ -20,7 +20,7 @@ COMMANDS: PluginGroup[AddCommand] = PluginGroup("openinfer.commands", "command",
 
 
 def add_commands(commands: Any, wanted: str | None) -> None:
-    """Adds installed commands to the application's.
+    """Adds the commands of installed packages to the application's parser.
 
     Args:
         commands: the result of `argparse.ArgumentParser.add_subparsers`.

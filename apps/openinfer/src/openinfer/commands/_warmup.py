@@ -13,7 +13,7 @@ from openinfer_engine import launch_line
 def warmup(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Starts a model as a server would, prepares all its steps, and ends.
 
-    It logs what is compiled, and prints the folder of the kernels and the time that it took.
+    It logs the compilation, and prints the folder of the kernels and the time that it took.
 
     Raises:
         OpenInferError: the model does not start.

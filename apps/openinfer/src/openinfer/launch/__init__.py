@@ -1,1 +1,1 @@
-"""From the name of a model to a launch spec."""
+"""Turns the name of a model and options into a launch spec."""

@@ -11,10 +11,10 @@ _logger = logging.getLogger("openinfer")
 def keep_honoured_defaults(text: TextModel, info: EngineInfo) -> GenerationDefaults:
     """Removes the sampling defaults that the engine would refuse, and logs a warning.
 
-    A client that does not ask for such a control must not be refused because of it.
+    Otherwise every request would be refused because of a default that its client did not set.
 
     Returns:
-        The remaining defaults, which are now the text model's.
+        The remaining defaults. The text model uses them from now on.
     """
     text.generation, dropped = text.generation.honoured_by(info)
     if dropped:

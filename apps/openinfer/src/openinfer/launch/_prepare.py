@@ -1,4 +1,4 @@
-"""From a model and options to a launch spec: resolves the model, finds its line, checks options."""
+"""Preparation of a launch: resolves the model, finds its model line, checks the options."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,14 @@ def prepare(
 
     Args:
         model: folder, installed name or hub id; None for the built-in model.
-        values: values of flags by `Flag.dest`; those of other scopes are ignored.
-        line_values: further options by name: the model line's.
-        line_where: beginning of messages about them: the file; empty for keyword arguments.
-        line_arguments: further command-line arguments: the model line's.
+        values: values of flags by `Flag.dest`. Flags of other scopes are ignored.
+        line_values: options of the model line by name.
+        line_where: beginning of messages about `line_values`: their file, or empty for keyword
+            arguments.
+        line_arguments: command-line arguments with options of the model line.
 
     Raises:
-        OpenInferError: a sentence that says what to do.
+        OpenInferError: the model or an option cannot be used. The message says what to do.
     """
     resolved = resolve_model(
         model, revision=values.get("revision"), download_dir=values.get("download_dir")
@@ -60,7 +61,7 @@ def prepare(
     own = check_line_options(line_values or {}, line.options, line.name, line_where)
     own |= parse_line_options(line_arguments, line.options, line.name)
     engine = engine_options(values)
-    check_options(engine)  # before a process is started for them
+    check_options(engine)  # before starting a process that would fail
     spec = LaunchSpec(
         model_path=str(resolved.path),
         model_line=line.name,

@@ -1,4 +1,4 @@
-"""From the name of a model to a folder on this machine."""
+"""Finds the folder of a model on this machine, or downloads it."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def resolve_model(
     Raises:
         ModelNotFound: the message lists what was tried.
         PluginError: the installed checkpoint of that name does not load.
-        UsageError: an option of the hub is given, and the model is not on the hub.
+        UsageError: an option of the hub is given, and the model does not come from the hub.
     """
     name = DEFAULT_MODEL if name is None else os.fspath(name)
     if not name:
@@ -60,7 +60,7 @@ def resolve_model(
 
 def _local_model(name: str) -> ResolvedModel | None:
     """Returns a folder or an installed checkpoint; None if the name can only be a hub id."""
-    # os.path returns False where pathlib raises: no such user, no access, a name too long.
+    # os.path returns False where pathlib would raise: unknown user, no access, name too long.
     folder = os.path.expanduser(name)
     if os.path.isdir(folder):
         if not os.path.isfile(os.path.join(folder, "config.json")):

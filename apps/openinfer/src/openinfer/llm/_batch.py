@@ -1,4 +1,4 @@
-"""The samples of a batch while an engine works on them."""
+"""Samples of a batch, and the loop that submits them to an engine and reads their events."""
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Completion:
     """The prompt's place in the batch."""
     sample: int = 0
     text: str = ""
-    """All text of the model, calls and reasoning included."""
+    """Whole output text, with tool calls and reasoning."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     """Logprobs of `token_ids`, if they were asked for."""
@@ -50,12 +50,13 @@ class Completion:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     message: dict[str, Any] | None = None
-    """The response to a chat as a message of the conversation: `content`, `reasoning`,
-    `tool_calls`."""
+    """The response as an assistant message: `content`, `reasoning`, `tool_calls`. Set in chats
+    only.
+    """
 
 
 class Sample:
-    """A completion in the making."""
+    """A completion that is being generated."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class Sample:
         """Begins a sample.
 
         Args:
-            completion: is filled in.
+            completion: the completion to fill in.
             request: the request that the engine works on.
             output: turns the request's tokens into text and pieces.
-            is_chat: whether the completion gets a message.
+            is_chat: whether to set the completion's `message`.
         """
         self.completion = completion
         self.request = request
@@ -164,8 +165,8 @@ class Batch:
         """Prepares a batch.
 
         Args:
-            engine: works on the samples.
-            samples: in the order of submission.
+            engine: the engine that runs the samples.
+            samples: the samples, in the order of submission.
             advance: called once for each finished sample.
         """
         self._engine = engine
@@ -187,7 +188,7 @@ class Batch:
                 self._take(*self._events.get())
                 self._fill()
         finally:
-            # It includes a sample whose submission was interrupted.
+            # This includes a sample whose submission was interrupted.
             left = [s for s in self._samples[: self._num_submitted] if not s.has_ended]
             self._engine.abort(sample.request.request_id for sample in left)
             while self._live:

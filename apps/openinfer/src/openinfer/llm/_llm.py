@@ -50,10 +50,10 @@ class LLM:
         model: folder, installed checkpoint name or hub id; None for the built-in model.
         options: flags of `openinfer serve` about the model, the engine and the text, in any
             spelling, with underscores: `max_model_len="32k"`, `kv_cache_memory_bytes="4G"`, `tp=1`.
-            None is as if left out. An unknown option is an error.
+            An option that is None has its default. An unknown option is an error.
 
     Raises:
-        OpenInferError: a sentence that says what to do.
+        OpenInferError: the model or an option cannot be used. The message says what to do.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -135,11 +135,11 @@ class LLM:
 
         Args:
             conversations: one or several.
-            params: as `generate`; None has no limit on output tokens except the context.
+            params: as in `generate`. If None, only the context limits the output tokens.
             tools: OpenAI's tool definitions. The model may call them; nothing runs them here.
             template_options: further arguments of `TextModel.encode_chat`, such as
                 `chat_template_kwargs`.
-            has_progress_bar: as `generate`.
+            has_progress_bar: as in `generate`.
 
         Raises:
             RequestRejected: a conversation or parameter cannot be honoured; nothing ran.
@@ -307,7 +307,7 @@ def _convert_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
 
 @contextmanager
 def _naming(part: str) -> Iterator[None]:
-    """Begins the message of a refusal with the part of the batch that it is about."""
+    """Prefixes the message of a refusal with the prompt or conversation that it is about."""
     try:
         yield
     except RequestRejected as error:
@@ -318,7 +318,7 @@ def _naming(part: str) -> Iterator[None]:
 
 @contextmanager
 def _fields_named() -> Iterator[None]:
-    """Turns refusals of `openinfer_text` into `RequestRejected`."""
+    """Converts rejections by `openinfer_text` to `RequestRejected`."""
     try:
         yield
     except FieldRejected as error:

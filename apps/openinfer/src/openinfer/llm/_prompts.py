@@ -80,7 +80,7 @@ def params_of(
 
 
 def _is_row(given: Any) -> bool:
-    """Returns whether it is like a list. Numpy arrays are; texts, bytes and mappings are not."""
+    """Returns whether it is list-like: numpy arrays are; texts, bytes and mappings are not."""
     if isinstance(given, str | bytes | bytearray | Mapping):
         return False
     return hasattr(given, "__len__") and hasattr(given, "__getitem__")

@@ -63,7 +63,7 @@ _TYPES: Mapping[str, _Type] = {
     **dict.fromkeys(("cache_salt", "tenant", "session_id"), _TEXT),
     "structured_outputs": ("a mapping", lambda value: isinstance(value, Mapping)),
 }
-"""By field: a description of its values, and whether a value other than None is one of them."""
+"""For each field, a description of the valid values, and a check for values other than None."""
 
 _AT_LEAST = {
     "n": 1,
@@ -77,7 +77,7 @@ _AT_LEAST = {
 
 
 def to_request_rejected(rejected: Rejected) -> RequestRejected:
-    """Returns the error for a refusal, with the names of `SamplingParams`."""
+    """Converts a rejection; its field gets the name that it has in `SamplingParams`."""
     field, message = client_field(rejected.field), rejected.message
     if rejected.field and message.startswith(rejected.field):
         message = field + message[len(rejected.field) :]
@@ -150,10 +150,10 @@ class SamplingParams(SamplingFields):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The constraint on the output in the contract's terms.
+        """The constraint on the output as a struct of the contract.
 
         Raises:
-            StructureError: naming the field of `structured_outputs` that cannot be read.
+            StructureError: a field of `structured_outputs` cannot be read. The error names it.
         """
         asked = self.structured_outputs
         return None if asked is None else grammar_of_structure(asked)

@@ -1,6 +1,6 @@
 """All flags of OpenInfer, in vLLM's spelling with SGLang's beside it.
 
-They are made from the options structs. A flag that is not here belongs to a model line or an engine
+The flags are made from the options structs. Any other flag belongs to a model line or an engine
 (`_line_options`).
 """
 
@@ -34,11 +34,11 @@ TERMINAL_FLAGS = (
 def add_flags(
     parser: argparse.ArgumentParser, scopes: Iterable[Scope], *, only: Collection[str] = ()
 ) -> None:
-    """Adds the flags of these scopes; only those that the user sets reach the namespace.
+    """Adds the flags of these scopes. A flag that the user does not set is not in the namespace.
 
     Args:
-        parser: gets them.
-        scopes: of the flags.
+        parser: the parser to which the flags are added.
+        scopes: scopes of the flags to add.
         only: destinations of the flags to add; empty for all.
     """
     wanted = set(scopes)

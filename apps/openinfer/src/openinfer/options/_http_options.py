@@ -23,7 +23,7 @@ ADMIN_API_KEY = "OPENINFER_ADMIN_API_KEY"
 
 
 class HttpOptions(Struct, frozen=True, kw_only=True):
-    """An operator's choices about HTTP; most fields are those of `FrontendConfig`."""
+    """HTTP options that the operator sets. Most fields are those of `FrontendConfig`."""
 
     served_model_names: Annotated[
         tuple[str, ...],
@@ -105,10 +105,10 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     def from_values(
         cls, values: Mapping[str, Any], environment: Mapping[str, str] = os.environ
     ) -> "HttpOptions":
-        """Returns the options with these values, by `Flag.dest`, and keys of the environment.
+        """Returns the options with these values, by `Flag.dest`, and API keys from the environment.
 
         Raises:
-            UsageError: naming the flag whose value is out of range.
+            UsageError: a value is out of range. The message names the flag.
             TlsError: a certificate cannot be used.
         """
         from openinfer_frontend import FrontendConfig

@@ -1,7 +1,7 @@
 """Options of model lines, and the errors for unknown flags.
 
-An option is consumed or refused. An option that is neither in `FLAGS` nor an option of the model
-line is an error that names it and the closest known one.
+No option is ignored. If an option is neither in `FLAGS` nor one of the model line's, the error
+names it and the closest known option.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from openinfer_engine import Flag, add_flags, flags_of
 def line_flags(options: type[msgspec.Struct], line_name: str) -> tuple[Flag, ...]:
     """Returns the flags of a model line or an engine, one for each field of its options.
 
-    A field that is annotated with `openinfer_engine.Option` says its own spellings. Any other
-    field `x_y` is the flag `--x-y`, with `--no-x-y` beside it for a bool.
+    A field that is annotated with `openinfer_engine.Option` has the spellings that the annotation
+    lists. Any other field `x_y` is the flag `--x-y`, with `--no-x-y` beside it for a bool.
     """
     own = {flag.dest: flag for flag in flags_of(options, line_name)}
     flags = []
@@ -45,7 +45,7 @@ def parse_line_options(
     """Parses the arguments that `FLAGS` does not know as options of the model's line.
 
     Raises:
-        UsageError: for a flag that the line does not know either, with the closest one.
+        UsageError: the model line has no such flag. The message names the closest one.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     add_flags(parser, line_flags(options, line_name))
@@ -64,13 +64,14 @@ def check_line_options(
     """Converts the values of a line's options: keyword arguments, keys of a config file.
 
     Args:
-        values: by any spelling, with underscores or dashes; None is as if left out.
-        options: of the line.
+        values: values by any spelling, with underscores or dashes. None leaves an option at its
+            default.
+        options: the options struct of the model line.
         line_name: for messages.
-        where: beginning of messages: the file of the keys. Empty for keyword arguments.
+        where: beginning of messages: the configuration file, or empty for keyword arguments.
 
     Raises:
-        UsageError: naming the option that is unknown, is given twice or does not convert.
+        UsageError: an option is unknown, given twice or does not convert. The message names it.
     """
     flags = {
         _plain(name.lstrip("-")): (flag, name in flag.off)
@@ -113,7 +114,7 @@ def _convert(
         value = values[field.name]
         try:
             if field.name in flags and isinstance(value, str):
-                value = flags[field.name].convert(value)  # it understands 32k
+                value = flags[field.name].convert(value)  # converts "32k"
             converted[field.name] = msgspec.convert(value, field.type, strict=False)
         except (msgspec.ValidationError, ValueError) as error:
             choices = ", ".join(_choices(field.type))
@@ -193,9 +194,9 @@ def _unknown(
         flag: as it was given.
         own: the model line's flags.
         where: the place where known flags have no effect.
-        reason: the sentence about a flag that is unknown everywhere.
-        advice: its end if no known flag is close.
-        near: flags that may be meant; None: all known flags.
+        reason: the end of the message "FLAG ..." if no command knows the flag.
+        advice: the hint to add if no known flag is close.
+        near: flags to suggest. None: all known flags.
     """
     if not flag.startswith("-"):
         return UsageError(f"unexpected argument {flag!r}; repeat a flag for more values")

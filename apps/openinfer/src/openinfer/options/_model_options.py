@@ -8,7 +8,7 @@ from openinfer_engine import Option, flags_of
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):
-    """The model and how it is found."""
+    """The model, and the places where it is looked up."""
 
     model: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Keys of a configuration file and keyword arguments as values of flags."""
+"""Converter of configuration keys and keyword arguments to values of flags."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +21,8 @@ def named_options(
     """Splits options into values of `FLAGS` and options that only a model line can know.
 
     Args:
-        given: names and values; None is as if left out.
-        where: beginning of messages.
+        given: names and values. None leaves an option at its default.
+        where: beginning of messages, such as the name of the file.
 
     Returns:
         Values by `Flag.dest`, and the other options by name.

@@ -1,4 +1,4 @@
-"""Options structs from parsed values: of the command line, a configuration file or `LLM`."""
+"""Options structs, made from the values of a command line, a configuration file or `LLM`."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
     Raises:
         UsageError: naming the option that does not convert or is out of range.
-        PublisherError: KV events are asked for, and the library that publishes them is missing.
+        PublisherError: KV events are enabled, and the library that publishes them is not installed.
     """
     options = to_struct(EngineOptions, values)
     if options.kv_events_config is not None:
@@ -42,7 +42,7 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Returns a message that begins with both names of the option at fault."""
+    """Returns a message that begins with the field and the flag of the invalid option."""
     reason, _, place = str(error).partition(" - at `$.")
     if not place:  # raised by the struct itself: the message begins with the name of a field
         name, _, rest = reason.partition(" ")

@@ -66,4 +66,4 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(_ALWAYS_ON, "is always on here"),
     **{name: f"takes only {value} here" for name, value in _ONLY_VALUES.items()},
 }
-"""The explanation for each flag; it follows the flag's name in the error."""
+"""Explanation of each flag. In the error it follows the flag's name."""

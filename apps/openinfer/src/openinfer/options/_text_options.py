@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class TextOptions(Struct, frozen=True, kw_only=True):
-    """An operator's choices about templates, parsers and the tokenizer."""
+    """Options of templates, parsers and the tokenizer that the operator sets."""
 
     chat_template: Annotated[
         str | None, Option("file with a Jinja template, instead of the checkpoint's")
     ] = None
-    """The flag names a file; `from_values` replaces the name by the Jinja source."""
+    """Jinja source of the template. The flag names a file, which `from_values` reads."""
     tool_call_parser: Annotated[
         str, Option("parser of tool calls in the output: auto (by the template), none, hermes, ...")
     ] = "auto"
@@ -85,9 +85,9 @@ def read_template(path: str | None) -> str | None:
 
 
 def _verdict_folder() -> Path | None:
-    """Returns the folder of the tests' results on tokenizers; None without a home folder."""
+    """Returns the folder that caches the results of tokenizer tests; None without a home folder."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # the specification ignores relative paths
+    if not root.is_absolute():  # the XDG specification says to ignore relative paths
         try:
             root = Path.home() / ".cache"
         except RuntimeError:

@@ -1,1 +1,1 @@
-"""`openinfer serve`: the engine process, the front processes and what watches them."""
+"""`openinfer serve`: starts and supervises the engine process and the front processes."""

@@ -15,7 +15,7 @@ _M_ARENA_MAX = -8  # malloc.h
 def keep_one_arena() -> None:
     """Makes all threads share one heap, if the C library is glibc.
 
-    Call it before threads start. MALLOC_ARENA_MAX in the environment is preferred.
+    Call it before threads start. MALLOC_ARENA_MAX in the environment takes precedence.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:

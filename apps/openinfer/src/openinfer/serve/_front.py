@@ -54,7 +54,7 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     http: HttpOptions = HttpOptions()
     poll_s: float = 0.0
-    """As `FrontendConfig.poll_s`."""
+    """See `FrontendConfig.poll_s`."""
     defaults: GenerationDefaults | None = None
     """Sampling defaults in place of the checkpoint's own."""
 
@@ -165,13 +165,13 @@ class _ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """File descriptor of the shared memory of the metrics' counters."""
     num_fronts: int
     number: int = 0
-    """Number of its page of counters, which a replacement takes over."""
+    """Index of the process's page of metrics counters. A replacement uses the same page."""
 
 
 class FrontProcesses:
-    """Further front processes on the same listening socket; a dead one is replaced.
+    """Further front processes on the same listening socket. A process that dies is replaced.
 
-    It belongs to one event loop. A process that ends soon after its start several times in a row is
+    Use it in one event loop. If a process ends soon after its start several times in a row, it is
     not replaced again; the others continue to serve.
     """
 
@@ -186,9 +186,9 @@ class FrontProcesses:
         """Prepares the processes; `start` starts them.
 
         Args:
-            spec: their settings.
-            sock: bound; every process inherits it, and the caller closes it.
-            address: of the engine.
+            spec: settings of the processes.
+            sock: bound socket. Every process inherits it; the caller closes it.
+            address: address of the engine.
             count: number of processes.
             counters: pages of all front processes; the caller's process has the first.
         """
@@ -215,17 +215,18 @@ class FrontProcesses:
         ]
 
     def drain(self) -> None:
-        """Makes the processes finish their running requests and end; none is replaced."""
+        """Makes the processes finish their running requests and end. They are not replaced."""
         self._draining.set()
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
 
     def hurry(self) -> None:
-        """Makes the processes end their drain at once, as a second signal does."""
+        """Makes draining processes end at once, by a second SIGTERM."""
         self._stop_s = _AFTER_DRAIN_S
         self._signal(signal.SIGTERM)
-        # A process whose drain began later may take that signal for the first one.
+        # A process that began to drain less than SAME_SIGNAL_S ago takes this signal for the first
+        # one, so it is sent again.
         asyncio.get_running_loop().call_later(SAME_SIGNAL_S, self._signal, signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -283,7 +284,8 @@ class FrontProcesses:
 
     async def _restart(self, number: int, status: int) -> asyncio.subprocess.Process | None:
         """Returns a replacement for a process that has ended, or None once the server drains."""
-        # A signal to all processes reaches some of them before it makes the first one drain.
+        # A signal to all processes may end this one before the server begins to drain. So wait
+        # first.
         while not await self._drains_within(_RESTART_S):
             _logger.error("a front process ended with status %d; starting another", status)
             try:
@@ -312,7 +314,8 @@ async def _run_child(line: bytes) -> None:
     loop = asyncio.get_running_loop()
 
     def on_end_of_input() -> None:
-        # A closed stdin stays readable: the reader would spin during the drain.
+        # A closed stdin is always readable: without this the event loop would spin during the
+        # drain.
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
 

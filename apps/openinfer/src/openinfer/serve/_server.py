@@ -47,12 +47,13 @@ def run(
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        supervisor: its engine process may be starting; it is shut down here.
+        supervisor: supervisor of the engine process, which may still be starting. It is shut down
+            here.
         addresses: further addresses of the engine; the last one is for front processes.
         prepared: the model.
         server: the options of the server.
         values: values of flags by `Flag.dest`, for the text and HTTP options.
-        begun: `time.monotonic()` at the start of the command.
+        begun: `time.monotonic()` at the start of the command; the time to ready is logged.
 
     Raises:
         EngineDead: the engine has died, and every attempt to restart it has failed.
@@ -106,7 +107,7 @@ async def _run(
 
 
 async def _end_with_engine(supervisor: EngineSupervisor) -> None:
-    """Ends the server, as SIGTERM does, once the engine cannot be restarted any more."""
+    """Ends the server, as SIGTERM does, once restarting the engine has failed for good."""
     await supervisor.wait_dead()
     signal.raise_signal(signal.SIGTERM)
 
@@ -125,7 +126,7 @@ def _front_spec(prepared: Prepared, server: ServerOptions, values: Mapping[str, 
 
 
 def _poll_s(info: EngineInfo, num_fronts: int) -> float:
-    """Returns for how many seconds front processes poll: 0 if they would need half of the cores."""
+    """Returns the polling time of front processes; 0 if polling would take half of the cores."""
     has_room = info.has_device and physical_cores() >= 2 * (1 + num_fronts)
     return _POLLED_S if has_room else 0.0
 
@@ -171,10 +172,10 @@ def _announce(info: EngineInfo, front: FrontSpec, address: Sequence[Any], begun:
 
 
 def _cache_room(groups: Sequence[CacheGroupInfo]) -> tuple[int, int]:
-    """Returns the upper bound of tokens in the cache, and its size in bytes.
+    """Returns the maximum number of tokens in the cache, and the cache's size in bytes.
 
-    Groups share the memory, and each counts its blocks as if it were alone. Other memory of
-    sequences, such as states, is not subtracted.
+    Groups share the memory. Each group's block count assumes that the group has all of it. Other
+    memory of sequences, such as states, is not subtracted.
     """
     size = max(group.num_blocks * group.bytes_per_block for group in groups)
     per_token = [g.bytes_per_block / g.tokens_per_block for g in groups if g.kind == "full"]

@@ -70,7 +70,8 @@ def _greet(screen: Screen, name: str, tools: Sequence[Tool], *, runs_unasked: bo
 
 
 def _is_command(line: str) -> bool:
-    # A path is not a command, nor is a text of several lines.
+    # A command is one line whose first word has a single slash. A path or a longer text is a
+    # message.
     words = line.split(maxsplit=1)
     return (
         bool(words) and "\n" not in line and words[0].startswith("/") and words[0].count("/") == 1
@@ -108,9 +109,9 @@ def _run_command(line: str, conversation: "Conversation", screen: Screen) -> boo
 class Conversation:
     """A conversation with one model.
 
-    After every turn, even an interrupted one, the messages can be continued: each call has a
-    result, and each question has a response, if only a part of one. A turn ends with results of
-    calls only if the user refused or interrupted them.
+    After every turn, even an interrupted one, the conversation can be continued: each call has a
+    result, and each user message has a response, complete or partial. A turn ends with results of
+    calls only if the user refused or interrupted the calls.
 
     Attributes:
         messages: all messages except the system message.
@@ -124,8 +125,8 @@ class Conversation:
         """Begins a conversation.
 
         Args:
-            model: not owned.
-            screen: shows the conversation and asks the user.
+            model: the model. The caller closes it.
+            screen: terminal that shows the conversation and asks the user.
             options: sampling fields of every request.
             runs_unasked: whether calls run without asking the user.
         """
@@ -137,7 +138,7 @@ class Conversation:
         self._options = options
         self._runs_unasked = runs_unasked
         self._allowed: set[str] = set()
-        """Names of the tools whose calls the user has allowed for good."""
+        """Names of the tools for which the user replied "always"."""
         self._turn: AssistantTurn | None = None
         self._open_calls: list[ToolCall] = []
         self._is_running = False
@@ -223,8 +224,8 @@ class Conversation:
     def _keep(self, turn: AssistantTurn, *, with_calls: bool) -> None:
         message = turn.message()
         message["content"] = turn.content
-        # The message has the reasoning under a second name. Calls without results would confuse
-        # the model.
+        # `message()` has the reasoning under two names; one is enough. Calls without results would
+        # confuse the model.
         message.pop("reasoning", None)
         if not with_calls:
             message.pop("tool_calls", None)
@@ -232,7 +233,7 @@ class Conversation:
         self._turn = None
 
     def _run_calls(self) -> bool:
-        """Runs the open calls; returns whether the model shall continue."""
+        """Runs the open calls; returns whether the user allowed all of them."""
         is_allowed = True
         while self._open_calls:
             call = self._open_calls[0]
@@ -252,7 +253,7 @@ class Conversation:
         return is_allowed
 
     def _fitted(self, result: str) -> str:
-        """Returns the result of the first open call, cut to the room of the model's context."""
+        """Returns the result of the first open call, cut to fit the model's context."""
         conversation = self._conversation()
         tools = [tool.definition for tool in self.tools]
 
@@ -288,7 +289,7 @@ class Conversation:
         self.messages.append(_result(call, result))
 
     def _complete_messages(self) -> None:
-        """Completes the messages after an interrupt: the partial response, and results of calls."""
+        """Completes the messages after an interrupt: partial response, a result for each call."""
         if self._turn is not None:
             self._keep(self._turn, with_calls=False)
         if self._is_running:

@@ -23,11 +23,12 @@ from openinfer.errors import UsageError
 TIMEOUT_S = 10.0
 MAX_OUTPUT_BYTES = 8192
 ANSWER_TOKENS = 128
-"""Tokens of the context that results leave to the response, or half of the free ones if those are
-fewer."""
+"""Tokens of the context that are kept free for the response after results of calls. If half of the
+free tokens are fewer, that half is kept.
+"""
 _CUT_REMARK = "[cut off here: the context has no room for more]"
 _CUT_STEP = 16
-"""Characters between two candidate lengths of a result that is cut."""
+"""A result is cut to a multiple of this number of characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
                 except subprocess.TimeoutExpired:
                     remark = _too_long()
         finally:
-            # This also ends background processes of the command, except in other sessions.
+            # This also kills background processes of the command, except those in other sessions.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -146,7 +147,7 @@ def _run(command: Sequence[str]) -> tuple[bytes, list[str]]:
 def _interrupt_held() -> Iterator[Callable[[], None]]:
     """Holds interrupts back until the yielded function is called, or until the block ends.
 
-    An interrupt in the middle of starting a process would leave that process running, unknown.
+    An interrupt while a process is being started would leave the process running.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -195,11 +196,11 @@ def fit_result(
         result: the call's result.
         num_left: returns the free tokens of the context after a conversation that ends with the
             given result; negative if the conversation is too long, None if unknown.
-        num_results: results that share the room: this one and those of the calls still to run.
+        num_results: number of results that share the free tokens: this one and those of open calls.
 
     Returns:
-        The text for the model, and the number of characters of the result in it: all of them if the
-        room is unknown.
+        The text for the model, and the number of characters of the result in it. If the number of
+        free tokens is unknown, the result is not cut.
     """
     left, most = num_left(result), num_left(_CUT_REMARK)
     if left is None or most is None:

@@ -14,8 +14,8 @@ def complete(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
     """Continues one text; returns 130 if Ctrl-C stopped it."""
     status = 0
     prompt = namespace.positional
-    # An argument after a flag of the model line may be the prompt or the flag's value. On a
-    # terminal the command would then wait for input, and the user would not know.
+    # An argument after a flag of the model line may be the prompt or the flag's value. If the user
+    # means it as the prompt, waiting for input from the terminal would look like a hang.
     if prompt is None and not (extra and sys.stdin.isatty()):
         prompt = sys.stdin.read()
     if not prompt:

@@ -25,7 +25,7 @@ _KEY_ADVICE = " (--api-key or OPENINFER_API_KEY gives a key)"
 
 
 class RemoteModel:
-    """A model on a server.
+    """A model on an OpenAI-compatible server; satisfies `Model`.
 
     Closing a stream early closes its connection, which makes the server abort the request.
     """
@@ -34,8 +34,8 @@ class RemoteModel:
         """Asks the server for its model, unless one is named.
 
         Args:
-            url: with or without a scheme and `/v1`.
-            model: name of one of its models.
+            url: address of the server, with or without a scheme and `/v1`.
+            model: name of one of the server's models; None: the server's first one.
             api_key: sent as `Authorization: Bearer`; None or empty: no such header.
 
         Raises:
@@ -177,7 +177,7 @@ class _DeltaReader:
     def __init__(self) -> None:
         self.finish_reason = "stop"
         self._calls: dict[int, int] = {}
-        """Index of each call here, by its index in the server's deltas."""
+        """Index of each call in the pieces, by its index in the server's deltas."""
 
     def read(self, choice: Mapping[str, Any]) -> list[Piece]:
         """Returns the pieces of one event. Calls end when the choice does."""

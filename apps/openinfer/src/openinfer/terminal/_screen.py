@@ -45,8 +45,8 @@ class Screen:
     def read_line(self) -> str | None:
         """Returns the user's next text: "" after Ctrl-C on a terminal, None at the end of input.
 
-        A text is one line, or the lines between triple quotation marks. A terminal that marks
-        pasted text makes one text of it, too.
+        A text is one line, or the lines between triple quotation marks. Pasted text is one text if
+        the terminal marks pastes.
         """
         try:
             line = self._read("> ")
@@ -102,7 +102,7 @@ class Screen:
             return None
 
     def content(self, text: str) -> None:
-        """Writes a part of a response; unchanged if no terminal shows it."""
+        """Writes a part of a response; control characters are kept if no terminal shows it."""
         is_shown = self.is_interactive or sys.stdout.isatty()
         self._write(_spelled(text, _COMMANDS if is_shown else _SURROGATES), sys.stdout)
 
@@ -177,6 +177,6 @@ def _prepare_line_editing() -> Callable[[str], None]:
         import readline
     except ImportError:  # not every Python has it
         return lambda line: None
-    # Replies to questions do not belong in the history.
+    # Otherwise replies to questions would enter the history.
     readline.set_auto_history(False)
     return readline.add_history

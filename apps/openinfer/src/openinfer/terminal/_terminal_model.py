@@ -44,4 +44,4 @@ class Model(Protocol):
         """
 
     def close(self) -> None:
-        """Frees what the model holds."""
+        """Frees the model's memory and connections."""
