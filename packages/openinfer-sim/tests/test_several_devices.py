@@ -116,7 +116,7 @@ def test_a_step_reads_the_experts_its_tokens_reach(name, num_devices, floors):
     [(_V4, "h200", 1, 2), (_V4, "h100", 2, 4), (_V4, "rtx-5090", 4, 8), (_K2, "h200", 4, 8)],
 )
 def test_several_devices_hold_what_fewer_do_not(name, device, too_few, enough):
-    hint = f"--tensor-parallel-size {enough} leaves some"
+    hint = f"--tensor-parallel-size {enough} is enough"
     with pytest.raises(SimError, match=f"{name} leaves no memory.*{device}.*{hint}"):
         Setup(model=name, device=device, tensor_parallel_size=too_few)
     assert Setup(model=name, device=device, tensor_parallel_size=enough).num_cache_tokens > 500_000

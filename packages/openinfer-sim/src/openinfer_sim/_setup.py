@@ -126,9 +126,9 @@ class Setup:
         text = f"{self.model} leaves no memory for a KV cache on {where}: {weights}"
         enough = next((n for n in _NUM_DEVICES if n > num and self._free_bytes(n) > 0), None)
         if enough is not None:
-            return f"{text}; --tensor-parallel-size {enough} leaves some"
+            return f"{text}; --tensor-parallel-size {enough} is enough"
         return (
-            f"{text}; not even --tensor-parallel-size {_NUM_DEVICES[-1]} leaves some at "
+            f"{text}; --tensor-parallel-size {_NUM_DEVICES[-1]} is not enough either at "
             f"--gpu-memory-utilization {self.gpu_memory_utilization:g}"
         )
 

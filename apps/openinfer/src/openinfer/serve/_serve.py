@@ -68,7 +68,10 @@ def serve(namespace: argparse.Namespace, extra: Sequence[str]) -> int:
 def _settings(
     namespace: argparse.Namespace,
 ) -> tuple[ServerOptions, dict[str, Any], dict[str, Any]]:
-    """Returns values by `Flag.dest`, flags before the file's, and the model line's by name."""
+    """Returns the options of the server, of flags by `Flag.dest`, and of the model line by name.
+
+    A flag on the command line overrides the configuration file.
+    """
     given = vars(namespace)
     known, unknown = read_config_file(namespace.config) if namespace.config else ({}, {})
     flags = {name: value for name, value in given.items() if name not in _NOT_FLAGS}
