@@ -7,7 +7,7 @@ _MAX_LOOKUPS = 16
 """Upper bound on followers that are found by a look-up in one plan."""
 
 _MAX_FOLLOWERS = 1024
-"""Upper bound on followers that are passed over in one plan; each costs under 1 us."""
+"""Upper bound on followers that are passed over in one plan."""
 
 _MAX_HASHED_TOKENS = 65_536
 """Tokens after which no further sequence is hashed in one plan to recognise followers of a leader
