@@ -157,7 +157,7 @@ def test_sizes_that_make_no_sense_are_named(options, named):
 
 
 def test_what_no_host_holds_is_refused():
-    with pytest.raises(SimError, match="not even --tensor-parallel-size 8"):
+    with pytest.raises(SimError, match="--tensor-parallel-size 8 is not enough"):
         Setup(model=_K2, device="rtx-5090", tensor_parallel_size=8)
     with pytest.raises(SimError, match="one of 1, 2, 4, 8, not 3"):
         Setup(tensor_parallel_size=3)
